@@ -1,0 +1,68 @@
+# Works on a fresh machine with Python 3.10 or newer: the first target that needs the environment makes it.
+#
+#   PYTHON  the interpreter that .venv is made with
+#   TORCH   what pip installs first: a requirement, a path to a wheel, or either with pip's own options
+#   ARGS    more arguments for pytest, the demo or the benchmarks
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.stamp
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv demo test test-quick check lint fmt bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+venv: $(STAMP) ## make .venv with everything in it
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; name one with PYTHON=")'
+	@test -x $(PY) || { echo "making $(VENV)" && $(PYTHON) -m venv $(VENV); }
+	@echo "installing $(TORCH)"
+	@$(PIP) install $(TORCH)
+	@echo "installing Monarch Kernel, its dependencies and its tools"
+	@$(PIP) install --editable '.[test,dev]'
+	@touch $@
+
+demo: $(STAMP) ## run the demo
+	@echo "running the demo"
+	@$(PY) notebooks/demo.py $(ARGS)
+
+test: $(STAMP) ## run every test
+	@echo "running every test"
+	@$(PY) -m pytest $(ARGS)
+
+test-quick: $(STAMP) ## run the tests that are not marked slow
+	@echo "running the quick tests"
+	@$(PY) -m pytest -m "not slow" $(ARGS)
+
+check: lint ## lint, formatting and types
+	@echo "checking types"
+	@$(PY) -m pyright
+
+lint: $(STAMP) ## lint and formatting
+	@echo "checking lint"
+	@$(PY) -m ruff check --quiet
+	@echo "checking formatting"
+	@$(PY) -m ruff format --check --quiet
+
+fmt: $(STAMP) ## format, and mend what ruff can mend by itself
+	@echo "formatting"
+	@$(PY) -m ruff check --fix --quiet || true
+	@$(PY) -m ruff format --quiet
+
+bench: $(STAMP) ## run the benchmarks
+	@echo "running the benchmarks"
+	@$(PY) benchmarks/run.py $(ARGS)
+
+clean: ## remove caches and build output; .venv stays
+	@echo "removing caches and build output"
+	@rm -rf build dist .pytest_cache .ruff_cache .hypothesis
+	@find . \( -name .git -o -name $(VENV) -o -name node_modules \) -prune -o -name __pycache__ -type d -print0 | xargs -0 rm -rf

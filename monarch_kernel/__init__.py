@@ -1,0 +1,22 @@
+"""The notebook's side of Monarch: what makes a Jupyter notebook the controller of a mesh.
+
+The runtime itself is the package ``monarch``, which needs no Jupyter. This package imports nothing when it is
+imported; ``__version__`` is looked up when it is asked for.
+"""
+
+__all__ = ["__version__"]
+
+__version__: str
+
+
+def __getattr__(name: str) -> str:
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("monarch-kernel")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        found = "0+unknown"
+    globals()["__version__"] = found
+    return found

@@ -1,0 +1,1 @@
+"""Actors and meshes: what the public modules show."""

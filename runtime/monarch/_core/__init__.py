@@ -1,0 +1,1 @@
+"""Decisions without I/O: shapes, ids, messages, gathering, flow control, folding."""

@@ -1,0 +1,72 @@
+"""Sets of ranks as people write and read them: ``0-3,7`` and ``0-6:2``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from monarch.exceptions import PointError, ShapeError
+
+_PART = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*(?::\s*([0-9]+)\s*)?)?")
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Ranks ascending, each once, with runs folded: ``0-3,7``, and ``0-6:2`` for three or more in step.
+
+    Raises:
+        PointError: a rank is negative.
+    """
+    ordered = sorted(set(ranks))
+    if ordered and ordered[0] < 0:
+        raise PointError(f"there is no rank {ordered[0]}; ranks count from 0")
+    parts: list[str] = []
+    start = 0
+    while start < len(ordered):
+        end = start + 1
+        step = ordered[end] - ordered[start] if end < len(ordered) else 1
+        while end < len(ordered) and ordered[end] - ordered[end - 1] == step:
+            end += 1
+        if step > 1 and end - start < 3:
+            # Two ranks apart are no run; the second may begin one.
+            end = start + 1
+        first, last = ordered[start], ordered[end - 1]
+        parts.append(str(first) if first == last else f"{first}-{last}" + (f":{step}" if step > 1 else ""))
+        start = end
+    return ",".join(parts)
+
+
+def parse_ranks(text: str, total: int | None = None) -> list[int]:
+    """The ranks that a text such as ``0-3,7`` or ``0-6:2`` names, ascending, each once; none for no text.
+
+    Args:
+        text: ranks and ranges, which include their ends, with commas between.
+        total: how many ranks there are, if that is known.
+
+    Raises:
+        ShapeError: the text is not like that.
+        PointError: a rank is not below ``total``.
+    """
+    ranks: set[int] = set()
+    for part in text.split(",") if text.strip() else ():
+        match = _PART.fullmatch(part)
+        if match is None:
+            raise ShapeError(f"{text!r} does not name ranks; write them like 0-3,7 or 0-6:2")
+        first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
+        if last < first or step < 1:
+            raise ShapeError(
+                f"{part.strip()!r} does not name ranks; a range ascends, with a step of at least 1"
+            )
+        if total is not None and last >= total:
+            raise PointError(f"there is no rank {last} in {text!r}; this mesh has ranks 0-{total - 1}")
+        ranks.update(range(first, last + 1, step))
+    return sorted(ranks)
+
+
+def describe_ranks(ranks: Iterable[int], total: int | None = None) -> str:
+    """Ranks in words: ``rank 3``, ``ranks 0-7``, or ``all 8 ranks`` where those are all that there are."""
+    chosen = set(ranks)
+    if not chosen:
+        return "no ranks"
+    if len(chosen) == 1:
+        return f"rank {chosen.pop()}"
+    return f"all {total} ranks" if len(chosen) == total else f"ranks {format_ranks(chosen)}"

@@ -1,0 +1,241 @@
+"""Tables of text and of HTML, and values as they are shown in a cell of one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from math import prod
+from reprlib import Repr
+from typing import Any, cast
+
+WIDTH = 100
+"""Characters that a cell may have."""
+_STATISTICS_LIMIT = 1 << 22
+_EDGE = "rgba(128,128,128,.35)"
+
+
+def text_table(
+    headers: Sequence[str], rows: Sequence[Sequence[object]], limit: int = 40, gap: str = "  "
+) -> str:
+    """A table of text, numbers to the right and all else to the left, without a newline at its end.
+
+    Args:
+        headers: one for each column, or none for a table without a head line.
+        rows: the cells, fewer than there are columns if the last ones are empty. A row of a single cell in a
+            table of several columns spans them all.
+        limit: rows to show at most: the first and the last, with a line that says how many are between.
+        gap: what stands between columns.
+    """
+    shown = [[_cell(cell) for cell in row] for row in _shorten(rows, limit)]
+    columns = max([len(headers), *map(len, shown)], default=0)
+    right = _numeric(rows, columns)
+    heads = [[_cell(head) for head in headers]] if headers else []
+    widths = [0] * columns
+    for row in heads + shown:
+        if len(row) > 1 or columns == 1:
+            widths = [
+                max(width, len(cell)) for width, cell in zip(widths, _padded(row, columns), strict=True)
+            ]
+    lines: list[str] = []
+    for row in heads + shown:
+        if len(row) == 1:
+            lines.append(row[0])
+            continue
+        cells = zip(_padded(row, columns), widths, right, strict=True)
+        lines.append(gap.join(cell.rjust(width) if end else cell.ljust(width) for cell, width, end in cells))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def html_table(
+    headers: Sequence[str], rows: Sequence[Sequence[object]], limit: int = 40, title: str = ""
+) -> str:
+    """The same table in HTML, with a title over it; its colours are the page's, so it suits any theme."""
+    from html import escape
+
+    shown = [[_cell(cell) for cell in row] for row in _shorten(rows, limit)]
+    columns = max([len(headers), *map(len, shown)], default=0)
+    sides = ["right" if end else "left" for end in _numeric(rows, columns)]
+    base = "padding:2px 14px 2px 0;vertical-align:top;background:transparent;color:inherit;border:0;"
+
+    def cell(tag: str, text: str, column: int, extra: str = "") -> str:
+        style = f"{base}text-align:{sides[column]};border-bottom:1px solid {_EDGE};{extra}"
+        span = f' colspan="{columns}"' if tag == "td" and extra else ""
+        scope = ' scope="col"' if tag == "th" else ""
+        return f'<{tag}{scope}{span} style="{style}">{escape(text)}</{tag}>'
+
+    def line(tag: str, row: list[str]) -> str:
+        if len(row) == 1 and columns > 1 and tag == "td":
+            return f"<tr>{cell(tag, row[0], 0, 'opacity:.7;')}</tr>"
+        return f"<tr>{''.join(cell(tag, text, at) for at, text in enumerate(_padded(row, columns)))}</tr>"
+
+    caption = (
+        "caption-side:top;text-align:left;padding:0 0 4px 0;color:inherit;opacity:.8;white-space:nowrap;"
+    )
+    parts = ['<table style="border-collapse:collapse;background:transparent;color:inherit;margin:0;">']
+    if title:
+        parts.append(f'<caption style="{caption}">{escape(_cell(title))}</caption>')
+    if headers:
+        parts.append(f"<thead>{line('th', [_cell(head) for head in headers])}</thead>")
+    parts.append(f"<tbody>{''.join(line('td', row) for row in shown)}</tbody></table>")
+    return "".join(parts)
+
+
+def value_text(value: object, width: int = WIDTH) -> str:
+    """A value in one line of at most ``width`` characters; it never raises, and takes little time.
+
+    Of arrays and tensors it tells type, dtype, shape, device and a few statistics. What is left out of other
+    values is shown by ``...`` or ``…``.
+    """
+    try:
+        text = _short.repr(value)
+    except Exception as error:
+        text = f"<{type(value).__name__}; its repr raised {type(error).__name__}>"
+    return one_line(text, width)
+
+
+def same_value(one: object, other: object, text: str) -> bool:
+    """Whether two values that both show as ``text`` are equal, judged at little cost by no code of users."""
+    if one is other or is_array(one):
+        return True
+    if type(one) is not type(other):
+        return False
+    if "..." not in text and "…" not in text:
+        return True
+    return _is_plain(one) and _is_plain(other) and one == other
+
+
+def is_array(value: object) -> bool:
+    """Whether a value is an array, a tensor or a data frame of any library; numpy's scalars are not."""
+    numpy = sys.modules.get("numpy")
+    if isinstance(value, getattr(numpy, "generic", ())):
+        return False
+    kind = type(value)
+    return hasattr(kind, "shape") and (hasattr(kind, "dtype") or hasattr(kind, "dtypes"))
+
+
+def one_line(text: str, width: int = WIDTH) -> str:
+    """The text cut with ``…`` to ``width`` characters, line breaks and control characters made spaces."""
+    short = text[: 4 * width]
+    if not short.isprintable():
+        short = " ".join("".join(char if char.isprintable() else " " for char in short).split())
+    return short if len(short) <= width and len(text) <= 4 * width else short[: width - 1] + "…"
+
+
+class _Short(Repr):
+    """A repr that cuts long values, and shows arrays by what they are, at any depth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = 8
+        self.maxdict = 8
+        self.maxstring = self.maxother = self.maxlong = WIDTH
+
+    def repr1(self, x: Any, level: int) -> str:
+        if is_array(x):
+            return _array_text(x)
+        # The base class chooses by the name of the type, which a user's type may share with a builtin one.
+        return super().repr1(x, level) if type(x).__module__ in _STANDARD else self.repr_instance(x, level)
+
+
+_STANDARD = {"builtins", "array", "collections"}
+_short = _Short()
+
+
+def _array_text(value: Any) -> str:
+    """An array by type, dtype, shape, device, and its few values or some statistics of its many."""
+    kind = cast("type[object]", type(value))
+    shape = tuple(value.shape)
+    dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
+    text = f"{kind.__name__} {dtype}[{', '.join(map(str, shape))}]"
+    device = str(getattr(value, "device", "cpu"))
+    if device != "cpu":
+        text += f" on {device}"
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    exact = (
+        *_types(torch, "Tensor"),
+        *_types(getattr(torch, "nn", None), "Parameter"),
+        *_types(numpy, "ndarray"),
+    )
+    # A subclass may be spread over processes or only record operations: computing with it might do anything.
+    if kind not in exact or device == "meta" or prod(shape) > _STATISTICS_LIMIT:
+        return text
+    try:
+        return text + _statistics(value, torch if kind is not getattr(numpy, "ndarray", None) else numpy)
+    except Exception:
+        # Its library cannot do this with its layout or dtype: type and shape have to do.
+        return text
+
+
+def _statistics(value: Any, library: Any) -> str:
+    count = prod(value.shape)
+    if count <= 6 and value.ndim <= 1:
+        return f" = {_plain(value.tolist())}" if count else ""
+    if str(value.dtype).endswith("bool"):
+        return f", {int(value.sum())} of {count} True"
+    if "complex" in str(value.dtype) or getattr(value.dtype, "kind", "f") not in "iuf":
+        return ""
+    if hasattr(value, "detach"):
+        # Metal has no float64.
+        wide = library.float32 if value.device.type == "mps" else library.float64
+        numbers = value.detach().to(wide)
+    else:
+        numbers = value.astype(library.float64)
+    finite = library.isfinite(numbers)
+    known = int(finite.sum())
+    strange = f", {count - known} not finite" if known < count else ""
+    if not known:
+        return strange
+    numbers = numbers[finite] if strange else numbers
+    mean = float(numbers.mean())
+    spread = float(((numbers - mean) ** 2).mean()) ** 0.5
+    low, high = float(numbers.min()), float(numbers.max())
+    return f", mean {mean:.4g}, std {spread:.4g}, min {low:.4g}, max {high:.4g}{strange}"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(_plain(item) for item in cast('list[Any]', value))}]"
+    return f"{value:.4g}" if isinstance(value, float) else one_line(repr(value), 20)
+
+
+def _types(module: object, name: str) -> tuple[type, ...]:
+    # A module that another thread is still importing may lack the name.
+    found = getattr(module, name, None)
+    return (found,) if isinstance(found, type) else ()
+
+
+_SCALARS = {int, float, bool, str, bytes, complex, type(None)}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether comparing the value runs no user's code: a scalar, or a flat container of scalars."""
+    if type(value) is dict:
+        items = cast("dict[Any, Any]", value)
+        return set(map(type, items)) <= _SCALARS and set(map(type, items.values())) <= _SCALARS
+    if type(value) in (list, tuple, set, frozenset):
+        return set(map(type, value)) <= _SCALARS
+    return type(value) in _SCALARS
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else one_line(str(value))
+
+
+def _padded(row: list[str], columns: int) -> list[str]:
+    return row + [""] * (columns - len(row))
+
+
+def _numeric(rows: Sequence[Sequence[object]], columns: int) -> list[bool]:
+    """Of each column, whether it has numbers and nothing else."""
+    found = [{type(row[at]) for row in rows if at < len(row) and len(row) > 1} for at in range(columns)]
+    return [bool(types) and types <= {int, float, type(None)} for types in found]
+
+
+def _shorten(rows: Sequence[Sequence[object]], limit: int) -> list[Sequence[object]]:
+    """The rows, or the first and the last of them around a row that tells how many are left out."""
+    left_out = len(rows) - max(limit, 0)
+    if left_out <= 0:
+        return list(rows)
+    first = (len(rows) - left_out + 1) // 2
+    return [*rows[:first], [f"… {left_out} more rows"], *rows[first + left_out :]]

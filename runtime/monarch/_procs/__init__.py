@@ -1,0 +1,1 @@
+"""Processes: zygote, host agent, leases, output capture, the message node of a process."""

@@ -1,0 +1,1 @@
+"""ZeroMQ and shared memory: frames, codec, sockets, keys, bulk buffers."""

@@ -1,0 +1,158 @@
+"""The errors of Monarch: a small tree; each says what happened, where, what is still alive and what to do.
+
+Everything below is a MonarchError:
+
+    AxisError, ShapeError, PointError   a mesh was addressed in a way it cannot be
+    ArgumentError                       a call does not fit the endpoint's signature, or there is no such endpoint
+    SerializationError                  an argument, a result or a class could not be pickled or unpickled
+    ActorError                          an endpoint, or ``__init__``, raised on one or more ranks
+    DeviceMeshError                     a part of a mesh cannot be used
+        SupervisionError                    the target has died: process, host or actor
+        StoppedError                        the target was stopped by its owner
+        SpawnError                          processes or actors could not be started
+    DeadlockError                       actors wait for each other in a circle
+    CallTimeoutError                    ``get(timeout=...)`` ran out; the call goes on
+    ProtocolError                       a peer speaks another version, or is not who it should be
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from monarch._core.valuemesh import ValueMesh
+
+__all__ = [
+    "ActorError",
+    "ArgumentError",
+    "AxisError",
+    "CallTimeoutError",
+    "DeadlockError",
+    "DeviceMeshError",
+    "MonarchError",
+    "PointError",
+    "ProtocolError",
+    "SerializationError",
+    "ShapeError",
+    "SpawnError",
+    "StoppedError",
+    "SupervisionError",
+]
+
+
+class MonarchError(Exception):
+    """Any error that Monarch raises by itself."""
+
+
+class AxisError(MonarchError, KeyError, TypeError):
+    """There is no such axis. Raised by every method that names axes; the text lists the axes there are."""
+
+    def __str__(self) -> str:
+        # KeyError would show the repr of the text.
+        return str(self.args[0]) if self.args else ""
+
+
+class ShapeError(MonarchError, ValueError):
+    """A split, flatten or slice that the mesh's sizes do not allow."""
+
+
+class PointError(MonarchError, IndexError):
+    """A coordinate or rank outside the mesh."""
+
+
+class ArgumentError(MonarchError, TypeError, AttributeError):
+    """The call does not fit: wrong arguments, no such endpoint, or a method that is no endpoint."""
+
+
+class SerializationError(MonarchError, TypeError):
+    """Something could not be pickled to be sent, or unpickled where it arrived; the text says what and where."""
+
+
+class ActorError(MonarchError):
+    """An endpoint raised on one or more ranks.
+
+    Attributes:
+        exception: the original exception of the first failing rank; None if it could not be brought over.
+        rank: position of that rank in the addressed mesh.
+        point: its coordinates there.
+        failures: every failing rank, as ``{rank: text of its traceback}``.
+        results: the results of the ranks that did not fail, as a ValueMesh with None where a rank failed.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        exception: BaseException | None = None,
+        *,
+        rank: int | None = None,
+        point: Any = None,
+        failures: dict[int, str] | None = None,
+        results: ValueMesh[Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.exception = exception
+        self.rank = rank
+        self.point = point
+        self.failures: dict[int, str] = failures or {}
+        self.results = results
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.__dict__)
+
+
+class DeviceMeshError(MonarchError, RuntimeError):
+    """A part of a mesh cannot be used.
+
+    Attributes:
+        mesh: name of the mesh.
+        ranks: positions in the addressed mesh that failed.
+        results: the results of the ranks that did answer, as a ValueMesh with None elsewhere; None outside a call.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        mesh: str = "",
+        ranks: tuple[int, ...] = (),
+        results: ValueMesh[Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.mesh = mesh
+        self.ranks = ranks
+        self.results = results
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.__dict__)
+
+
+class SupervisionError(DeviceMeshError):
+    """The target of a call has died: its process, its host, or the actor by an error nobody could be told of."""
+
+
+class StoppedError(DeviceMeshError):
+    """The target was stopped by its owner; make a new one."""
+
+
+class SpawnError(DeviceMeshError):
+    """Processes or actors could not be started."""
+
+
+class DeadlockError(MonarchError, RuntimeError):
+    """Actors that handle one message at a time wait for each other in a circle; the text names the circle."""
+
+
+class CallTimeoutError(MonarchError, TimeoutError):
+    """``get(timeout=...)`` ran out. The call goes on; a later ``get`` can still have its result."""
+
+
+class ProtocolError(MonarchError):
+    """A peer speaks another version of the wire protocol, or a frame could not be understood."""
+
+
+def _rebuild(cls: type[MonarchError], message: str, state: dict[str, Any]) -> MonarchError:
+    error = cls(message)
+    error.__dict__.update(state)
+    return error

@@ -1,0 +1,248 @@
+"""Folding the output of ranks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch._core.fold import Folder, Line
+
+WINDOW = 0.1
+
+Add = tuple[str, int, str, str]
+"""Source, rank, stream, text."""
+Printed = dict[tuple[str, int], list[tuple[str, str]]]
+"""Of each source and rank, stream and text of its lines in order."""
+
+
+def adds(text: st.SearchStrategy[str]) -> st.SearchStrategy[Add]:
+    return st.tuples(st.sampled_from("AB"), st.integers(0, 3), st.sampled_from(["stdout", "stderr"]), text)
+
+
+CHUNKS = adds(st.text("ab\n", min_size=1, max_size=6))
+LINES = adds(st.sampled_from(["a\n", "b\n", "c\n", "a\nb\n", "\n"]))
+STEPS = st.lists(
+    CHUNKS
+    | LINES
+    | LINES
+    | st.floats(0, 2 * WINDOW).map(lambda wait: ("wait", wait))
+    | st.sampled_from("AB"),
+    max_size=60,
+)
+
+
+def by_rank(lines: Iterable[Line]) -> Printed:
+    found: Printed = defaultdict(list)
+    for line in lines:
+        assert list(line.ranks) == sorted(set(line.ranks))
+        for rank in line.ranks:
+            found[str(line.source), rank].append((line.stream, line.text))
+    return found
+
+
+class Unfolded:
+    """What the folder should keep: the lines of each rank in the order in which they ended."""
+
+    def __init__(self) -> None:
+        self.printed: Printed = defaultdict(list)
+        self.parts: dict[Add, str] = {}
+
+    def add(self, source: str, rank: int, stream: str, text: str) -> None:
+        key = (source, rank, stream, "")
+        for char in text:
+            if char == "\n":
+                self.printed[source, rank].append((stream, self.parts.pop(key, "")))
+            else:
+                self.parts[key] = self.parts.get(key, "") + char
+
+    def flush(self, source: str | None = None) -> None:
+        for key in [key for key in self.parts if source in (None, key[0])]:
+            self.printed[key[0], key[1]].append((key[2], self.parts.pop(key)))
+
+
+@given(STEPS)
+def test_no_line_is_lost_doubled_or_moved_past_another_of_its_rank(steps: list[object]) -> None:
+    folder, plain, lines, now = Folder(WINDOW), Unfolded(), list[Line](), 0.0
+    for step in steps:
+        match step:
+            case str(source):
+                lines += folder.flush(source)
+                plain.flush(source)
+            case ("wait", float(wait)):
+                now += wait
+                lines += folder.due(now)
+                following = folder.next_due()
+                assert following is None or now < following <= now + WINDOW
+            case (str(source), int(rank), str(stream), str(text)):
+                folder.add(source, rank, stream, text, now)
+                plain.add(source, rank, stream, text)
+            case _:
+                raise AssertionError(step)
+    lines += folder.flush()
+    plain.flush()
+    assert by_rank(lines) == plain.printed
+    assert folder.next_due() is None
+    assert not folder._sources
+    assert not folder._waiting
+
+
+@given(st.text("ab\r\n", max_size=30), st.data())
+def test_how_output_is_cut_into_chunks_makes_no_difference(text: str, data: st.DataObject) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    whole, cut = Folder(WINDOW), Folder(WINDOW)
+    whole.add("A", 0, "stdout", text, 0)
+    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        cut.add("A", 0, "stdout", text[start:end], 0)
+    assert cut.flush() == whole.flush()
+
+
+@given(st.permutations(range(8)), st.integers(1, 4))
+def test_what_all_ranks_print_alike_is_shown_once(order: list[int], chunks: int) -> None:
+    folder = Folder(WINDOW)
+    text = "0\n1\n2\n"
+    for at, rank in enumerate(order):
+        for start in range(0, len(text), chunks):
+            folder.add("A", rank, "stdout", text[start : start + chunks], at * 0.01)
+    assert folder.due(WINDOW - 0.001) == []
+    assert folder.due(2 * WINDOW) == [Line("A", tuple(range(8)), "stdout", text) for text in "012"]
+
+
+def fold(*printed: str, order: Iterable[int] | None = None) -> list[tuple[str, str]]:
+    """Prefix and text of what ranks print, each a text whose lines are parted by spaces."""
+    folder = Folder(WINDOW)
+    for rank in range(len(printed)) if order is None else order:
+        folder.add("A", rank, "stdout", printed[rank].replace(" ", "\n") + "\n", rank * 0.001)
+    return [(line.prefix(), line.text) for line in folder.due(1)]
+
+
+def test_lines_after_lines_of_a_ranks_own_fold() -> None:
+    assert fold("r0 ready done", "r1 ready done", "r2 ready done") == [
+        ("[rank 0]", "r0"),
+        ("[rank 1]", "r1"),
+        ("[rank 2]", "r2"),
+        ("[ranks 0-2]", "ready"),
+        ("[ranks 0-2]", "done"),
+    ]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2]])
+def test_lines_after_a_line_of_one_rank_only_fold(order: list[int]) -> None:
+    assert fold("start one two", "one two", "one two", order=order) == [
+        ("[rank 0]", "start"),
+        ("[ranks 0-2]", "one"),
+        ("[ranks 0-2]", "two"),
+    ]
+
+
+def test_lines_that_only_some_ranks_share_fold_on_the_way_to_others() -> None:
+    assert fold("end", "r1 shared end", "r2 shared end") == [
+        ("[rank 1]", "r1"),
+        ("[rank 2]", "r2"),
+        ("[ranks 1-2]", "shared"),
+        ("[ranks 0-2]", "end"),
+    ]
+
+
+def test_ranks_that_print_in_opposite_orders_each_keep_theirs() -> None:
+    found = fold("a b", "b a")
+    assert [text for who, text in found if "0" in who] == ["a", "b"]
+    assert [text for who, text in found if who in ("[rank 1]", "[ranks 0-1]")] == ["b", "a"]
+    assert len(found) == 3
+
+
+def test_a_line_that_a_rank_prints_twice_is_shown_twice() -> None:
+    assert fold("x x x", "x x") == [("[ranks 0-1]", "x"), ("[ranks 0-1]", "x"), ("[rank 0]", "x")]
+
+
+def test_streams_and_sources_do_not_fold_into_each_other() -> None:
+    folder = Folder(WINDOW)
+    folder.add("A", 0, "stdout", "x\n", 0)
+    folder.add("A", 1, "stderr", "x\n", 0)
+    folder.add("B", 0, "stdout", "x\n", 0)
+    assert folder.due(1) == [
+        Line("A", (0,), "stdout", "x"),
+        Line("A", (1,), "stderr", "x"),
+        Line("B", (0,), "stdout", "x"),
+    ]
+
+
+def test_a_line_waits_for_the_window_and_no_longer() -> None:
+    folder = Folder(WINDOW)
+    assert folder.next_due() is None
+    folder.add("A", 0, "stdout", "x\ny", 5.0)
+    folder.add("A", 1, "stdout", "x\n", 5.0 + WINDOW + 0.01)
+    assert folder.next_due() == 5.0 + WINDOW
+    assert folder.due(5.0 + WINDOW / 2) == []
+    assert folder.due(5.0 + WINDOW) == [Line("A", (0, 1), "stdout", "x")]
+    assert folder.next_due() is None
+
+
+def test_a_late_rank_has_a_line_of_its_own() -> None:
+    folder = Folder(WINDOW)
+    folder.add("A", 0, "stdout", "x\n", 0)
+    assert folder.due(WINDOW) == [Line("A", (0,), "stdout", "x")]
+    folder.add("A", 1, "stdout", "x\n", WINDOW)
+    assert folder.due(2 * WINDOW) == [Line("A", (1,), "stdout", "x")]
+
+
+def test_a_part_of_a_line_waits_for_its_end_or_a_flush() -> None:
+    folder = Folder(WINDOW)
+    for rank in range(3):
+        folder.add("A", rank, "stdout", "loading", 0)
+    assert folder.due(10) == []
+    assert folder.next_due() is None
+    assert folder.flush("A") == [Line("A", (0, 1, 2), "stdout", "loading")]
+    folder.add("A", 0, "stdout", " done\n", 11)
+    assert folder.flush() == [Line("A", (0,), "stdout", " done")]
+
+
+def test_flushing_one_source_leaves_the_others() -> None:
+    folder = Folder(WINDOW)
+    folder.add("A", 0, "stdout", "x\ny", 0)
+    folder.add("B", 0, "stdout", "z\n", 0)
+    assert [line.text for line in folder.flush("A")] == ["x", "y"]
+    assert folder.flush("A") == folder.flush("C") == []
+    assert folder.due(1) == [Line("B", (0,), "stdout", "z")]
+
+
+def test_a_carriage_return_begins_the_line_anew() -> None:
+    folder = Folder(WINDOW)
+    folder.add("A", 0, "stderr", "\r 10%", 0)
+    folder.add("A", 0, "stderr", "\r 50%\r", 0)
+    folder.add("A", 0, "stderr", "100%\r\nend\r\n", 0)
+    assert [line.text for line in folder.flush()] == ["100%", "end"]
+
+
+def test_a_progress_bar_without_end_takes_no_more_and_more_memory() -> None:
+    folder = Folder(WINDOW)
+    for step in range(10_000):
+        folder.add("A", 0, "stderr", f"\r{step} of 10000", 0)
+    assert sum(map(len, folder._sources["A"].parts[0, "stderr"])) < 100
+    assert [line.text for line in folder.flush()] == ["9999 of 10000"]
+
+
+def test_a_progress_bar_that_wiped_itself_leaves_no_line() -> None:
+    folder = Folder(WINDOW)
+    folder.add("A", 0, "stderr", "\r100%\r    \r", 0)
+    assert folder.flush() == []
+    folder.add("A", 0, "stderr", "\r100%\r    \r", 0)
+    folder.add("A", 0, "stderr", "done\n", 0)
+    assert [line.text for line in folder.flush()] == ["done"]
+
+
+def test_a_thousand_ranks_that_wait_on_each_other_are_no_trouble() -> None:
+    # Each rank has the line that the one before it begins with further back.
+    printed = [f"line{rank} line{rank - 1}" for rank in range(1000)]
+    found = fold(*printed)
+    assert len(found) == 1001
+    assert found[0] == ("[rank 999]", "line999")
+    assert found[-2:] == [("[ranks 0-1]", "line0"), ("[rank 0]", "line-1")]
+
+
+def test_a_prefix_names_the_ranks() -> None:
+    assert Line("A", (3,), "stdout", "x").prefix() == "[rank 3]"
+    assert Line("A", tuple(range(8)), "stdout", "x").prefix() == "[ranks 0-7]"

@@ -1,0 +1,69 @@
+"""Ranks as text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch._core.ranks import describe_ranks, format_ranks, parse_ranks
+from monarch.exceptions import PointError, ShapeError
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([], ""),
+        ([3], "3"),
+        ([0, 1, 2, 3, 7], "0-3,7"),
+        ([0, 1], "0-1"),
+        ([0, 2], "0,2"),
+        ([0, 2, 4, 6], "0-6:2"),
+        ([0, 2, 3, 4], "0,2-4"),
+        ([1, 4, 7, 8, 9], "1-7:3,8-9"),
+        ([7, 0, 1, 0], "0-1,7"),
+    ],
+)
+def test_runs_of_ranks_are_folded(ranks: list[int], text: str) -> None:
+    assert format_ranks(ranks) == text
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_parsing_is_the_inverse_of_formatting(ranks: set[int]) -> None:
+    assert parse_ranks(format_ranks(ranks), total=61) == sorted(ranks)
+
+
+def test_parsing_takes_spaces_repeats_and_any_order() -> None:
+    assert parse_ranks(" 7, 2 - 4 ,3,0-5:2 ") == [0, 2, 3, 4, 7]
+    assert parse_ranks("  ") == []
+
+
+@pytest.mark.parametrize("text", ["a", "1,", "-1", "0--2", "0-4:0", "4-2", "1:2", "1 2", "٣"])
+def test_a_text_that_names_no_ranks_is_refused(text: str) -> None:
+    with pytest.raises(ShapeError, match="does not name ranks"):
+        parse_ranks(text)
+
+
+def test_a_rank_that_is_not_there_is_refused_before_the_range_is_counted_out() -> None:
+    with pytest.raises(PointError, match=r"no rank 99999999999 in '0-99999999999'; this mesh has ranks 0-7"):
+        parse_ranks("0-99999999999", total=8)
+
+
+def test_a_negative_rank_is_refused() -> None:
+    with pytest.raises(PointError, match="no rank -1"):
+        format_ranks([3, -1])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "total", "words"),
+    [
+        ([3], 8, "rank 3"),
+        ([0], 1, "rank 0"),
+        (range(8), 8, "all 8 ranks"),
+        (range(8), 16, "ranks 0-7"),
+        (range(8), None, "ranks 0-7"),
+        ([], 8, "no ranks"),
+    ],
+)
+def test_ranks_are_described_in_words(ranks: list[int], total: int | None, words: str) -> None:
+    assert describe_ranks(ranks, total) == words

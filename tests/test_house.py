@@ -1,0 +1,211 @@
+"""The architecture: what each room may import, how long a file may be, what the public modules promise."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "runtime" / "monarch"
+
+# Ground first. A public module is one whose name has no leading underscore; it stands on the top floor.
+FLOORS = ["_core", "_wire", "_procs", "_tensors", "_probe", "_actors", "public"]
+# Every floor may import these. In return they import nothing of the package but each other.
+GROUND = {"monarch.exceptions", "monarch.config"}
+
+JUPYTER = {
+    "IPython",
+    "anywidget",
+    "comm",
+    "ipykernel",
+    "ipywidgets",
+    "nbclient",
+    "nbconvert",
+    "nbformat",
+    "notebook",
+    "traitlets",
+    "widgetsnbextension",
+}
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+PUBLIC = sorted(
+    "monarch" if path.stem == "__init__" else f"monarch.{path.stem}"
+    for path in PACKAGE.glob("*.py")
+    if path.stem == "__init__" or not path.stem.startswith("_")
+)
+
+
+class Import(NamedTuple):
+    """One imported module, as a dotted name, and where that is written."""
+
+    module: str
+    line: int
+    typing_only: bool
+    """Under ``if TYPE_CHECKING:``."""
+    deferred: bool
+    """Inside a function, so not done when the file is imported."""
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def is_module(name: str) -> bool:
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or path.is_dir()
+
+
+def is_type_checking(test: ast.expr) -> bool:
+    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
+        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
+    )
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    """Every import in a file, also those in functions and those by a constant name through importlib."""
+    name = module_name(path)
+    package = name if path.stem == "__init__" else name.rpartition(".")[0]
+
+    def targets(node: ast.AST) -> list[str]:
+        if isinstance(node, ast.Import):
+            return [alias.name for alias in node.names]
+        if isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base] if base else above)
+            # `from monarch import actor` imports a module; `from monarch._core import Shape` does not.
+            whole = [f"{base}.{alias.name}" for alias in node.names]
+            return [full if is_module(full) else base for full in whole]
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            target = node.args[0].value
+            if called in {"import_module", "__import__"} and isinstance(target, str):
+                return [target]
+        return []
+
+    def walk(node: ast.AST, typing_only: bool, deferred: bool) -> Iterator[Import]:
+        for target in targets(node):
+            yield Import(target, getattr(node, "lineno", 0), typing_only, deferred)
+        if isinstance(node, ast.If) and is_type_checking(node.test):
+            for child in node.body:
+                yield from walk(child, True, deferred)
+            for child in node.orelse:
+                yield from walk(child, typing_only, deferred)
+            return
+        inside = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, typing_only, deferred or inside)
+
+    yield from walk(ast.parse(path.read_text(encoding="utf-8")), False, False)
+
+
+def place(path: Path, found: Import) -> str:
+    return f"{path.relative_to(ROOT)}:{found.line}"
+
+
+def room_of(module: str) -> str:
+    """``_core`` for ``monarch._core.shape``, ``public`` for ``monarch`` and ``monarch.actor``."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1].startswith("_") else "public"
+
+
+def is_ours(module: str) -> bool:
+    return module == "monarch" or module.startswith("monarch.")
+
+
+def in_packages(module: str, packages: set[str]) -> bool:
+    top = module.partition(".")[0]
+    return top in packages
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert {"monarch", "monarch.actor", "monarch.exceptions"} <= set(PUBLIC)
+    assert len(FILES) > len(PUBLIC)
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {room_of(module_name(path)) for path in FILES}
+    assert rooms <= set(FLOORS), f"no floor is known for {sorted(rooms - set(FLOORS))}"
+
+
+def test_imports_go_down() -> None:
+    wrong: list[str] = []
+    for path in FILES:
+        here = module_name(path)
+        for found in imports_of(path):
+            if found.typing_only or not is_ours(found.module) or found.module in GROUND:
+                continue
+            room, target = room_of(here), room_of(found.module)
+            if here in GROUND:
+                wrong.append(f"{place(path, found)}: {here} may import nothing of ours, not {found.module}")
+            elif FLOORS.index(target) > FLOORS.index(room):
+                wrong.append(f"{place(path, found)}: {room} is below {target}, so not {found.module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_runtime_does_not_import_the_notebooks_side() -> None:
+    wrong = [
+        f"{place(path, found)}: {found.module}"
+        for path in FILES
+        for found in imports_of(path)
+        if in_packages(found.module, {"monarch_kernel"})
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_tensors_imports_torch_at_module_level() -> None:
+    wrong = [
+        f"{place(path, found)}: {found.module}"
+        for path in FILES
+        if room_of(module_name(path)) != "_tensors"
+        for found in imports_of(path)
+        if in_packages(found.module, {"torch"}) and not found.deferred and not found.typing_only
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_runtime_imports_no_jupyter_package() -> None:
+    wrong = [
+        f"{place(path, found)}: {found.module}"
+        for path in FILES
+        for found in imports_of(path)
+        if in_packages(found.module, JUPYTER) or found.module.startswith("jupyter")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_file_is_too_long() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    wrong = [f"{path.relative_to(ROOT)}: {lines} lines" for path, lines in lengths.items() if lines > 600]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("module", ["monarch", "monarch.actor"])
+def test_an_import_brings_neither_torch_nor_jupyter(module: str) -> None:
+    code = f"import sys, {module}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    loaded = set(ran.stdout.split())
+    assert "monarch" in loaded
+    wrong = {name for name in loaded if name in {"torch", *JUPYTER} or name.startswith("jupyter")}
+    assert not wrong, f"import {module} also imports {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_a_public_module_says_what_it_exports(module: str) -> None:
+    loaded = importlib.import_module(module)
+    assert Path(loaded.__file__ or "").is_relative_to(PACKAGE), f"{module} is from {loaded.__file__}"
+    names = getattr(loaded, "__all__", None)
+    assert names is not None, f"{module} has no __all__"
+    assert len(set(names)) == len(names), f"{module}.__all__ names something twice"
+    missing = [name for name in names if not hasattr(loaded, name)]
+    assert not missing, f"{module}.__all__ names what is not there: {missing}"
