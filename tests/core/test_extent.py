@@ -65,9 +65,7 @@ def test_points_are_equal_if_rank_and_extent_are() -> None:
 @given(SIZES)
 def test_rank_of_is_the_inverse_of_point(sizes: dict[str, int]) -> None:
     extent = Extent.of(sizes)
-    assert [extent.rank_of(**extent.point(rank)) for rank in range(extent.nelements)] == list(
-        range(extent.nelements)
-    )
+    assert [extent.rank_of(**extent.point(rank)) for rank in range(extent.nelements)] == list(range(extent.nelements))
 
 
 def test_negative_coordinates_count_from_the_end() -> None:

@@ -26,11 +26,7 @@ def adds(text: st.SearchStrategy[str]) -> st.SearchStrategy[Add]:
 CHUNKS = adds(st.text("ab\n", min_size=1, max_size=6))
 LINES = adds(st.sampled_from(["a\n", "b\n", "c\n", "a\nb\n", "\n"]))
 STEPS = st.lists(
-    CHUNKS
-    | LINES
-    | LINES
-    | st.floats(0, 2 * WINDOW).map(lambda wait: ("wait", wait))
-    | st.sampled_from("AB"),
+    CHUNKS | LINES | LINES | st.floats(0, 2 * WINDOW).map(lambda wait: ("wait", wait)) | st.sampled_from("AB"),
     max_size=60,
 )
 

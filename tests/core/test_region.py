@@ -132,11 +132,7 @@ def test_a_split_works_out_the_one_size_that_is_not_given() -> None:
 
 
 def test_the_ranks_of_a_huge_region_are_not_counted_out() -> None:
-    huge = (
-        Region.full(Extent.of({"a": 10**6, "b": 10**6}))
-        .slice(a=slice(1, None, 3), b=7)
-        .split(a=("c", "d"), c=3)
-    )
+    huge = Region.full(Extent.of({"a": 10**6, "b": 10**6})).slice(a=slice(1, None, 3), b=7).split(a=("c", "d"), c=3)
     assert huge.position_of(huge.base_rank(300_000)) == 300_000
 
 

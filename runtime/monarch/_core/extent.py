@@ -21,9 +21,7 @@ class Frozen:
     __slots__ = ()
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(
-            f"cannot set {name!r}: {type(self).__name__} objects do not change; make a new one"
-        )
+        raise AttributeError(f"cannot set {name!r}: {type(self).__name__} objects do not change; make a new one")
 
     def __delattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"cannot delete {name!r}: {type(self).__name__} objects do not change")
@@ -84,9 +82,7 @@ class Extent(Frozen, Mapping[str, int]):
         rank = 0
         for label, size in zip(self.labels, self.sizes, strict=True):
             if label not in coords:
-                raise AxisError(
-                    f"axis {label!r} is missing; give one coordinate for each of {axes_text(self)}"
-                )
+                raise AxisError(f"axis {label!r} is missing; give one coordinate for each of {axes_text(self)}")
             rank = rank * size + coordinate(self, label, coords[label])
         return rank
 
@@ -177,9 +173,7 @@ class Point(Frozen, Mapping[str, int]):
         return hash((self.rank, self.extent))
 
     def __repr__(self) -> str:
-        return (
-            "{" + ", ".join(f"{label!r}: {self[label]}/{size}" for label, size in self.extent.items()) + "}"
-        )
+        return "{" + ", ".join(f"{label!r}: {self[label]}/{size}" for label, size in self.extent.items()) + "}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Point, (self.rank, self.extent)
@@ -244,8 +238,7 @@ def coordinate(extent: Extent, label: str, value: int) -> int:
         found = int(index(value))
     except TypeError:
         raise ShapeError(
-            f"the coordinate along axis {label!r} must be an int, not {value!r}; "
-            f"this mesh has {axes_text(extent)}"
+            f"the coordinate along axis {label!r} must be an int, not {value!r}; this mesh has {axes_text(extent)}"
         ) from None
     if not -size <= found < size:
         raise PointError(

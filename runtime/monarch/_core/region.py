@@ -56,9 +56,7 @@ class Region(Frozen):
     _extent: Extent | None
     _ranks: list[int] | None
 
-    def __init__(
-        self, labels: Iterable[str], offset: int, sizes: Iterable[int], strides: Iterable[int]
-    ) -> None:
+    def __init__(self, labels: Iterable[str], offset: int, sizes: Iterable[int], strides: Iterable[int]) -> None:
         names, counts = check_axes(labels, sizes)
         steps = tuple(strides)
         fits, covered = len(steps) == len(counts) and offset >= 0, 0
@@ -94,9 +92,7 @@ class Region(Frozen):
         except ShapeError:
             raise
         except ValueError:
-            raise ShapeError(
-                f"a region is labels, offset, sizes and strides, not {len(packed)} values"
-            ) from None
+            raise ShapeError(f"a region is labels, offset, sizes and strides, not {len(packed)} values") from None
 
     def pack(self) -> Packed:
         """Labels, offset, sizes and strides: all there is to send."""
@@ -195,9 +191,7 @@ class Region(Frozen):
             AxisError: there is no such axis.
             ShapeError: sizes are missing or do not multiply to the size of their axis, or a name is twice.
         """
-        parts = {
-            label: _names(self.extent, label, given) for label, given in axes.items() if not _is_size(given)
-        }
+        parts = {label: _names(self.extent, label, given) for label, given in axes.items() if not _is_size(given)}
         sizes = {name: index(given) for name, given in axes.items() if _is_size(given)}
         for label in parts:
             if label not in self.labels:
@@ -233,9 +227,7 @@ class Region(Frozen):
         for label in axes:
             if label not in self.labels:
                 raise no_axis(self.extent, label)
-        return Region(
-            [axes.get(label, label) for label in self.labels], self.offset, self.sizes, self.strides
-        )
+        return Region([axes.get(label, label) for label in self.labels], self.offset, self.sizes, self.strides)
 
     def __len__(self) -> int:
         return self.nelements
@@ -303,7 +295,5 @@ def _fill(extent: Extent, label: str, names: tuple[str, ...], sizes: dict[str, i
             f"{what}; this mesh has {axes_text(extent)}: give the size of all but one of {', '.join(missing)}"
         )
     if given < 1 or extent[label] % given or (not missing and given != extent[label]):
-        raise ShapeError(
-            f"{what}; this mesh has {axes_text(extent)}: choose sizes that multiply to {extent[label]}"
-        )
+        raise ShapeError(f"{what}; this mesh has {axes_text(extent)}: choose sizes that multiply to {extent[label]}")
     return tuple(sizes.get(name, extent[label] // given) for name in names)

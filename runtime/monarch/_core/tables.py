@@ -14,9 +14,7 @@ _STATISTICS_LIMIT = 1 << 22
 _EDGE = "rgba(128,128,128,.35)"
 
 
-def text_table(
-    headers: Sequence[str], rows: Sequence[Sequence[object]], limit: int = 40, gap: str = "  "
-) -> str:
+def text_table(headers: Sequence[str], rows: Sequence[Sequence[object]], limit: int = 40, gap: str = "  ") -> str:
     """A table of text, numbers to the right and all else to the left, without a newline at its end.
 
     Args:
@@ -33,9 +31,7 @@ def text_table(
     widths = [0] * columns
     for row in heads + shown:
         if len(row) > 1 or columns == 1:
-            widths = [
-                max(width, len(cell)) for width, cell in zip(widths, _padded(row, columns), strict=True)
-            ]
+            widths = [max(width, len(cell)) for width, cell in zip(widths, _padded(row, columns), strict=True)]
     lines: list[str] = []
     for row in heads + shown:
         if len(row) == 1:
@@ -46,9 +42,7 @@ def text_table(
     return "\n".join(line.rstrip() for line in lines)
 
 
-def html_table(
-    headers: Sequence[str], rows: Sequence[Sequence[object]], limit: int = 40, title: str = ""
-) -> str:
+def html_table(headers: Sequence[str], rows: Sequence[Sequence[object]], limit: int = 40, title: str = "") -> str:
     """The same table in HTML, with a title over it; its colours are the page's, so it suits any theme."""
     from html import escape
 
@@ -68,9 +62,7 @@ def html_table(
             return f"<tr>{cell(tag, row[0], 0, 'opacity:.7;')}</tr>"
         return f"<tr>{''.join(cell(tag, text, at) for at, text in enumerate(_padded(row, columns)))}</tr>"
 
-    caption = (
-        "caption-side:top;text-align:left;padding:0 0 4px 0;color:inherit;opacity:.8;white-space:nowrap;"
-    )
+    caption = "caption-side:top;text-align:left;padding:0 0 4px 0;color:inherit;opacity:.8;white-space:nowrap;"
     parts = ['<table style="border-collapse:collapse;background:transparent;color:inherit;margin:0;">']
     if title:
         parts.append(f'<caption style="{caption}">{escape(_cell(title))}</caption>')

@@ -1,0 +1,35 @@
+"""Meshes of hosts, processes and actors: one program that addresses all of them.
+
+Names are found when they are first used, so that importing this is quick and does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_WHERE = {
+    "monarch.actor": """
+        Actor ActorError ActorMesh Channel Extent Future HostMesh Point ProcMesh ValueMesh context current_rank
+        current_size endpoint proc_mesh shutdown_context this_host this_proc
+    """,
+    "monarch.exceptions": """
+        CallTimeoutError DeadlockError DeviceMeshError MonarchError SpawnError StoppedError SupervisionError
+    """,
+}
+_HOME = {name: module for module, names in _WHERE.items() for name in names.split()}
+
+__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'monarch' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

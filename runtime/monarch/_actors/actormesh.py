@@ -1,0 +1,241 @@
+"""Meshes of actors."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from monarch._actors.call import Endpoint, Undecorated
+from monarch._actors.endpoint import arity_of, methods_of
+from monarch._actors.future import Future
+from monarch._actors.gather import Gather, died
+from monarch._actors.owned import Managed
+from monarch._actors.peers import Targets
+from monarch._actors.process import get_runtime
+from monarch._actors.procs import Procs
+from monarch._actors.runtime import Runtime
+from monarch._core.meshview import MeshView
+from monarch._core.region import Region
+from monarch._core.tables import html_table, text_table
+from monarch._wire import messages as m
+from monarch.exceptions import ArgumentError, StoppedError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+SHOWN = 32
+"""Rows that a mesh shows at most."""
+
+
+class _State:
+    """What all views of one mesh in this process share."""
+
+    __slots__ = ("cls", "initialized", "key", "name", "owned", "procs", "region", "stopped", "stopping")
+
+    def __init__(self, key: str, name: str, cls: type, procs: Procs, region: Region, owned: bool) -> None:
+        self.key = key
+        self.name = name
+        self.cls = cls
+        self.procs = procs
+        self.region = region
+        self.owned = owned
+        self.stopped: str | None = None
+        self.stopping: Future[None] | None = None
+        self.initialized: Future[Any] | None = None
+
+
+class ActorMesh(MeshView, Managed):
+    """The actors of one ``spawn``, or a view of them. Its endpoints are attributes, as in ``mesh.train.call(1)``.
+
+    A mesh can be sent in messages. What arrives refers to the same actors and does not own them.
+    """
+
+    def __init__(self, state: _State, region: Region, runtime: Runtime) -> None:
+        self._state = state
+        self._region = region
+        self._runtime = runtime
+        self._view_bytes = m.pack(region.pack())
+        self._found: Targets | None = None
+
+    @classmethod
+    def make(cls, key: str, name: str, actor: type, procs: Procs, region: Region, owned: bool) -> ActorMesh:
+        """A mesh of this process's runtime."""
+        return cls(_State(key, name, actor, procs, region, owned), region, get_runtime())
+
+    def _view(self, region: Region) -> Self:
+        return type(self)(self._state, region, self._runtime)
+
+    # Endpoints
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or (name.startswith("_") and name in ("_state", "_region", "_runtime")):
+            raise AttributeError(name)
+        cls = self._state.cls
+        if name in methods_of(cls):
+            found = Endpoint[..., Any](self, name, arity_of(cls, name))
+            self.__dict__[name] = found
+            return found
+        given = inspect.getattr_static(cls, name, None)
+        if inspect.isfunction(given):
+            return Undecorated(self, name, given)
+        names = ", ".join(sorted(methods_of(cls))) or "none"
+        raise ArgumentError(f"{self._name}, a mesh of {cls.__name__}, has no endpoint {name!r}; it has {names}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *methods_of(self._state.cls)})
+
+    # Members
+
+    @property
+    def _name(self) -> str:
+        """The name that it was spawned with."""
+        return self._state.name
+
+    @property
+    def _key(self) -> str:
+        """Its key, unique in the session."""
+        return self._state.key
+
+    @property
+    def _stopped(self) -> str | None:
+        """Why it cannot be used any more; None if it can."""
+        return self._state.stopped
+
+    @property
+    def initialized(self) -> Future[None]:
+        """Done when all of its actors are made; its error is that of their constructors."""
+        future = self._state.initialized
+        if future is None:
+            raise StoppedError(f"only who spawned {self._name} can wait for it to be initialized", mesh=self._name)
+        return future
+
+    def _members_at(self) -> Targets:
+        """Where its members are."""
+        targets = self._found
+        if targets is None:
+            runtime, procs = self._runtime, self._state.procs
+            if runtime.closed:
+                raise StoppedError(f"{self._name} was ended by the shutdown of its session", mesh=self._name)
+            targets = Targets(runtime, [runtime.peer(procs.proc(rank)) for rank in self._region.base_ranks()])
+            self._found = targets
+        return targets
+
+    def _member(self, position: int) -> ActorMesh:
+        """The mesh of one member."""
+        return self._view(Region((), self._region.base_rank(position), (), ()))
+
+    def _check_alive(self, method: str) -> None:
+        """Raises what says that members have died."""
+        runtime = self._runtime
+        if not runtime.deaths:
+            if runtime.closed:
+                raise StoppedError(f"{self._name} was ended by the shutdown of its session", mesh=self._name)
+            return
+        lost = {rank: peer.dead for rank, peer in enumerate(self._members_at().peers) if peer.dead is not None}
+        if lost:
+            raise died(f"{self._name}.{method}()", self._name, lost, self.extent, None)
+
+    # Ending
+
+    def stop(self, reason: str = "stopped by its owner") -> Future[None]:
+        """Stops the actors, once they have handled what was sent before; their ``__cleanup__`` runs.
+
+        It begins at once; the result says when it is done, or with which error a cleanup has failed.
+
+        Raises:
+            StoppedError: this is a view or a reference, and only the owner stops a mesh.
+        """
+        state = self._state
+        if not state.owned or self._region != state.region:
+            raise StoppedError(
+                f"{self._name} can only be stopped as a whole, by the one who spawned it", mesh=self._name
+            )
+        if state.stopping is not None:
+            return state.stopping
+        state.stopped = reason
+        runtime = self._runtime
+        targets = self._members_at()
+
+        def finish(_: Gather[None], __: list[Any]) -> None:
+            return None
+
+        gather: Gather[None] = Gather(runtime, targets.peers, self.extent, self._name, "stop", finish)
+        halt = m.encode(m.Halt(runtime.proc, state.key, gather.port, self._view_bytes, reason))
+        for peer in targets.peers:
+            peer.send(halt)
+        gather.check()
+        state.stopping = _Tolerant(gather)
+        return state.stopping
+
+    # Showing
+
+    def to_table(self) -> str:
+        """Which actor is where, as text."""
+        headers, rows = self._rows()
+        return text_table(headers, rows, SHOWN)
+
+    def _rows(self) -> tuple[list[str], list[list[object]]]:
+        return member_rows(self._runtime, self._state.procs, self._region)
+
+    def _title(self) -> str:
+        axes = ", ".join(f"{label}={size}" for label, size in self.extent.items())
+        return f"{self._state.cls.__name__} mesh {self._name!r} ({axes})" + (" stopped" if self._stopped else "")
+
+    def __repr__(self) -> str:
+        return f"<{self._title()}>"
+
+    def _repr_html_(self) -> str:
+        headers, rows = self._rows()
+        return html_table(headers, rows, SHOWN, title=self._title())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActorMesh) and self._key == other._key and self._region == other._region
+
+    def __hash__(self) -> int:
+        return hash((self._key, self._region))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = self._state
+        return ActorMesh.make, (state.key, state.name, state.cls, state.procs, self._region, False)
+
+
+class _Tolerant(Future[None]):
+    """The end of a mesh: what has died already has ended as well."""
+
+    __slots__ = ("_source",)
+
+    def __init__(self, source: Gather[None]) -> None:
+        super().__init__(source._runtime, source.label)  # pyright: ignore[reportPrivateUsage]
+        self._source = source
+        source.add_done_callback(lambda _: self._complete())
+
+    def _make(self) -> None:
+        from monarch.exceptions import DeviceMeshError
+
+        try:
+            self._source.get()
+        except DeviceMeshError:
+            pass
+
+
+def member_rows(runtime: Runtime, procs: Procs, region: Region) -> tuple[list[str], list[list[object]]]:
+    """A table of the members of a view: rank, coordinates, host, state."""
+    extent = region.extent
+    headers = ["rank", *extent.labels, "host", "proc", "state"]
+    rows: list[list[object]] = []
+    count = region.nelements
+    shown = range(count) if count <= SHOWN else [*range(SHOWN // 2), *range(count - SHOWN // 2, count)]
+    from monarch._core.extent import Point
+
+    for rank in shown:
+        point = Point(rank, extent)
+        proc = procs.proc(region.base_rank(rank))
+        peer = runtime.peers.get(proc)
+        state = (
+            "alive" if peer is None or peer.dead is None else ("stopped" if peer.dead.expected else peer.dead.reason)
+        )
+        host, _, name = proc.partition("/")
+        rows.append([rank, *(point[label] for label in extent), host, name, state])
+        if count > SHOWN and rank == SHOWN // 2 - 1:
+            rows.append([f"… {count - SHOWN} more", *[""] * (len(headers) - 1)])
+    return headers, rows

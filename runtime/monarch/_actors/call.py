@@ -1,0 +1,337 @@
+"""Endpoints of a mesh, as the caller has them: the adverbs that say to whom a message goes and what comes back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+
+from monarch._actors.cells import EXPLICIT, UNDECORATED
+from monarch._actors.channel import Port
+from monarch._actors.endpoint import Arity
+from monarch._actors.future import Future
+from monarch._actors.gather import Gather
+from monarch._actors.runtime import Runtime, current
+from monarch._core.extent import axes_text
+from monarch._core.valuemesh import ValueMesh
+from monarch._wire import messages as m
+from monarch._wire.pickling import dumps
+from monarch.exceptions import ArgumentError, MonarchError, StoppedError
+
+if TYPE_CHECKING:
+    from monarch._actors.actormesh import ActorMesh
+    from monarch._actors.peers import Peer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _values(gather: Gather[Any], values: list[Any]) -> Any:
+    return ValueMesh(gather.extent, values)
+
+
+def _single(gather: Gather[Any], values: list[Any]) -> Any:
+    value = values[0]
+    return value.read() if hasattr(value, "read") and type(value).__name__ == "Deferred" else value
+
+
+class Endpoint(Generic[P, R]):
+    """One endpoint of the actors of a mesh. Each adverb checks the arguments, pickles them once and sends at once."""
+
+    __slots__ = ("_arity", "_flags", "mesh", "name")
+
+    def __init__(self, mesh: ActorMesh, name: str, arity: Arity | None, flags: int = 0) -> None:
+        self.mesh = mesh
+        self.name = name
+        self._arity = arity
+        self._flags = flags
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
+        """Sends to every actor of the mesh; the result is a ValueMesh of what each returned.
+
+        Raises:
+            ArgumentError: the arguments do not fit the endpoint's signature.
+            SerializationError: an argument cannot be pickled.
+            StoppedError, SupervisionError: the mesh was stopped, or some of its ranks are known to be dead.
+        """
+        return self._gather(args, kwargs, _values)
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Sends to the one actor that this mesh has; the result is what it returned. ValueError for other meshes."""
+        mesh = self.mesh
+        if len(mesh) != 1:
+            raise ArgumentOneError(
+                f"call_one needs a mesh of exactly 1 actor, and {mesh._name} has {axes_text(mesh.extent)}; "
+                f"slice it, or use call or choose"
+            )
+        return self._gather(args, kwargs, _single)
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Sends to one actor of the mesh, drawn at random; the result is what it returned."""
+        one = self.mesh._member(random.randrange(len(self.mesh)))
+        return Endpoint[P, R](one, self.name, self._arity, self._flags)._gather(args, kwargs, _single)
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
+        """Sends to every actor of the mesh; gives a future for each answer, in the order in which they arrive."""
+        mesh = self.mesh
+        deaths = mesh._runtime.deaths
+        prepared = self._prepare(args, kwargs)
+        stream = Stream(mesh._runtime, mesh, self.name)
+        self._dispatch(prepared, stream.port, False)
+        if mesh._runtime.deaths != deaths:
+            stream.check()
+        return iter(stream.futures)
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Sends to every actor of the mesh and waits for nothing.
+
+        An endpoint that raises then has nobody to tell: its actor fails, and its owner hears of it.
+        """
+        self._send(args, kwargs, 0, True)
+
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """For distributed tensors, which this version does not have."""
+        raise MonarchError(f"{self.mesh._name}.{self.name}.rref() needs distributed tensors, which are not here yet")
+
+    def send_to(self, args: tuple[Any, ...], kwargs: dict[str, Any], port: Port[Any] | None, choose: bool) -> None:
+        """Sends with a port of the caller's choice for the answers."""
+        mesh = self.mesh._member(random.randrange(len(self.mesh))) if choose else self.mesh
+        if port is None:
+            Endpoint[P, R](mesh, self.name, self._arity, self._flags)._send(args, kwargs, 0, True)
+            return
+        runtime = mesh._runtime
+        relay = _Relay(runtime, port)
+        Endpoint[P, R](mesh, self.name, self._arity, self._flags)._send(args, kwargs, relay.port, True)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise ArgumentError(
+            f"{self.mesh._name}.{self.name} is an endpoint of a mesh: "
+            f"say how to call it, as in {self.mesh._name}.{self.name}.call(...)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self.name} of {self.mesh._name}>"
+
+    def _gather(self, args: tuple[Any, ...], kwargs: dict[str, Any], finish: Any) -> Future[Any]:
+        mesh = self.mesh
+        deaths = mesh._runtime.deaths
+        prepared = self._prepare(args, kwargs)
+        targets = mesh._members_at()
+        gather = Gather[Any](mesh._runtime, targets.peers, mesh.extent, mesh._name, self.name, finish, mesh._key)
+        self._dispatch(prepared, gather.port, True)
+        if mesh._runtime.deaths != deaths:
+            gather.check()
+        return gather
+
+    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], port: int, gathered: bool) -> None:
+        self._dispatch(self._prepare(args, kwargs), port, gathered)
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, list[memoryview]]:
+        if self._arity is not None:
+            self._arity.check(args, kwargs)
+        mesh = self.mesh
+        if mesh._stopped is not None:
+            raise StoppedError(
+                f"{mesh._name}.{self.name}() was not sent: {mesh._name} was stopped ({mesh._stopped}); spawn a new one",
+                mesh=mesh._name,
+            )
+        mesh._check_alive(self.name)
+        return dumps((args, kwargs), f"{mesh._name}.{self.name}()")
+
+    def _dispatch(self, prepared: tuple[bytes, list[memoryview]], port: int, gathered: bool) -> None:
+        mesh = self.mesh
+        runtime = mesh._runtime
+        body, buffers = prepared
+        here = current.get()
+        sender = here[0].key if here is not None else ""
+        call = m.Call(runtime.proc, mesh._key, self.name, port, mesh._view_bytes, sender, self._flags, body)
+        send_to_all(runtime, mesh, call, buffers, 1 + (len(body) >> 12), gathered)
+
+
+class ArgumentOneError(ArgumentError, ValueError):
+    """The mesh has more or fewer actors than one."""
+
+
+def send_to_all(
+    runtime: Runtime, mesh: ActorMesh, call: m.Call, buffers: Sequence[memoryview], cost: int, gathered: bool
+) -> None:
+    """Sends one message to all members of a view: directly on this host, once a host to the others."""
+    targets = mesh._members_at()
+    for peer in targets.peers:
+        if peer.sent >= peer.credit:
+            runtime.make_room(targets.peers)
+            break
+    for peer in targets.peers:
+        peer.sent += cost
+    near = targets.near
+    if near:
+        if buffers:
+            bulk = runtime.put(buffers, [peer.proc for peer in near if peer.dead is None])
+            frame = m.encode(_with(call, bulk, 0))
+        else:
+            frame = m.encode(call)
+        for peer in near:
+            peer.send(frame)
+    if targets.far:
+        far = m.encode(_with(call, None, len(buffers))) if buffers else m.encode(call)
+        for gateway, procs in targets.far:
+            gateway.cast(runtime.proc, procs, call.port if gathered else 0, [far, *buffers])
+
+
+def _with(call: m.Call, bulk: m.PackedBulk | None, frames: int) -> m.Call:
+    return m.Call(
+        call.src, call.actor, call.method, call.port, call.view, call.sender, call.flags, call.body, bulk, frames
+    )
+
+
+class _Arrival(Future[R]):
+    """One of the answers of a stream, whichever comes next."""
+
+    __slots__ = ("_got", "actor", "port", "stream")
+
+    def __init__(self, runtime: Runtime, stream: Stream) -> None:
+        super().__init__(runtime, stream.label)
+        self.stream = stream
+        self._got: Gather[Any] | None = None
+
+    def arrive(self, part: Gather[Any]) -> None:
+        self._got = part
+        self._complete()
+
+    def _make(self) -> R:
+        assert self._got is not None
+        return self._got.get()
+
+
+class Stream:
+    """Gives each reply, as it arrives, to the next of its futures."""
+
+    def __init__(self, runtime: Runtime, mesh: ActorMesh, method: str) -> None:
+        self._runtime = runtime
+        self._mesh = mesh
+        self._method = method
+        self.label = f"{mesh._name}.{method}()"
+        self.targets: list[Peer] = mesh._members_at().peers
+        self._answered = [False] * len(self.targets)
+        self.futures: list[_Arrival[Any]] = [_Arrival(runtime, self) for _ in self.targets]
+        self._next = 0
+        self.port = runtime.open_port(self)
+
+    def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
+        """Takes an answer."""
+        if not self._answered[reply.rank]:
+            part = self._part(reply.rank)
+            part.reply(m.Reply(reply.src, part.port, 0, reply.status, 0, reply.body, reply.bulk), frames)
+            self._give(reply.rank, part)
+
+    def lost(self, peer: Peer, dead: m.Dead) -> bool:
+        """A proc has died: each answer that it owes is an error."""
+        waited = False
+        for rank, target in enumerate(self.targets):
+            if target is peer and not self._answered[rank]:
+                part = self._part(rank)
+                part.lost(peer, dead)
+                self._give(rank, part)
+                waited = True
+        return waited
+
+    def check(self) -> None:
+        """Takes note of procs that died while the call was being sent."""
+        for peer in self.targets:
+            if peer.dead is not None:
+                self.lost(peer, peer.dead)
+
+    def _part(self, rank: int) -> Gather[Any]:
+        one = self._mesh._member(rank)
+        return Gather(self._runtime, [self.targets[rank]], one.extent, self._mesh._name, self._method, _single)
+
+    def _give(self, rank: int, part: Gather[Any]) -> None:
+        self._answered[rank] = True
+        future = self.futures[self._next]
+        self._next += 1
+        if self._next == len(self.futures):
+            self._runtime.close_port(self.port)
+        future.arrive(part)
+
+
+class _Relay:
+    """Passes answers on to a port, which may be of another process."""
+
+    def __init__(self, runtime: Runtime, port: Port[Any]) -> None:
+        self._runtime = runtime
+        self._target = port
+        self.port = runtime.open_port(self)
+
+    def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
+        if reply.status == m.RESULT:
+            self._target.send(self._runtime.load(reply, frames))
+        else:
+            self._target._send(m.ERROR, reply.body)  # pyright: ignore[reportPrivateUsage]
+
+
+def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Endpoint[..., Any]:
+    """The endpoint of a method that has no decorator: ``as_endpoint(mesh.method).call(...)``.
+
+    Raises:
+        ValueError: it is no method of a spawned actor.
+    """
+    if isinstance(method, Endpoint):
+        found = cast("Endpoint[..., Any]", method)
+        flags = UNDECORATED | (EXPLICIT if explicit_response_port else 0)
+        return Endpoint(found.mesh, found.name, None, flags)
+    if isinstance(method, Undecorated):
+        flags = UNDECORATED | (EXPLICIT if explicit_response_port else 0)
+        arity = Arity(method.name, method.function, 2 if explicit_response_port else 1)
+        return Endpoint(method.mesh, method.name, arity, flags)
+    raise ValueError(f"as_endpoint needs a method of a spawned actor, as in as_endpoint(mesh.method), not {method!r}")
+
+
+class Undecorated:
+    """A method of an actor that is no endpoint."""
+
+    __slots__ = ("function", "mesh", "name")
+
+    def __init__(self, mesh: ActorMesh, name: str, function: Any) -> None:
+        self.mesh = mesh
+        self.name = name
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotEndpointError(self._text())
+
+    def __getattr__(self, name: str) -> Any:
+        raise ArgumentError(f"{self._text()}; {name!r} is for endpoints")
+
+    def _text(self) -> str:
+        return (
+            f"{self.mesh._name}.{self.name} is a method and no endpoint; put @endpoint on it, "
+            f"or use as_endpoint({self.mesh._name}.{self.name})"
+        )
+
+
+class NotEndpointError(ArgumentError, RuntimeError):
+    """A method without a decorator was called on a mesh."""
+
+
+def send(
+    endpoint: Endpoint[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    port: Port[Any] | None = None,
+    selection: str = "all",
+) -> None:
+    """Sends a message whose answers go to a port.
+
+    Args:
+        endpoint: whom and what to call.
+        args: positional arguments.
+        kwargs: arguments by name.
+        port: where the answers go; None if nobody wants them.
+        selection: ``all`` for every actor of the mesh, ``choose`` for one at random.
+
+    Raises:
+        ValueError: there is no such selection.
+    """
+    if selection not in ("all", "choose"):
+        raise ValueError(f"selection is 'all' or 'choose', not {selection!r}")
+    endpoint.send_to(args, kwargs or {}, port, selection == "choose")

@@ -1,0 +1,373 @@
+"""Where an actor lives in its process: its mailbox, the message it handles, and the thread or loop that runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch._actors.actor import is_async
+from monarch._actors.channel import ReplyPort
+from monarch._actors.endpoint import Method, methods_of
+from monarch._actors.failures import is_ours, pack_failure, unpack_failure
+from monarch._actors.peers import cost_of
+from monarch._actors.runtime import Runtime, current
+from monarch._actors.spec import ActorSpec
+from monarch._core.extent import Point
+from monarch._wire import messages as m
+from monarch._wire.pickling import dumps
+from monarch.exceptions import ArgumentError, MonarchError, SerializationError, StoppedError, SupervisionError
+
+if TYPE_CHECKING:
+    from monarch._actors.executors import Executor
+
+EXPLICIT = 1
+"""Flag of a Call: the method gets a port, whatever its decorator says."""
+UNDECORATED = 2
+"""Flag of a Call: the method may be one without a decorator."""
+NOTHING = dumps(None)[0]
+_PLACES = 4096
+_DRAIN = 3.0
+"""Seconds that a halted actor may take for the async calls that are under way."""
+
+
+class Cell:
+    """One actor.
+
+    Args:
+        runtime: of this process.
+        key: of its mesh; a process has one actor of a mesh at most.
+        executor: the thread or event loop that its code runs in.
+    """
+
+    def __init__(self, runtime: Runtime, key: str, executor: Executor) -> None:
+        self.runtime = runtime
+        self.key = key
+        self.executor = executor
+        self._post = executor.post
+        self.spec: ActorSpec | None = None
+        self.rank = 0
+        self.instance: Any = None
+        self.running: m.Call | None = None
+        self.queue: deque[m.Call] = deque()
+        self.owned: list[Any] = []
+        self.failed: bytes | None = None
+        self._methods: dict[str, Method] = {}
+        self._places: dict[bytes, int] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._halting: asyncio.Task[None] | None = None
+        self._judging: asyncio.Task[None] | None = None
+
+    def title(self) -> str:
+        """Name and coordinates, as in ``trainers[gpus=3]``."""
+        if self.spec is None:
+            return self.key
+        point = Point(self.spec.region.position_of(self.rank) or 0, self.spec.region.extent)
+        at = ", ".join(f"{label}={point[label]}" for label in point)
+        return f"{self.spec.name}[{at}]" if at else self.spec.name
+
+    # Messages
+
+    def deliver(self, call: m.Call, more: Sequence[Any]) -> None:
+        """Takes a message, in the thread that received it."""
+        self.queue.append(call)
+        self._post(lambda: self._take(call, more))
+
+    def state_of(self, proc: str, port: int) -> str | None:
+        """How a request stands: see monarch._core.deadlock. None also if others can be handled meanwhile."""
+        running = self.running
+        if running is not None and running.port == port and running.src == proc:
+            return "explicit" if self._is_explicit(running) else "running"
+        for call in list(self.queue):
+            if call.port == port and call.src == proc:
+                return "queued"
+        return None
+
+    def _is_explicit(self, call: m.Call) -> bool:
+        method = self._methods.get(call.method)
+        return bool(call.flags & EXPLICIT) or (method is not None and method.explicit)
+
+    def _take(self, call: m.Call, more: Sequence[Any]) -> None:
+        loop = self.executor.loop
+        if loop is None:
+            self._run(call, more)
+            return
+        task = loop.create_task(self._run_async(call, more))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _run(self, call: m.Call, more: Sequence[Any]) -> None:
+        """Handles a message with a sync method, in the actor's thread."""
+        self.queue.popleft()
+        self.running = call
+        token = current.set((self, call))
+        try:
+            method = self._method(call)
+            args, kwargs = self.runtime.load(call, more)
+            if method.explicit:
+                value = method.function(self.instance, self._port(call), *args, **kwargs)
+            else:
+                value = method.function(self.instance, *args, **kwargs)
+        except BaseException as error:
+            self._answer_error(call, error)
+        else:
+            # What came with the call is let go before the answer says that it is done.
+            args = kwargs = None
+            self._answer(call, method, value)
+        finally:
+            current.reset(token)
+            self.running = None
+
+    async def _run_async(self, call: m.Call, more: Sequence[Any]) -> None:
+        with contextlib.suppress(ValueError):
+            self.queue.remove(call)
+        self.running = call
+        current.set((self, call))
+        try:
+            method = self._method(call)
+            args, kwargs = self.runtime.load(call, more)
+            ports = (self._port(call),) if method.explicit else ()
+            value = method.function(self.instance, *ports, *args, **kwargs)
+            if isinstance(value, Coroutine):
+                self.running = None
+                args = kwargs = None
+                value = await value
+        except BaseException as error:
+            self._answer_error(call, error)
+        else:
+            self._answer(call, method, value)
+        finally:
+            if self.running is call:
+                self.running = None
+
+    def _method(self, call: m.Call) -> Method:
+        if self.failed is not None:
+            raise SupervisionError(f"{self.title()} has failed before: {unpack_text(self.failed)}", mesh=self.title())
+        method = self._methods.get(call.method)
+        if method is not None and not call.flags:
+            return method
+        if call.flags & UNDECORATED:
+            function = getattr(type(self.instance), call.method, None)
+            function = getattr(function, "method", function)
+            if callable(function):
+                return Method(function, asyncio.iscoroutinefunction(function), bool(call.flags & EXPLICIT))
+        names = ", ".join(sorted(self._methods)) or "none"
+        raise ArgumentError(f"{self.title()} has no endpoint {call.method!r}; it has {names}")
+
+    def _port(self, call: m.Call) -> ReplyPort:
+        return ReplyPort(call.src, call.port, self._place(call.view), f"{self.title()}.{call.method}()")
+
+    def _place(self, view: bytes) -> int:
+        place = self._places.get(view)
+        if place is None:
+            if len(self._places) > _PLACES:
+                self._places.clear()
+            place = self._places[view] = self.runtime.region_of(view).position_of(self.rank) or 0
+        return place
+
+    # Answers
+
+    def _answer(self, call: m.Call, method: Method, value: Any) -> None:
+        runtime = self.runtime
+        runtime.idle()
+        runtime.settle()
+        if call.port and not method.explicit:
+            try:
+                body, buffers = dumps(value)
+            except Exception as error:
+                self._answer_error(call, _unpicklable(self, call, error))
+                return
+            runtime.has_finished(call.src, call_cost(call), True)
+            runtime.reply(call.src, call.port, self._place(call.view), m.RESULT, body, buffers)
+        else:
+            runtime.has_finished(call.src, call_cost(call), False)
+
+    def _answer_error(self, call: m.Call, error: BaseException) -> None:
+        runtime = self.runtime
+        runtime.idle()
+        runtime.settle()
+        own = isinstance(error, MonarchError) and _raised_by_us(error)
+        failure = pack_failure(error, own)
+        runtime.has_finished(call.src, call_cost(call), bool(call.port))
+        if call.port:
+            runtime.reply(call.src, call.port, self._place(call.view), m.ERROR, failure)
+        else:
+            self.fail(failure)
+
+    def supervise(self, failure: Any, unhandled: Callable[[], None]) -> None:
+        """Has the actor's ``__supervise__`` judge a failure in what it owns; what it does not handle goes up."""
+
+        def act() -> None:
+            loop = self.executor.loop
+            if loop is not None:
+                self._judging = loop.create_task(self._supervise_async(failure, unhandled))
+                return
+            token = current.set((self, m.Call(self.runtime.proc, self.key, "__supervise__", 0, b"", "", 0, b"")))
+            try:
+                handled = self.instance.__supervise__(failure)
+            except BaseException as error:
+                self.fail(pack_failure(error))
+                return
+            finally:
+                current.reset(token)
+            if not handled:
+                unhandled()
+
+        self._post(act)
+
+    async def _supervise_async(self, failure: Any, unhandled: Callable[[], None]) -> None:
+        try:
+            handled = self.instance.__supervise__(failure)
+            if isinstance(handled, Coroutine):
+                handled = await handled
+        except BaseException as error:
+            self.fail(pack_failure(error))
+            return
+        if not handled:
+            unhandled()
+
+    def fail(self, failure: bytes) -> None:
+        """Nobody waits for an answer, so the owner is told; the actor's state is not to be trusted any more."""
+        if self.failed is None:
+            self.failed = failure
+            owner = self.spec.owner if self.spec is not None else self.runtime.root
+            self.runtime.peer(owner).send(m.encode(m.Fault(self.runtime.proc, self.key, self.rank, failure)))
+
+    # Life
+
+    def construct(self, create: m.Create, more: Sequence[Any]) -> None:
+        """Makes the actor; in its thread, or if it is an async one on its event loop."""
+        try:
+            spec: ActorSpec = self.runtime.load(create, more)
+            self.spec = spec
+            self._methods = methods_of(spec.cls)
+            self.rank = spec.procs.rank_of(self.runtime.proc)
+        except BaseException as error:
+            self._not_made(create, error, isinstance(error, SerializationError))
+            return
+        if is_async(spec.cls):
+            self.executor.enter_loop(lambda: self._initialize(create))
+        else:
+            self._initialize(create)
+
+    def _initialize(self, create: m.Create) -> None:
+        runtime, spec = self.runtime, self.spec
+        assert spec is not None
+        call = m.Call(create.src, self.key, "__init__", create.port, create.view, "", 0, b"")
+        token = current.set((self, call))
+        try:
+            self.instance = spec.cls(*spec.args, **spec.kwargs)
+        except BaseException as error:
+            self._not_made(create, error, False)
+        else:
+            runtime.idle()
+            runtime.reply(create.src, create.port, self._place(create.view), m.RESULT, NOTHING)
+        finally:
+            current.reset(token)
+
+    def _not_made(self, create: m.Create, error: BaseException, own: bool) -> None:
+        self.runtime.idle()
+        self.failed = pack_failure(error, own)
+        place = self.runtime.region_of(create.view).position_of(self.runtime.rank) or 0
+        self.runtime.reply(create.src, create.port, place, m.ERROR, self.failed)
+
+    def halt(self, reason: str, stopped: Callable[[bytes | None], None]) -> None:
+        """Stops the actor once it has handled what came before; then says so, with the failure of its cleanup."""
+
+        def act() -> None:
+            loop = self.executor.loop
+            if loop is not None:
+                self._halting = loop.create_task(self._halt_async(reason, stopped))
+                return
+            failure = None
+            token = current.set((self, m.Call(self.runtime.proc, self.key, "__cleanup__", 0, b"", "", 0, b"")))
+            try:
+                for mesh in reversed(self.owned):
+                    with contextlib.suppress(MonarchError):
+                        mesh.stop().get(5)
+                hook = getattr(self.instance, "__cleanup__", None)
+                if hook is not None:
+                    hook(None)
+            except BaseException as error:
+                failure = pack_failure(error)
+            finally:
+                current.reset(token)
+            self._halted(reason, failure, stopped)
+
+        self._post(act)
+
+    async def _halt_async(self, reason: str, stopped: Callable[[bytes | None], None]) -> None:
+        failure = None
+        try:
+            if self._tasks:
+                _, late = await asyncio.wait(self._tasks, timeout=_DRAIN)
+                for task in late:
+                    task.cancel()
+            current.set((self, m.Call(self.runtime.proc, self.key, "__cleanup__", 0, b"", "", 0, b"")))
+            for mesh in reversed(self.owned):
+                with contextlib.suppress(MonarchError):
+                    await asyncio.wait_for(mesh.stop().as_asyncio(), 5)
+            hook = getattr(self.instance, "__cleanup__", None)
+            result = hook(None) if hook is not None else None
+            if isinstance(result, Coroutine):
+                await result
+        except BaseException as error:
+            failure = pack_failure(error)
+        self._halted(reason, failure, stopped)
+
+    def _halted(self, reason: str, failure: bytes | None, stopped: Callable[[bytes | None], None]) -> None:
+        runtime = self.runtime
+        runtime.idle()
+        runtime.gone[self.key] = reason
+        runtime.actors.pop(self.key, None)
+        for call in list(self.queue):
+            refuse(runtime, call, reason)
+        self.queue.clear()
+        self.instance = None
+        stopped(failure)
+        self.executor.release()
+
+
+def call_cost(call: m.Call) -> int:
+    """What a call took of its sender's window."""
+    return cost_of(len(call.body))
+
+
+def unpack_text(failure: bytes) -> str:
+    """The kind and message of a packed failure, in one line."""
+    known = unpack_failure(failure)
+    return f"{known.kind}: {known.text}".splitlines()[0]
+
+
+def _raised_by_us(error: BaseException) -> bool:
+    """Whether it says what is wrong with the call itself, and does not come out of the endpoint's own calls."""
+    tb = error.__traceback__
+    while tb is not None:
+        if not is_ours(tb.tb_frame.f_code.co_filename):
+            return False
+        tb = tb.tb_next
+    return True
+
+
+def _unpicklable(cell: Cell, call: m.Call, error: Exception) -> SerializationError:
+    made = SerializationError(f"the result of {cell.title()}.{call.method}() cannot be sent: {error}")
+    made.__cause__ = error
+    return made
+
+
+def refuse(runtime: Runtime, call: m.Call, reason: str | None) -> None:
+    """Answers a message to an actor that is not here (any more)."""
+    error = StoppedError(
+        f"actor {call.actor} was stopped{': ' + reason if reason else ''}"
+        if reason is not None
+        else f"there is no actor {call.actor} in {runtime.proc}; it was never spawned there, or its spawn failed"
+    )
+    runtime.has_finished(call.src, call_cost(call), bool(call.port))
+    failure = pack_failure(error, True)
+    if call.port:
+        place = runtime.region_of(call.view).position_of(runtime.rank) or 0
+        runtime.reply(call.src, call.port, place, m.ERROR, failure)
+    else:
+        runtime.peer(call.src).send(m.encode(m.Fault(runtime.proc, call.actor, runtime.rank, failure)))

@@ -1,0 +1,152 @@
+"""Ports: one-way channels that can be sent in messages and answered from anywhere."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from monarch._actors.failures import exception_of, pack_failure, unpack_failure
+from monarch._actors.future import Future, Promise
+from monarch._actors.process import get_runtime
+from monarch._actors.runtime import Runtime
+from monarch._wire import messages as m
+from monarch._wire.pickling import dumps
+from monarch.exceptions import ActorError, MonarchError
+
+T = TypeVar("T")
+
+
+class Port(Generic[T]):
+    """The end of a channel that values are sent to. It can be pickled, and used in any process of the session."""
+
+    __slots__ = ("_port", "_proc", "_rank", "return_undeliverable")
+
+    def __init__(self, proc: str, port: int, rank: int = 0) -> None:
+        self._proc = proc
+        self._port = port
+        self._rank = rank
+        self.return_undeliverable = True
+
+    def send(self, value: T) -> None:
+        """Sends a value; values of one sender arrive in order.
+
+        Raises:
+            SerializationError: the value cannot be pickled.
+        """
+        body, buffers = dumps(value)
+        self._send(m.RESULT, body, buffers)
+
+    def exception(self, error: Exception) -> None:
+        """Sends an exception, which is raised where it is received."""
+        self._send(m.ERROR, pack_failure(error))
+
+    def _send(self, status: int, body: bytes, buffers: Sequence[memoryview] = ()) -> None:
+        get_runtime().reply(self._proc, self._port, self._rank, status, body, buffers)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Port, (self._proc, self._port, self._rank)
+
+    def __repr__(self) -> str:
+        return f"<Port {self._port} of {self._proc}>"
+
+
+class ReplyPort(Port[Any]):
+    """The port that an endpoint with an explicit response port answers through.
+
+    An endpoint that lets go of it without an answer would keep its caller waiting for ever, so that is an error.
+    """
+
+    __slots__ = ("_label", "_used")
+
+    def __init__(self, proc: str, port: int, rank: int, label: str) -> None:
+        super().__init__(proc, port, rank)
+        self._label = label
+        # Nobody waits for the answer to a broadcast.
+        self._used = not port
+
+    def _send(self, status: int, body: bytes, buffers: Sequence[memoryview] = ()) -> None:
+        self._used = True
+        if self._port:
+            super()._send(status, body, buffers)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Somebody else may answer from now on.
+        self._used = True
+        return super().__reduce__()
+
+    def __del__(self) -> None:
+        if not self._used:
+            # May run in a garbage collection, in the middle of anything; so it is sent when there is time.
+            runtime = get_runtime()
+            proc, port, rank, label = self._proc, self._port, self._rank, self._label
+            error = MonarchError(f"{label} let go of its response port without a reply")
+            runtime.deferred.append(lambda: runtime.reply(proc, port, rank, m.ERROR, pack_failure(error, True)))
+
+
+class PortReceiver(Generic[T]):
+    """The end of a channel that values are received from."""
+
+    def __init__(self, runtime: Runtime, once: bool, ranked: bool) -> None:
+        self._runtime = runtime
+        self._once = once
+        self._ranked = ranked
+        self._arrived: deque[tuple[m.Reply, Sequence[bytes]]] = deque()
+        self._waiting: deque[Promise[Any]] = deque()
+        self.port = runtime.open_port(self)
+
+    def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
+        """Takes a value that has arrived."""
+        with self._runtime.peer_lock:
+            if self._once:
+                self._runtime.close_port(self.port)
+            waiting = self._waiting.popleft() if self._waiting else None
+            if waiting is None:
+                self._arrived.append((reply, frames))
+        if waiting is not None:
+            waiting.complete(lambda: self._value(reply, frames))
+
+    def recv(self) -> Future[T]:
+        """The next value; values come in the order in which they arrived. An exception is raised as it was sent."""
+        promise: Promise[Any] = Promise(self._runtime, "recv()")
+        with self._runtime.peer_lock:
+            arrived = self._arrived.popleft() if self._arrived else None
+            if arrived is None:
+                self._waiting.append(promise)
+        if arrived is not None:
+            reply, frames = arrived
+            promise.complete(lambda: self._value(reply, frames))
+        return promise
+
+    def ranked(self) -> PortReceiver[tuple[int, T]]:
+        """The same receiver, that gives pairs of the sender's rank and the value."""
+        self._ranked = True
+        return self  # pyright: ignore[reportReturnType]
+
+    def close(self) -> None:
+        """Takes no more values."""
+        self._runtime.close_port(self.port)
+
+    def _value(self, reply: m.Reply, frames: Sequence[bytes]) -> Any:
+        if reply.status != m.RESULT:
+            failure = unpack_failure(reply.body)
+            raise exception_of(failure) or ActorError(f"{failure.kind}: {failure.text}\n{failure.trace}")
+        value = self._runtime.load(reply, frames)
+        return (reply.rank, value) if self._ranked else value
+
+
+class Channel(Generic[T]):
+    """Makes ports."""
+
+    @staticmethod
+    def open(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
+        """A port and its receiver. With ``once``, the first value is the only one."""
+        runtime = get_runtime()
+        receiver: PortReceiver[Any] = PortReceiver(runtime, once, False)
+        return Port(runtime.proc, receiver.port), receiver
+
+    @staticmethod
+    def open_ranked(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
+        """As ``open``; the receiver gives pairs of the sender's rank and the value."""
+        port, receiver = Channel.open(once)
+        return port, receiver.ranked()

@@ -1,0 +1,311 @@
+"""The program's side of a session: its runtime, the agent of this host, and the hosts that it has attached."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import IO, Any
+
+import msgspec
+import zmq
+
+from monarch._actors.cells import NOTHING, Cell
+from monarch._actors.executors import ThreadExecutor
+from monarch._actors.faults import Faults
+from monarch._actors.future import Future, Promise, in_thread
+from monarch._actors.output import OutputView
+from monarch._actors.process import get_runtime, has_runtime, set_starter
+from monarch._actors.runtime import Runtime
+from monarch._procs.agent import AgentConfig
+from monarch._procs.output import read_tail
+from monarch._procs.posix import memfd, proc_start_time
+from monarch._procs.session import host_of, make_folder, remove_folder
+from monarch._wire import messages as m
+from monarch._wire.keys import Doorkeeper, KeyPair
+from monarch.exceptions import SpawnError
+
+PRELOAD = ["torch", "numpy", "monarch._actors.rank"]
+"""What the zygote has imported before it forks."""
+
+
+class Session:
+    """What a program has beside its runtime: the processes that serve it."""
+
+    def __init__(self) -> None:
+        self.folder = make_folder()
+        host = os.path.basename(self.folder)
+        proc = f"{host}/c{secrets.token_hex(3)}"
+        try:
+            self.runtime = runtime = Runtime(proc, self.folder, proc)
+        except BaseException:
+            remove_folder(self.folder)
+            raise
+        self.pid = os.getpid()
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._agent_errors = -1
+        self._agent_env: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._door: Doorkeeper | None = None
+        self._address = ""
+        self._lost: list[tuple[zmq.Socket[Any], str]] = []
+        self._listening: Promise[m.Listening] | None = None
+        self._table: dict[str, tuple[str, str]] = {}
+        self.output = OutputView(runtime)
+        self._faults = Faults(runtime)
+        runtime.on_dead = self._on_dead
+        runtime.on_create = self._create
+        runtime.on_halt = self._halt
+        runtime.need_agent = self.need_agent
+        runtime.base_env = self._base_env
+        runtime.on_listening = self._on_listening
+        runtime.session = self
+
+    # The agent of this host
+
+    def need_agent(self) -> None:
+        """Starts the agent of this host, unless it runs."""
+        with self._lock:
+            if self._agent is not None:
+                return
+            runtime = self.runtime
+            # A new agent after one that died has a new name, and so have its ranks.
+            config = AgentConfig(
+                runtime.host, self.folder, runtime.proc, os.getpid(), proc_start_time(os.getpid()) or 0, PRELOAD
+            )
+            runtime.peers.pop(runtime.agent, None)
+            runtime.peer(runtime.agent, starting=True)
+            self._agent_errors = memfd("agent-stderr")
+            self._agent_env = dict(os.environ)
+            agent = subprocess.Popen(
+                [sys.executable, "-m", "monarch._procs.agent"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=self._agent_errors,
+                start_new_session=True,
+                env=_agent_environment(),
+            )
+            _hand_over(agent.stdin, msgspec.msgpack.encode(config))
+            self._agent = agent
+            threading.Thread(
+                target=self._watch_agent, args=(agent, self._agent_errors), name="monarch-agent-watch", daemon=True
+            ).start()
+
+    def _watch_agent(self, agent: subprocess.Popen[bytes], errors: int) -> None:
+        status = agent.wait()
+        tail = read_tail(errors, 4096).data.decode(errors="replace").strip()
+        os.close(errors)
+        if self.runtime.closed or self._agent is not agent:
+            return
+        how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
+        reason = f"was lost with the host agent, which {how}" + (f": {tail.splitlines()[-1]}" if tail else "")
+        with self._lock:
+            self._agent = None
+        self.runtime.pump.post(lambda: self.runtime.host_died(self.runtime.host, reason))
+
+    def _base_env(self, host: str) -> dict[str, str | None]:
+        if host != self.runtime.host:
+            return {}
+        now, then = os.environ, self._agent_env
+        changed: dict[str, str | None] = {key: now[key] for key in now if then.get(key) != now[key]}
+        changed.update({key: None for key in then if key not in now})
+        return changed
+
+    # Actors in this process
+
+    def _create(self, create: m.Create, more: Sequence[Any]) -> None:
+        cell = Cell(self.runtime, create.actor, ThreadExecutor(self.runtime, f"monarch-{create.actor}"))
+        self.runtime.actors[create.actor] = cell
+        cell.executor.post(lambda: cell.construct(create, more))
+
+    def _halt(self, halt: m.Halt) -> None:
+        cell = self.runtime.actors.get(halt.actor)
+
+        def answer(failure: bytes | None) -> None:
+            status, body = (m.RESULT, NOTHING) if failure is None else (m.ERROR, failure)
+            self.runtime.reply(halt.src, halt.port, 0, status, body)
+
+        if cell is None:
+            answer(None)
+        else:
+            cell.halt(halt.reason, answer)
+
+    def _on_dead(self, dead: m.Dead, waited: bool) -> None:
+        self.output.ended(dead)
+        self._faults.on_dead(dead, waited)
+
+    # Other hosts
+
+    def attach(self, hosts: list[m.Listening], keys: KeyPair, interface: str) -> None:
+        """Connects to agents that listen on tcp, and tells all of each other."""
+        runtime = self.runtime
+        with self._lock:
+            runtime.keys = keys
+            if self._door is None:
+                self._door = Doorkeeper(runtime.context)
+            self._door.allow("controller", [host.public.encode() for host in hosts])
+            if not self._address:
+                self._address = self._door.bind(runtime.inbox.socket, f"tcp://{interface}", keys, "controller")
+            self._table[runtime.proc] = (self._address, keys.public.decode())
+            for listening in hosts:
+                host = host_of(listening.src)
+                runtime.hosts[host] = (listening.owner_address, listening.public)
+                self._table[host] = (listening.peer_address, listening.public)
+        if runtime.host not in self._table:
+            self._open_own_agent(keys, interface)
+        for host in runtime.hosts:
+            runtime.to_agent(host, m.Hosts(self._table))
+            self._watch_host(host)
+        runtime.to_agent(runtime.host, m.Hosts(self._table))
+
+    def _open_own_agent(self, keys: KeyPair, interface: str) -> None:
+        """This host's agent joins in, so that its ranks and those of other hosts reach each other."""
+        runtime = self.runtime
+        self.need_agent()
+        self._listening = Promise(runtime, "the host agent")
+        runtime.to_agent(runtime.host, m.Listen(runtime.proc, f"tcp://{interface}", [keys.public.decode()]))
+        listening = self._listening.get(10)
+        self._table[runtime.host] = (listening.peer_address, listening.public)
+
+    def _on_listening(self, listening: m.Listening) -> None:
+        if self._listening is not None:
+            self._listening.complete(lambda: listening)
+
+    def _watch_host(self, host: str) -> None:
+        monitor = self.runtime.gateway(host).monitor()
+        if monitor is None:
+            return
+
+        reason = f"was lost with its host {host}: the connection to it broke"
+
+        def watch() -> None:
+            try:
+                while not self.runtime.closed:
+                    if monitor.poll(200):
+                        monitor.recv_multipart()
+                        if not self.runtime.closed:
+                            self.runtime.pump.post(lambda: self.host_lost(host, reason))
+                        break
+            except zmq.ZMQError:
+                pass
+            finally:
+                monitor.close(0)
+
+        threading.Thread(target=watch, name=f"monarch-host-{host}", daemon=True).start()
+
+    def host_lost(self, host: str, reason: str) -> None:
+        """The connection to a host broke: what was on its way may be gone, so nothing goes on there."""
+        self.runtime.hosts.pop(host, None)
+        self._table.pop(host, None)
+        self.runtime.host_died(host, reason)
+
+    def release(self, hosts: Sequence[str]) -> None:
+        """Ends the agents of hosts."""
+        for host in hosts:
+            if host in self.runtime.hosts:
+                self.runtime.to_agent(host, m.Bye(self.runtime.proc))
+
+    # The end
+
+    def close(self, timeout: float) -> None:
+        """Ends everything: ranks, agents, sockets, folder."""
+        runtime = self.runtime
+        if os.getpid() != self.pid or runtime.closed:
+            # A fork of the program has the memory of a session, but not the session.
+            return
+        self.output.flush()
+        self.release(list(runtime.hosts))
+        agent = self._agent
+        self._agent = None
+        if agent is not None:
+            runtime.to_agent(runtime.host, m.Bye(runtime.proc))
+        runtime.close(linger_ms=500)
+        if self._door is not None:
+            self._door.close()
+        if agent is not None:
+            try:
+                agent.wait(timeout)
+            except subprocess.TimeoutExpired:
+                agent.terminate()
+                try:
+                    agent.wait(2)
+                except subprocess.TimeoutExpired:
+                    agent.kill()
+                    agent.wait()
+        remove_folder(self.folder)
+
+
+def _agent_environment() -> dict[str, str]:
+    """The program's own, with this package where the agent finds it."""
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    env = dict(os.environ)
+    path = env.get("PYTHONPATH", "")
+    if package not in path.split(os.pathsep):
+        env["MONARCH_PACKAGE"] = package
+    return env
+
+
+def _hand_over(stdin: IO[bytes] | None, config: bytes) -> None:
+    assert stdin is not None
+    try:
+        stdin.write(config)
+        stdin.close()
+    except BrokenPipeError as error:
+        raise SpawnError("the host agent ended as it was started") from error
+
+
+def start() -> Runtime:
+    """Makes the runtime of this program, which has none yet."""
+    return Session().runtime
+
+
+set_starter(start)
+
+
+def shutdown_context(host_timeout: float | None = None) -> Future[None]:
+    """Ends this program's session: its processes, its hosts, its sockets. A later use starts a new one.
+
+    Args:
+        host_timeout: seconds to wait for the processes to end; None for 10.
+
+    Raises:
+        ValueError: the timeout is negative.
+    """
+    if host_timeout is not None and not host_timeout >= 0:
+        raise ValueError(f"host_timeout is a number of seconds, not {host_timeout!r}")
+    if not has_runtime():
+        return _Nothing()
+    runtime = get_runtime()
+    session = runtime.session
+    if session is None:
+        return _Nothing()
+    return in_thread(
+        runtime, "shutdown_context()", lambda: session.close(10.0 if host_timeout is None else host_timeout)
+    )
+
+
+class _Nothing(Future[None]):
+    """What is done already."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.done = True
+        self._value = None
+        self._error = None
+        self._callbacks = None
+        self._lock = threading.Lock()
+        self.thread = None
+        self.label = "shutdown_context()"
+
+
+@atexit.register
+def _at_exit() -> None:
+    if has_runtime():
+        session = get_runtime().session
+        if session is not None and session.pid == os.getpid():
+            session.close(1.0)

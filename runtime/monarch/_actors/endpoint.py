@@ -1,0 +1,177 @@
+"""Endpoints: the methods of an actor that can be called from elsewhere, and what a class of actors has of them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, overload
+
+from monarch.exceptions import ArgumentError
+
+if TYPE_CHECKING:
+    from monarch._actors.call import Endpoint
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class EndpointProperty(Generic[P, R]):
+    """What ``@endpoint`` makes of a method. On a mesh it is an Endpoint, on the actor itself the plain method."""
+
+    def __init__(self, method: Callable[..., Any], explicit: bool, concurrent: bool, propagate: Any = None) -> None:
+        self.method = method
+        self.explicit = explicit
+        self.concurrent = concurrent
+        self.propagate = propagate
+        functools.update_wrapper(self, method)  # pyright: ignore[reportArgumentType]
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> EndpointProperty[P, R]: ...
+    @overload
+    def __get__(self, instance: Any, owner: type) -> Endpoint[P, R]: ...
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else self.method.__get__(instance, owner)
+
+
+@overload
+def endpoint(method: Callable[Concatenate[Any, P], Awaitable[R]], /) -> EndpointProperty[P, R]: ...
+@overload
+def endpoint(method: Callable[Concatenate[Any, P], R], /) -> EndpointProperty[P, R]: ...
+@overload
+def endpoint(
+    *, propagate: Any = None, explicit_response_port: bool = False, instrument: bool = True
+) -> Callable[[Callable[..., Any]], EndpointProperty[..., Any]]: ...
+def endpoint(
+    method: Any = None,
+    /,
+    *,
+    propagate: Any = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+) -> Any:
+    """Makes a method of an Actor callable from elsewhere, by ``call``, ``call_one``, ``broadcast`` and so on.
+
+    Sync methods run one at a time. Async methods of one actor take turns at each ``await``.
+
+    Args:
+        propagate: how shapes of distributed tensors come out, for ``rref``.
+        explicit_response_port: the method gets a Port as first argument after self, and answers through that.
+        instrument: whether calls of it are traced.
+
+    Raises:
+        TypeError: it is put on something that is no function.
+    """
+    return _decorate(method, explicit_response_port, False, propagate)
+
+
+@overload
+def concurrent_endpoint(method: Callable[Concatenate[Any, P], Awaitable[R]], /) -> EndpointProperty[P, R]: ...
+@overload
+def concurrent_endpoint(
+    *, propagate: Any = None, explicit_response_port: bool = False, instrument: bool = True
+) -> Callable[[Callable[..., Any]], EndpointProperty[..., Any]]: ...
+def concurrent_endpoint(
+    method: Any = None,
+    /,
+    *,
+    propagate: Any = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+) -> Any:
+    """An async endpoint whose calls overlap: here all async endpoints do, so this is ``endpoint`` for async methods.
+
+    Raises:
+        ValueError: the method is not async, or is an endpoint already.
+    """
+    return _decorate(method, explicit_response_port, True, propagate)
+
+
+def _decorate(method: Any, explicit: bool, concurrent: bool, propagate: Any) -> Any:
+    if method is None:
+        return lambda given: _decorate(given, explicit, concurrent, propagate)
+    if concurrent and isinstance(method, EndpointProperty):
+        raise ValueError(f"{method.name} is an endpoint already; give it one of the two decorators")
+    if not callable(method) or isinstance(method, (EndpointProperty, type)):
+        raise TypeError(f"@endpoint goes on a method of an Actor, not on {method!r}")
+    if concurrent and not inspect.iscoroutinefunction(method):
+        name = getattr(method, "__name__", method)
+        raise ValueError(f"@concurrent_endpoint needs an async method, and {name} is not; use @endpoint")
+    return EndpointProperty(method, explicit, concurrent, propagate)
+
+
+class Method(NamedTuple):
+    """An endpoint as it is run."""
+
+    function: Callable[..., Any]
+    is_async: bool
+    explicit: bool
+
+
+@functools.lru_cache(maxsize=1024)
+def methods_of(cls: type) -> dict[str, Method]:
+    """All endpoints of a class by name."""
+    found: dict[str, Method] = {}
+    for name in dir(cls):
+        given = inspect.getattr_static(cls, name, None)
+        if isinstance(given, EndpointProperty):
+            found[name] = Method(given.method, inspect.iscoroutinefunction(given.method), given.explicit)
+    return found
+
+
+class Arity:
+    """Whether arguments fit a method: told to the caller, before anything is sent."""
+
+    __slots__ = ("_at_least", "_at_most", "_signature", "name")
+
+    def __init__(self, name: str, method: Callable[..., Any], leave_out: int) -> None:
+        self.name = name
+        self._at_least, self._at_most = 1, 0
+        try:
+            signature = inspect.signature(method)
+        except (TypeError, ValueError):
+            # A builtin or the like says nothing of its arguments; the call itself will.
+            self._signature = None
+            return
+        parameters = list(signature.parameters.values())
+        while leave_out and parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
+            parameters.pop(0)
+            leave_out -= 1
+        self._signature = signature.replace(parameters=parameters)
+        kinds = inspect.Parameter
+        simple = all(parameter.kind is not kinds.KEYWORD_ONLY or parameter.default is not kinds.empty
+                     for parameter in parameters)  # fmt: skip
+        if simple:
+            positional = [p for p in parameters if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)]
+            self._at_least = sum(p.default is kinds.empty for p in positional)
+            anything = any(p.kind is kinds.VAR_POSITIONAL for p in parameters)
+            self._at_most = 1 << 30 if anything else len(positional)
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """ArgumentError if the arguments do not fit."""
+        if not kwargs and self._at_least <= len(args) <= self._at_most:
+            return
+        if self._signature is None:
+            return
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise ArgumentError(f"{self.name}(): {error}; its signature is {self._signature}") from None
+
+
+@functools.lru_cache(maxsize=4096)
+def arity_of(cls: type, method: str) -> Arity:
+    """The arguments that an endpoint takes, without self and the port."""
+    found = methods_of(cls)[method]
+    return Arity(f"{cls.__name__}.{method}", found.function, 2 if found.explicit else 1)
+
+
+@functools.lru_cache(maxsize=1024)
+def init_arity_of(cls: type) -> Arity:
+    """The arguments that the constructor of a class takes."""
+    if cls.__init__ is object.__init__:
+        return Arity(cls.__name__, lambda: None, 0)
+    return Arity(cls.__name__, cls.__init__, 1)

@@ -1,0 +1,144 @@
+"""What the code of an actor runs in: the main thread of a rank, a thread of its own, or an event loop in either."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from monarch._actors.runtime import Runtime
+
+if TYPE_CHECKING:
+    from monarch._procs.pump import Turn
+
+Action = Callable[[], None]
+
+
+class Executor:
+    """Runs actions one after the other, in the order posted; on an event loop once an async actor has come."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._items: deque[Action] = deque()
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def post(self, action: Action) -> None:
+        """Has something run here, from any thread."""
+        with self._lock:
+            if self.loop is not None:
+                self.loop.call_soon_threadsafe(action)
+                return
+            self._items.append(action)
+        self._notify()
+
+    def enter_loop(self, first: Action) -> None:
+        """Turns to an event loop, where this action runs before all that come later; called from an action."""
+        loop = asyncio.new_event_loop()
+        loop.call_soon(first)
+        with self._lock:
+            while self._items:
+                loop.call_soon(self._items.popleft())
+            self.loop = loop
+
+    def release(self) -> None:
+        """The actor that lived here is gone; called from an action."""
+        if self.loop is not None:
+            self.loop.stop()
+
+    def end(self) -> None:
+        """Runs nothing more after what was posted."""
+
+        def last() -> None:
+            self._ended = True
+            if self.loop is not None:
+                self.loop.stop()
+
+        self.post(last)
+
+    def run(self) -> None:
+        """Runs what is posted, until it is ended; in the thread that this is for."""
+        while not self._ended:
+            if self.loop is not None:
+                self._run_loop(self.loop)
+                continue
+            self._wait()
+            try:
+                action = self._items.popleft()
+            except IndexError:
+                continue
+            try:
+                action()
+            except Exception:
+                # Errors of the user's code are answered where it runs; this is a bug, and must not end the thread.
+                traceback.print_exc()
+
+    def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        # No thread waits here in a way that receives.
+        self.runtime.pump.background()
+        try:
+            loop.run_forever()
+        finally:
+            with self._lock:
+                self.loop = None
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    def _notify(self) -> None:
+        raise NotImplementedError
+
+    def _wait(self) -> None:
+        raise NotImplementedError
+
+
+class MainExecutor(Executor):
+    """The main thread of a rank: while nothing is posted, it receives messages itself."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__(runtime)
+        self.thread: Turn | None = None
+        self.busy = False
+        """Whether an actor lives here; another one gets a thread of its own."""
+
+    @property
+    def done(self) -> bool:
+        """Whether there is something to run: what the thread waits for."""
+        return bool(self._items)
+
+    def _notify(self) -> None:
+        self.runtime.pump.notify(self)
+
+    def _wait(self) -> None:
+        if not self._items:
+            self.runtime.pump.wait(self)
+
+    def release(self) -> None:
+        self.busy = False
+        super().release()
+
+
+class ThreadExecutor(Executor):
+    """A thread for one actor; it ends with it."""
+
+    def __init__(self, runtime: Runtime, name: str) -> None:
+        super().__init__(runtime)
+        self._semaphore = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self.run, name=name, daemon=True)
+        self._thread.start()
+
+    def _notify(self) -> None:
+        self._semaphore.release()
+
+    def _wait(self) -> None:
+        self._semaphore.acquire()
+
+    def release(self) -> None:
+        self.end()

@@ -1,0 +1,171 @@
+"""Exceptions on their way from a rank to the caller: packed there, raised here, equal ones of many ranks as one."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import traceback
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from monarch._core.extent import Extent, Point
+from monarch._core.ranks import describe_ranks
+from monarch._wire.messages import encode
+from monarch._wire.pickling import dumps, loads
+from monarch.exceptions import ActorError, MonarchError
+
+if TYPE_CHECKING:
+    from monarch._core.valuemesh import ValueMesh
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_MAX_TEXT = 100_000
+
+
+class Failure(msgspec.Struct, array_like=True):
+    """An exception as it goes over the wire."""
+
+    kind: str
+    """Qualified name of its class."""
+    text: str
+    """Its message."""
+    where: str
+    """The line of the user's code at which it was raised; empty if there is none."""
+    trace: str
+    """Its traceback: frames of the user's code, ours folded."""
+    pickled: bytes | None
+    """The exception itself, if it can be pickled and made again."""
+    own: bool
+    """Whether it is an error of Monarch, to be raised as it is, and not of the endpoint."""
+
+
+_unpack = msgspec.msgpack.Decoder(Failure).decode
+
+
+def unpack_failure(data: bytes) -> Failure:
+    """The failure that ``pack_failure`` packed."""
+    return _unpack(data)
+
+
+def pack_failure(error: BaseException, own: bool = False) -> bytes:
+    """An exception for the wire. What cannot be pickled goes as text."""
+    trace, where = _trace(error)
+    text = _text(error)
+    kind = type(error).__qualname__
+    if type(error).__module__ not in ("builtins", "__main__"):
+        kind = f"{type(error).__module__}.{kind}"
+    return encode(Failure(kind, text, where, trace, _pickled(error), own))
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    # Its traceback and context would bring the frames of the rank along, and do not survive pickling anyhow.
+    try:
+        body, buffers = dumps(error)
+        if buffers or len(body) > 1_000_000:
+            return None
+        again = loads(body)
+        return body if type(again) is type(error) else None
+    except Exception:
+        # An __init__ that does not take its own args, a lock among its attributes: the text has to do.
+        return None
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)[:_MAX_TEXT]
+    except Exception as broken:
+        return f"<no text: str() of it raised {type(broken).__name__}>"
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a file is of this package."""
+    return filename.startswith(_OURS)
+
+
+def _trace(error: BaseException) -> tuple[str, str]:
+    """The traceback as text, and the last line of the user's own code in it."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    hidden = 0
+    while frames and is_ours(frames[0][0].f_code.co_filename):
+        frames.pop(0)
+        hidden += 1
+    tb: TracebackType | None = error.__traceback__
+    for _ in range(hidden):
+        tb = tb.tb_next if tb else None
+    linecache.checkcache()
+    where = ""
+    if frames:
+        frame, line = frames[-1]
+        for each, its_line in reversed(frames):
+            if not _is_library(each.f_code.co_filename):
+                frame, line = each, its_line
+                break
+        where = f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_name}"
+    try:
+        text = "".join(traceback.format_exception(type(error), error, tb))
+    except Exception as broken:
+        text = f"{type(error).__name__}: <its traceback cannot be shown: {type(broken).__name__}>"
+    return text[-_MAX_TEXT:].rstrip("\n"), where
+
+
+def _is_library(filename: str) -> bool:
+    return "site-packages" in filename or "dist-packages" in filename or is_ours(filename) or filename.startswith("<fr")
+
+
+def exception_of(failure: Failure) -> BaseException | None:
+    """The exception itself, None if it cannot be made here."""
+    if failure.pickled is None:
+        return None
+    try:
+        return loads(failure.pickled)
+    except Exception:
+        return None
+
+
+def raise_one(failure: Failure, extent: Extent, rank: int, call: str) -> BaseException:
+    """The error of a call that one actor answered, to be raised."""
+    return group({rank: failure}, extent, call, None)
+
+
+def group(failures: dict[int, Failure], extent: Extent, call: str, results: ValueMesh[Any] | None) -> BaseException:
+    """One error of all failed ranks: those that failed alike are told once."""
+    kinds: dict[tuple[str, str, str], list[int]] = {}
+    for rank, failure in sorted(failures.items()):
+        kinds.setdefault((failure.kind, failure.text, failure.where), []).append(rank)
+    first = min(failures)
+    failure = failures[first]
+    original = exception_of(failure)
+    if failure.own and isinstance(original, MonarchError):
+        if results is not None and hasattr(original, "results"):
+            original.results = results  # pyright: ignore[reportAttributeAccessIssue]
+        return original
+    total = extent.nelements
+    lines = [f"{call} failed on {_whose(list(failures), extent)}"]
+    if total > 1 and len(failures) < total:
+        lines[0] += f"; {describe_ranks(set(range(total)) - set(failures))} answered (see err.results)"
+    for ranks in list(kinds.values())[:8]:
+        one = failures[ranks[0]]
+        head = f"{_whose(ranks, extent)}: {one.kind}: {one.text}" if len(kinds) > 1 else f"{one.kind}: {one.text}"
+        lines.append(f"  {head.splitlines()[0]}" + (f"  ({one.where})" if one.where else ""))
+    if len(kinds) > 8:
+        lines.append(f"  … and {len(kinds) - 8} more kinds of errors (see err.failures)")
+    lines.append(f"Remote traceback of rank {first}:")
+    lines.extend(f"  {line}" for line in failure.trace.splitlines())
+    return ActorError(
+        "\n".join(lines),
+        original if isinstance(original, Exception) else None,
+        rank=first,
+        point=Point(first, extent),
+        failures={rank: failure.trace for rank, failure in failures.items()},
+        results=results,
+    )
+
+
+def _whose(ranks: Sequence[int], extent: Extent) -> str:
+    text = describe_ranks(ranks, extent.nelements)
+    if len(ranks) == 1 and extent.labels:
+        point = Point(ranks[0], extent)
+        return f"{text} ({', '.join(f'{label}={point[label]}' for label in extent)})"
+    return text

@@ -1,0 +1,196 @@
+"""The futures of calls: they collect the replies of the actors that were addressed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from monarch._actors.failures import Failure, group, unpack_failure
+from monarch._actors.future import Future
+from monarch._core.extent import Extent
+from monarch._core.ranks import describe_ranks
+from monarch._core.valuemesh import Deferred, ValueMesh
+from monarch._wire.messages import RESULT, Dead, Reply
+from monarch.exceptions import DeviceMeshError, SpawnError, StoppedError, SupervisionError
+
+if TYPE_CHECKING:
+    from monarch._actors.peers import Peer
+    from monarch._actors.runtime import Runtime
+
+R = TypeVar("R")
+
+
+class Lost:
+    """In place of a reply: the proc that was to give it has died."""
+
+    __slots__ = ("dead",)
+
+    def __init__(self, dead: Dead) -> None:
+        self.dead = dead
+
+
+class Gather(Future[R]):
+    """Collects one reply from each of some actors, and is done when it has all.
+
+    Args:
+        runtime: of this process.
+        targets: the procs of the actors, in the order of their positions in the addressed view.
+        extent: of that view.
+        mesh: name of the mesh, for errors.
+        method: what was called, for errors.
+        finish: makes the result of the values.
+    """
+
+    __slots__ = ("_finish", "_left", "_replies", "actor", "extent", "mesh", "method", "port", "targets")
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        targets: Sequence[Peer],
+        extent: Extent,
+        mesh: str,
+        method: str,
+        finish: Callable[[Gather[R], list[Any]], R],
+        actor: str = "",
+    ) -> None:
+        super().__init__(runtime, "")
+        self.targets = targets
+        self.extent = extent
+        self.mesh = mesh
+        self.method = method
+        self.actor = actor
+        self._left = len(targets)
+        self._replies: list[Any] = [None] * self._left
+        self._finish = finish
+        self.port = runtime.open_port(self)
+
+    def check(self) -> None:
+        """Takes note of procs that died while the call was being sent."""
+        for peer in self.targets:
+            if peer.dead is not None:
+                self.lost(peer, peer.dead)
+
+    @property
+    def label(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What is waited for, as errors say it."""
+        return f"{self.mesh}.{self.method}()" if self.method else self.mesh
+
+    @label.setter
+    def label(self, value: str) -> None:
+        pass
+
+    def reply(self, reply: Reply, frames: Sequence[bytes]) -> None:
+        """Takes the reply of one of the actors; a second one of the same is no reply."""
+        with self._lock:
+            replies = self._replies
+            if not self._left or replies[reply.rank] is not None:
+                return
+            replies[reply.rank] = (reply, frames) if frames else reply
+            self._left -= 1
+            complete = not self._left
+        if complete:
+            self._runtime.close_port(self.port)
+            self._complete()
+
+    def lost(self, peer: Peer, dead: Dead) -> bool:
+        """A proc has died: it will not answer. Whether it was waited for."""
+        waited = False
+        with self._lock:
+            for position, target in enumerate(self.targets):
+                if target is peer and self._left and self._replies[position] is None:
+                    self._replies[position] = Lost(dead)
+                    self._left -= 1
+                    waited = True
+            complete = waited and not self._left
+        if complete:
+            self._runtime.close_port(self.port)
+            self._complete()
+        return waited
+
+    def waits_for(self) -> list[Peer]:
+        """The procs that have not answered."""
+        return [peer for peer, reply in zip(self.targets, self._replies, strict=True) if reply is None]
+
+    def _missing(self) -> str:
+        ranks = [rank for rank, reply in enumerate(self._replies) if reply is None]
+        return f": {describe_ranks(ranks, len(self._replies))} did not answer" if ranks else ""
+
+    def _make(self) -> R:
+        values: list[Any] = []
+        failures: dict[int, Failure] = {}
+        lost: dict[int, Dead] = {}
+        for rank, reply in enumerate(self._replies):
+            frames: Sequence[bytes] = ()
+            if type(reply) is tuple:
+                reply, frames = reply
+            if type(reply) is Lost:
+                lost[rank] = reply.dead
+                values.append(None)
+            elif reply.status == RESULT:
+                try:
+                    values.append(self._runtime.load(reply, frames))
+                except Exception:
+                    # It is reported where it is read, so that the values of the others can be had.
+                    values.append(Deferred(_Load(self._runtime, reply, frames)))
+            else:
+                failures[rank] = unpack_failure(reply.body)
+                values.append(None)
+        self._replies = []
+        if lost or failures:
+            some = len(lost) + len(failures) < len(values)
+            raise self._error_of(failures, lost, ValueMesh(self.extent, values) if some else None)
+        return self._finish(self, values)
+
+    def _error_of(
+        self, failures: dict[int, Failure], lost: dict[int, Dead], results: ValueMesh[Any] | None
+    ) -> BaseException:
+        if not lost:
+            return group(failures, self.extent, self.label, results)
+        return died(self.label, self.mesh, lost, self.extent, results)
+
+
+class _Load:
+    __slots__ = ("_frames", "_reply", "_runtime")
+
+    def __init__(self, runtime: Runtime, reply: Reply, frames: Sequence[bytes]) -> None:
+        self._runtime, self._reply, self._frames = runtime, reply, frames
+
+    def __call__(self) -> Any:
+        return self._runtime.load(self._reply, self._frames)
+
+
+def died(
+    label: str, mesh: str, lost: dict[int, Dead], extent: Extent, results: ValueMesh[Any] | None
+) -> DeviceMeshError:
+    """The error of calls whose ranks have died: which, how, and the last that each kind of them wrote."""
+    total = extent.nelements
+    reasons: dict[str, list[int]] = {}
+    for rank, dead in lost.items():
+        reasons.setdefault(dead.reason, []).append(rank)
+    stopped = all(dead.expected for dead in lost.values())
+    kind: type[DeviceMeshError] = StoppedError if stopped else SupervisionError
+    if all(dead.reason.startswith("could not be started") for dead in lost.values()):
+        kind = SpawnError
+    lines: list[str] = []
+    for reason, ranks in list(reasons.items())[:8]:
+        procs = f"the process{'es' if len(ranks) > 1 else ''} of {describe_ranks(ranks, total)} of {mesh}"
+        lines.append(f"{procs} {'was stopped' if stopped else reason}")
+        tail = last_lines(lost[ranks[0]])
+        if tail and not stopped:
+            lines.append(f"  last lines of stderr of rank {ranks[0]}:")
+            lines.extend(f"    {line}" for line in tail)
+    alive = set(range(total)) - set(lost)
+    lines[0] = f"{label} failed: {lines[0]}"
+    if alive:
+        lines.append(f"{describe_ranks(alive)} {'is' if len(alive) == 1 else 'are'} alive; a slice of them can be used")
+    else:
+        lines.append("make a new mesh to go on")
+    return kind("\n".join(lines), mesh=mesh, ranks=tuple(sorted(lost)), results=results)
+
+
+def last_lines(dead: Dead, count: int = 10) -> list[str]:
+    """The end of what a proc wrote on stderr."""
+    for stream, _, data in dead.tails:
+        if stream == "stderr":
+            return data.decode(errors="replace").rstrip().splitlines()[-count:]
+    return []

@@ -1,0 +1,285 @@
+"""Meshes of hosts, and processes on them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from monarch._actors.context import own_by_current
+from monarch._actors.future import Future, Promise, in_thread
+from monarch._actors.gather import Gather
+from monarch._actors.owned import Managed
+from monarch._actors.process import get_runtime
+from monarch._actors.procmesh import ProcMesh, _Shared
+from monarch._actors.procs import Procs
+from monarch._actors.runtime import Runtime, current
+from monarch._actors.spec import RankConfig
+from monarch._core.extent import Extent, axes_text
+from monarch._core.meshview import MeshView
+from monarch._core.region import Region
+from monarch._core.tables import html_table, text_table
+from monarch._wire import messages as m
+from monarch._wire.pickling import dumps
+from monarch.exceptions import ShapeError, StoppedError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+RANK_ENTRY = "monarch._actors.rank:main"
+
+
+@dataclass
+class BootstrapCommand:
+    """How processes are started: here only its environment counts, since they are forks of a warm process.
+
+    A value of None removes a variable.
+    """
+
+    program: str = field(default_factory=lambda: sys.executable)
+    arg0: str | None = None
+    args: Sequence[str] = ()
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    inherit_env: bool = True
+
+    def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:
+        """A copy with more variables."""
+        return BootstrapCommand(self.program, self.arg0, self.args, {**self.env, **env}, self.inherit_env)
+
+
+def default_bootstrap_cmd() -> BootstrapCommand:
+    """How processes are started if nothing is said."""
+    return BootstrapCommand()
+
+
+class HostMesh(MeshView, Managed):
+    """Hosts, each with an agent that starts processes; ``this_host()`` is the one that this program runs on."""
+
+    def __init__(self, hosts: tuple[str, ...], region: Region, runtime: Runtime, shared: _SharedHosts) -> None:
+        self._hosts = hosts
+        self._region = region
+        self._runtime = runtime
+        self._shared = shared
+
+    @classmethod
+    def of_hosts(cls, hosts: tuple[str, ...], region: Region) -> HostMesh:
+        """A reference to hosts of this session."""
+        return cls(hosts, region, get_runtime(), _SharedHosts(None))
+
+    def _view(self, region: Region) -> Self:
+        return type(self)(self._hosts, region, self._runtime, self._shared)
+
+    @property
+    def initialized(self) -> Future[bool]:
+        """True when the agents of all hosts can be reached."""
+        promise: Promise[Any] = Promise(self._runtime, "hosts")
+        promise.complete(lambda: True)
+        return promise
+
+    def spawn_procs(
+        self,
+        per_host: Mapping[str, int] | None = None,
+        bootstrap: Callable[[], Any] | None = None,
+        name: str | None = None,
+        proc_bind: Sequence[Mapping[str, str] | Sequence[int]] | None = None,
+        bootstrap_command: BootstrapCommand | None = None,
+        *,
+        env: Mapping[str, Any] | None = None,
+    ) -> ProcMesh:
+        """Starts processes on each host. It returns at once; what is sent to them waits until they are there.
+
+        Args:
+            per_host: axes of the processes of one host with their sizes, as in ``{"gpus": 8}``; one process if none.
+            bootstrap: runs in each process before any actor is made; sync or async.
+            name: for people.
+            proc_bind: for each process of a host the cores that it may use: a sequence of their numbers, or
+                ``{"cpus": "0-3"}``. Without it the processes share the cores out.
+            bootstrap_command: only its ``env`` counts.
+            env: environment variables, in place before any code of the user runs; None removes one.
+
+        Raises:
+            ShapeError: a size is not positive, an axis is one of the hosts already, or ``proc_bind`` does not fit.
+            StoppedError: the hosts were shut down.
+        """
+        runtime = self._runtime
+        if self._shared.stopped or runtime.closed:
+            raise StoppedError("these hosts have been shut down; get new ones", mesh="hosts")
+        local = _local_extent(self.extent, per_host)
+        variables = _environment(bootstrap_command, env)
+        extent = Extent((*self.extent.labels, *local.labels), (*self.extent.sizes, *local.sizes))
+        count = prod(local.sizes)
+        binds = _binds(proc_bind, count)
+        hosts = tuple(self._hosts[rank] for rank in self._region.base_ranks())
+        uid = secrets.token_hex(4)
+        called = name or "procs"
+        procs = Procs(uid, called, hosts, count, extent.labels, extent.sizes, self.ndim, runtime.proc)
+        here = current.get()
+        peers = [runtime.peer(procs.proc(rank), starting=True) for rank in range(extent.nelements)]
+        gather: Gather[Any] = Gather(runtime, peers, extent, called, "bootstrap", lambda _, __: True)
+        shared = _Shared(procs, True)
+        shared.initialized = gather
+        mesh = ProcMesh(shared, procs.region(), runtime)
+        runtime.proc_meshes[uid] = (called, own_by_current(mesh))
+        packed = dumps(bootstrap, "bootstrap")[0] if bootstrap is not None else None
+        for index, host in enumerate(hosts):
+            places = list(range(index * count, (index + 1) * count))
+            config = RankConfig(runtime.proc, runtime.root, procs, gather.port, packed, here[0].key if here else "")
+            runtime.to_agent(
+                host,
+                m.Spawn(
+                    runtime.proc,
+                    [procs.proc(rank) for rank in places],
+                    RANK_ENTRY,
+                    dumps(config)[0],
+                    places,
+                    variables,
+                    runtime.base_env(host),
+                    binds,
+                    called,
+                    [path for path in sys.path if isinstance(path, str)],
+                    _cwd(),
+                ),
+            )
+        gather.check()
+        return mesh
+
+    def shutdown(self) -> Future[None]:
+        """Ends the agents of these hosts and all that runs there.
+
+        Raises:
+            RuntimeError: this is a view or a reference; or it is the host that this program runs on.
+        """
+        shared = self._shared
+        if shared.release is None or self._region != shared.region:
+            raise RuntimeError("cannot shut down hosts through a view or a reference; only who attached them can")
+        if not shared.stopped:
+            shared.stopped = True
+            release = shared.release
+            shared.stopping = in_thread(self._runtime, "shutdown", release)
+        assert shared.stopping is not None
+        return shared.stopping
+
+    stop = shutdown
+
+    def to_table(self) -> str:
+        """The hosts, as text."""
+        return text_table(*self._rows(), 33)
+
+    def _rows(self) -> tuple[list[str], list[list[object]]]:
+        rows: list[list[object]] = []
+        for point, rank in zip(self.coordinates, self._region.base_ranks(), strict=True):
+            rows.append([point.rank, *(point[label] for label in point), self._hosts[rank]])
+        return ["rank", *self.extent.labels, "host"], rows
+
+    def __repr__(self) -> str:
+        return f"<HostMesh ({axes_text(self.extent) if self.ndim else self._hosts[self._region.base_rank(0)]})>"
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._rows(), 33, title="HostMesh")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HostMesh) and (self._hosts, self._region) == (other._hosts, other._region)
+
+    def __hash__(self) -> int:
+        return hash((self._hosts, self._region))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HostMesh.of_hosts, (self._hosts, self._region)
+
+
+class _SharedHosts:
+    """What all views of one mesh of hosts in this process share."""
+
+    def __init__(self, release: Callable[[], None] | None, region: Region | None = None) -> None:
+        self.release = release
+        self.region = region
+        self.stopped = False
+        self.stopping: Future[None] | None = None
+
+
+def attached(hosts: tuple[str, ...], runtime: Runtime, release: Callable[[], None]) -> HostMesh:
+    """A mesh of hosts that this program has attached, and owns."""
+    region = Region.full(Extent(("hosts",), (len(hosts),)))
+    return HostMesh(hosts, region, runtime, _SharedHosts(release, region))
+
+
+def this_host() -> HostMesh:
+    """The host that this code runs on, as a mesh without axes."""
+    runtime = get_runtime()
+    runtime.need_agent()
+    return HostMesh.of_hosts((runtime.host,), Region((), 0, (), ()))
+
+
+def proc_mesh(
+    *, gpus: int = 1, hosts: int = 1, env: Mapping[str, Any] | None = None, name: str | None = None
+) -> ProcMesh:
+    """Processes on this host; it can be awaited, which waits until they are up.
+
+    Args:
+        gpus: how many processes; ``gpus`` is the name of their axis.
+        hosts: 1, as this is one host.
+        env: environment variables, in place before any code of the user runs.
+        name: for people.
+
+    Raises:
+        ShapeError: a number that cannot be.
+    """
+    if hosts != 1:
+        raise ShapeError(f"proc_mesh starts processes on this host only, so hosts is 1 and not {hosts!r}")
+    return this_host().spawn_procs({"gpus": gpus}, env=env, name=name)
+
+
+def _local_extent(hosts: Extent, per_host: Mapping[str, int] | None) -> Extent:
+    axes = dict(per_host or {})
+    for label, size in axes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ShapeError(f"per_host[{label!r}] is a number of processes, at least 1, and not {size!r}")
+        if label in hosts:
+            raise ShapeError(f"the hosts have an axis {label!r} already ({axes_text(hosts)}); name it otherwise")
+    return Extent(tuple(axes), tuple(axes.values()))
+
+
+def _environment(command: BootstrapCommand | None, env: Mapping[str, Any] | None) -> dict[str, str | None]:
+    given: dict[str, Any] = {**(command.env if command is not None else {}), **(env or {})}
+    for key, value in given.items():
+        if not isinstance(key, str) or not key or "=" in key or "\0" in key:
+            raise EnvError(f"{key!r} cannot be the name of an environment variable")
+        if value is not None and not isinstance(value, (str, int, float)):
+            raise EnvError(f"env[{key!r}] is a text or None, and not {value!r}")
+    return {key: None if value is None else str(value) for key, value in given.items()}
+
+
+class EnvError(ValueError, TypeError):
+    """An environment variable that cannot be."""
+
+
+def _binds(proc_bind: Sequence[Any] | None, count: int) -> list[list[int] | None]:
+    if proc_bind is None:
+        return []
+    if len(proc_bind) != count:
+        raise ShapeError(f"proc_bind has {len(proc_bind)} entries for {count} processes a host; give one for each")
+    return [_cores(bind) for bind in proc_bind]
+
+
+def _cores(bind: Any) -> list[int]:
+    from monarch._core.ranks import parse_ranks
+
+    if isinstance(bind, Mapping):
+        text = bind.get("cpus") or bind.get("physcpubind") or bind.get("cpunodebind")
+        bind = text if text is not None else ""
+    cores = parse_ranks(bind) if isinstance(bind, str) else [int(core) for core in bind]
+    missing = [core for core in cores if core not in os.sched_getaffinity(0)]
+    if not cores or missing:
+        raise ShapeError(f"proc_bind names cores {missing or bind!r}, which this machine does not let a process use")
+    return cores
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""

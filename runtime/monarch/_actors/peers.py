@@ -1,0 +1,185 @@
+"""The other processes, as one process sees them: how to send to each, how far it is behind, whether it has died."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch._procs.session import host_of, ipc_address
+from monarch._wire.links import Link
+from monarch._wire.messages import Cast, Dead, Route, encode
+
+if TYPE_CHECKING:
+    from monarch._actors.runtime import Runtime
+    from monarch._procs.pump import Turn
+
+WINDOW = 16_384
+"""How far a sender may be ahead of a receiver: in messages, each counted once more for every 4 KiB of it."""
+
+
+def cost_of(size: int) -> int:
+    """What a message with a body of so many bytes takes of the window; the same at both ends."""
+    return 1 + (size >> 12)
+
+
+class Peer:
+    """Another process, or this one; ``send`` puts a message on the one path to it."""
+
+    __slots__ = ("credit", "dead", "host", "proc", "runtime", "sent", "thread")
+
+    def __init__(self, runtime: Runtime, proc: str) -> None:
+        self.runtime = runtime
+        self.proc = proc
+        self.host = host_of(proc)
+        self.dead: Dead | None = None
+        self.sent = 0
+        self.credit = WINDOW
+        self.thread: Turn | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it has room for one message more: what a sender waits for."""
+        return self.sent < self.credit or self.dead is not None
+
+    def finished(self, done: int) -> None:
+        """It has finished messages of this process, ``done`` in all."""
+        if done + WINDOW > self.credit:
+            full = self.sent >= self.credit
+            self.credit = done + WINDOW
+            if full:
+                self.runtime.pump.notify(self)
+
+    def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
+        """Sends a message, whatever the window."""
+        raise NotImplementedError
+
+    def ready(self) -> None:
+        """It listens now."""
+
+    def end(self, dead: Dead) -> None:
+        """It has died: nothing more goes there."""
+        self.dead = dead
+        self.runtime.pump.notify(self)
+
+
+class LocalPeer(Peer):
+    """This process itself."""
+
+    __slots__ = ()
+
+    def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
+        self.runtime.on_message(frame, more)
+
+
+class IpcPeer(Peer):
+    """A process of the same host. One that was only just asked for is connected to when it listens."""
+
+    __slots__ = ("_early", "_link")
+
+    def __init__(self, runtime: Runtime, proc: str, starting: bool = False) -> None:
+        super().__init__(runtime, proc)
+        # Connecting before it listens would cost a retry's pause.
+        self._early: list[tuple[bytes, Sequence[Any]]] | None = [] if starting else None
+        self._link: Link | None = None if starting else self._connect()
+
+    def _connect(self) -> Link:
+        runtime = self.runtime
+        return Link(runtime.context, ipc_address(runtime.folder, self.proc), runtime.hello)
+
+    def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
+        link = self._link
+        if link is None:
+            with self.runtime.peer_lock:
+                if self._early is not None:
+                    self._early.append((frame, more))
+                    return
+            link = self._link
+            if link is None:
+                return
+        link.send(frame, more)
+
+    def ready(self) -> None:
+        if self._early is None:
+            return
+        link = self._connect()
+        with self.runtime.peer_lock:
+            early, self._early = self._early or [], None
+            for frame, more in early:
+                link.send(frame, more)
+            self._link = link
+
+    def close(self, linger_ms: int) -> None:
+        """Closes the connection; what it has not sent yet goes in that time."""
+        if self._link is not None:
+            self._link.close(linger_ms)
+
+    def end(self, dead: Dead) -> None:
+        super().end(dead)
+        with self.runtime.peer_lock:
+            self._early = None
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+class RemotePeer(Peer):
+    """A process of another host; messages go by a gateway."""
+
+    __slots__ = ("_gateway",)
+
+    def __init__(self, runtime: Runtime, proc: str, gateway: Gateway) -> None:
+        super().__init__(runtime, proc)
+        self._gateway = gateway
+
+    def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
+        self._gateway.route(self.proc, [frame, *more])
+
+
+class Gateway:
+    """The way to the procs of another host: that host's agent, or for a rank its own agent, which passes it on."""
+
+    def __init__(self, link: Link, agent: str, direct: bool) -> None:
+        self._link = link
+        self._agent = agent
+        self._direct = direct
+
+    def route(self, proc: str, frames: Sequence[Any]) -> None:
+        """Sends to one proc, or to the agent itself."""
+        if self._direct and proc == self._agent:
+            self._link.send(frames[0], frames[1:])
+        else:
+            self._link.send(encode(Route(proc, len(frames))), frames)
+
+    def cast(self, src: str, procs: list[str], port: int, frames: Sequence[Any]) -> None:
+        """Sends one message to many procs of the host; their replies to the port come as one."""
+        cast = encode(Cast(src, procs, port, len(frames)))
+        if self._direct:
+            self._link.send(cast, frames)
+        else:
+            self._link.send(encode(Route(self._agent, len(frames) + 1)), [cast, *frames])
+
+    def monitor(self) -> Any:
+        """A socket that tells when the connection to the host is lost; None where another process has it."""
+        return self._link.monitor() if self._direct else None
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Closes the link to the host's agent."""
+        if self._direct:
+            self._link.close(linger_ms)
+
+
+class Targets:
+    """Where the members of a view are: those that are sent to directly, and those of other hosts, by host."""
+
+    __slots__ = ("far", "near", "peers")
+
+    def __init__(self, runtime: Runtime, peers: Iterable[Peer]) -> None:
+        self.peers = list(peers)
+        self.near: list[Peer] = []
+        hosts: dict[str, list[str]] = {}
+        for peer in self.peers:
+            if isinstance(peer, RemotePeer):
+                hosts.setdefault(peer.host, []).append(peer.proc)
+            else:
+                self.near.append(peer)
+        self.far = [(runtime.gateway(host), procs) for host, procs in hosts.items()]

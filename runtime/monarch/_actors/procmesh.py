@@ -1,0 +1,285 @@
+"""Meshes of processes."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from monarch._actors.actor import Actor, check_class
+from monarch._actors.actormesh import SHOWN, ActorMesh, _State, member_rows
+from monarch._actors.context import own_by_current
+from monarch._actors.endpoint import init_arity_of
+from monarch._actors.future import Future, Promise
+from monarch._actors.gather import Gather, died
+from monarch._actors.owned import Managed
+from monarch._actors.process import get_runtime
+from monarch._actors.procs import Procs
+from monarch._actors.runtime import Runtime, current
+from monarch._actors.spec import ActorSpec
+from monarch._core.meshview import MeshView
+from monarch._core.region import Region
+from monarch._core.tables import html_table, text_table
+from monarch._wire import messages as m
+from monarch._wire.pickling import dumps
+from monarch.exceptions import StoppedError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from monarch._actors.hostmesh import HostMesh
+
+A = TypeVar("A", bound=Actor)
+
+GRACE = 3.0
+"""Seconds that a stopped process has for the cleanup of its actors."""
+
+
+class _Shared:
+    """What all views of one mesh of procs in this process share."""
+
+    __slots__ = ("initialized", "meshes", "output", "owned", "procs", "stopped", "stopping")
+
+    def __init__(self, procs: Procs, owned: bool) -> None:
+        self.procs = procs
+        self.owned = owned
+        self.stopped: str | None = None
+        self.stopping: Future[None] | None = None
+        self.initialized: Future[Any] | None = None
+        self.meshes: list[ActorMesh] = []
+
+
+class ProcMesh(MeshView, Managed):
+    """The processes of one ``spawn_procs``, or a view of them; actors are spawned on it."""
+
+    def __init__(self, state: _Shared, region: Region, runtime: Runtime) -> None:
+        self._state = state
+        self._region = region
+        self._runtime = runtime
+
+    @classmethod
+    def refer(cls, procs: Procs, region: Region) -> ProcMesh:
+        """A reference to processes that somebody else owns."""
+        return cls(_Shared(procs, False), region, get_runtime())
+
+    def _view(self, region: Region) -> Self:
+        return type(self)(self._state, region, self._runtime)
+
+    @property
+    def name(self) -> str:
+        """Its name, for people."""
+        return self._state.procs.name
+
+    @property
+    def initialized(self) -> Future[bool]:
+        """True when all processes run and ``bootstrap`` has; its error is that of the bootstrap."""
+        future = self._state.initialized
+        if future is None:
+            future = Promise[Any](self._runtime, self.name)
+            future.complete(lambda: True)
+            self._state.initialized = future
+        return future
+
+    @property
+    def host_mesh(self) -> HostMesh:
+        """The hosts that the processes are on."""
+        from monarch._actors.hostmesh import HostMesh
+
+        procs = self._state.procs
+        if not self._region.labels:
+            rank = self._region.base_rank(0)
+            return HostMesh.of_hosts((procs.hosts[rank // max(procs.per_host, 1)],), Region((), 0, (), ()))
+        return HostMesh.of_hosts(procs.hosts, procs.host_region())
+
+    def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
+        """Makes an actor in each process. It returns at once; what is sent to them waits until they are there.
+
+        Args:
+            name: for people; names need not differ.
+            cls: a subclass of Actor, from a module, a script or a notebook cell.
+            args: for its constructor.
+            kwargs: for its constructor.
+
+        Returns:
+            The mesh of the actors: an ActorMesh, which is typed as the class for the sake of its endpoints.
+
+        Raises:
+            TypeError: the class is no Actor.
+            ValueError: an endpoint has the name of something that each mesh has.
+            ArgumentError: the constructor does not take these arguments.
+            SerializationError: an argument cannot be pickled.
+            DeviceMeshError: the processes were stopped, or some have died.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"spawn(name, Class, ...) needs a name first, not {name!r}")
+        check_class(cls)
+        init_arity_of(cls).check(args, kwargs)
+        self._check(f"spawn({name!r})")
+        runtime = self._runtime
+        key = f"{_short(name)}-{secrets.token_hex(4)}"
+        here = current.get()
+        state = _State(key, name, cls, self._state.procs, self._region, True)
+        mesh = ActorMesh(state, self._region, runtime)
+        targets = mesh._members_at()
+        spec = ActorSpec(
+            name, cls, args, kwargs, self._state.procs, self._region, runtime.proc, here[0].key if here else ""
+        )
+        body, buffers = dumps(spec, f"spawn({name!r}, {cls.__name__})")
+        gather: Gather[Any] = Gather(runtime, targets.peers, self.extent, name, "__init__", lambda _, __: None, key)
+        state.initialized = gather
+        create = m.Create(runtime.proc, key, gather.port, mesh._view_bytes, body)
+        if targets.near:
+            if buffers:
+                bulk = runtime.put(buffers, [peer.proc for peer in targets.near])
+                frame = m.encode(m.Create(create.src, key, create.port, create.view, body, bulk))
+            else:
+                frame = m.encode(create)
+            for peer in targets.near:
+                peer.send(frame)
+        if targets.far:
+            frame = m.encode(m.Create(create.src, key, create.port, create.view, body, None, len(buffers)))
+            for gateway, procs in targets.far:
+                gateway.cast(runtime.proc, procs, create.port, [frame, *buffers])
+        gather.check()
+        runtime.meshes[key] = mesh
+        runtime.owners[key] = own_by_current(mesh)
+        return cast("A", mesh)
+
+    def _check(self, what: str) -> None:
+        state, runtime = self._state, self._runtime
+        if runtime.closed:
+            raise StoppedError(f"{what}: the session of {self.name} was shut down", mesh=self.name)
+        if state.stopped is not None:
+            raise StoppedError(f"{what}: {self.name} was stopped ({state.stopped}); make a new mesh", mesh=self.name)
+        if runtime.deaths:
+            lost: dict[int, m.Dead] = {}
+            for position, rank in enumerate(self._region.base_ranks()):
+                peer = runtime.peers.get(state.procs.proc(rank))
+                if peer is not None and peer.dead is not None:
+                    lost[position] = peer.dead
+            if lost:
+                raise died(what, self.name, lost, self.extent, None)
+
+    def stop(self, reason: str = "stopped by its owner") -> Future[None]:
+        """Ends the processes: actors first handle what was sent before, and clean up; 3 s later they are killed.
+
+        It begins at once; the result is there when the processes have ended.
+
+        Raises:
+            StoppedError: this is a view or a reference, and only the owner stops a mesh.
+        """
+        state, runtime = self._state, self._runtime
+        if not state.owned or self._region != state.procs.region():
+            raise StoppedError(f"{self.name} can only be stopped as a whole, by the one who spawned it", mesh=self.name)
+        if state.stopping is not None:
+            return state.stopping
+        state.stopped = reason
+        procs = state.procs
+        peers = [runtime.peer(procs.proc(rank)) for rank in self._region.base_ranks()]
+        ended = Ended(runtime, f"{self.name}.stop()", [peer.proc for peer in peers if peer.dead is None])
+        by_host: dict[str, list[str]] = {}
+        for peer in peers:
+            by_host.setdefault(peer.host, []).append(peer.proc)
+        for host, names in by_host.items():
+            runtime.to_agent(host, m.Stop(runtime.proc, names, GRACE))
+        halt = m.encode(m.Halt(runtime.proc, "", 0, b"", reason))
+        for peer in peers:
+            peer.send(halt)
+        state.stopping = ended
+        return ended
+
+    async def logging_option(
+        self, stream_to_client: bool = True, aggregate_window_sec: float | None = None, level: int = logging.INFO
+    ) -> None:
+        """Says how the output of these processes is shown here.
+
+        Args:
+            stream_to_client: whether it is shown at all.
+            aggregate_window_sec: seconds for which equal lines of several ranks are awaited, to be shown as one;
+                None for what is usual.
+            level: the least level of records of Python's logging that are shown.
+
+        Raises:
+            ValueError: the window is negative, or the level is not from 0 to 255.
+        """
+        if aggregate_window_sec is not None and not aggregate_window_sec >= 0:
+            raise ValueError(f"aggregate_window_sec is a number of seconds, not {aggregate_window_sec!r}")
+        if not 0 <= level <= 255:
+            raise ValueError(f"level is from 0 to 255, not {level}")
+        self._runtime.output_options(self._state.procs.uid, stream_to_client, aggregate_window_sec)
+        halt = m.encode(m.Level(self._runtime.proc, level))
+        for rank in self._region.base_ranks():
+            self._runtime.peer(self._state.procs.proc(rank)).send(halt)
+
+    def to_table(self) -> str:
+        """Which process is where, as text."""
+        return text_table(*member_rows(self._runtime, self._state.procs, self._region), SHOWN + 1)
+
+    def _title(self) -> str:
+        axes = ", ".join(f"{label}={size}" for label, size in self.extent.items())
+        return f"ProcMesh {self.name!r} ({axes})" + (" stopped" if self._state.stopped else "")
+
+    def __repr__(self) -> str:
+        return f"<{self._title()}>"
+
+    def _repr_html_(self) -> str:
+        headers, rows = member_rows(self._runtime, self._state.procs, self._region)
+        return html_table(headers, rows, SHOWN + 1, title=self._title())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProcMesh) and (self._state.procs, self._region) == (other._state.procs, other._region)
+
+    def __hash__(self) -> int:
+        return hash((self._state.procs, self._region))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ProcMesh.refer, (self._state.procs, self._region)
+
+
+class Ended(Future[None]):
+    """Done when some processes have died."""
+
+    __slots__ = ("_left", "port")
+
+    def __init__(self, runtime: Runtime, label: str, procs: list[str]) -> None:
+        super().__init__(runtime, label)
+        self._left = set(procs)
+        self.port = 0
+        if procs:
+            self.port = runtime.open_port(self)
+        else:
+            self.done = True
+
+    targets: Any = ()
+
+    def reply(self, reply: m.Reply, frames: Any) -> None:
+        """Nothing is replied here."""
+
+    def lost(self, peer: Any, dead: m.Dead) -> bool:
+        """One of them has died."""
+        with self._lock:
+            if peer.proc not in self._left:
+                return False
+            self._left.discard(peer.proc)
+            complete = not self._left
+        if complete:
+            self._runtime.close_port(self.port)
+            self._complete()
+        return True
+
+    def _make(self) -> None:
+        return None
+
+
+def _short(name: str) -> str:
+    return "".join(char for char in name if char.isalnum() or char == "_")[:12] or "actor"
+
+
+def this_proc() -> ProcMesh:
+    """The process that this code runs in, as a mesh of one. Actors that are spawned on it live here."""
+    runtime = get_runtime()
+    if runtime.config is not None:
+        procs = runtime.config.procs
+        return ProcMesh.refer(procs, Region((), runtime.rank, (), ()))
+    procs = Procs(runtime.proc, "this_proc", (runtime.host,), 1, (), (), 0, runtime.proc)
+    return ProcMesh.refer(procs, Region((), 0, (), ()))

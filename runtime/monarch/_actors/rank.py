@@ -1,0 +1,182 @@
+"""The process of a rank: forked by the zygote, it runs actors until it is told to stop or its owner dies."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from monarch._actors.cells import NOTHING, Cell
+from monarch._actors.executors import Executor, MainExecutor, ThreadExecutor
+from monarch._actors.failures import pack_failure
+from monarch._actors.faults import Faults
+from monarch._actors.process import set_runtime
+from monarch._actors.runtime import Runtime, current
+from monarch._actors.spec import RankConfig
+from monarch._procs.output import Capture
+from monarch._wire import messages as m
+from monarch._wire.pickling import loads
+
+_FLUSH_EVERY = 0.05
+_FLUSH_IDLE = 1.0
+
+
+class Rank:
+    """What a rank process does with the messages that make and stop actors."""
+
+    def __init__(self, config: RankConfig, proc: str, place: int, folder: str) -> None:
+        self.config = config
+        self.runtime = runtime = Runtime(proc, folder, config.root)
+        runtime.rank = place
+        runtime.config = config
+        set_runtime(runtime)
+        self.main = MainExecutor(runtime)
+        self._capture = Capture()
+        self._pause = _FLUSH_EVERY
+        self._halting = 0
+        self._halt_lock = threading.Lock()
+        runtime.on_create = self._create
+        runtime.on_halt = self._halt
+        runtime.on_level = self._level
+        runtime.idle = self.flush
+        Faults(runtime)
+
+    def run(self) -> None:
+        """Works until it is stopped."""
+        runtime, config = self.runtime, self.config
+        owner = runtime.peer(config.owner)
+        owner.send(m.encode(m.Ready(runtime.proc, os.getpid())))
+        view = m.pack(config.procs.region().pack())
+        body = NOTHING
+        status = m.RESULT
+        try:
+            if config.bootstrap is not None:
+                self._bootstrap(config.bootstrap)
+        except BaseException as error:
+            status, body = m.ERROR, pack_failure(error)
+        self.flush()
+        place = runtime.region_of(view).position_of(runtime.rank) or 0
+        runtime.reply(config.owner, config.port, place, status, body)
+        self._tick()
+        while True:
+            try:
+                self.main.run()
+                break
+            except KeyboardInterrupt:
+                # It came while no endpoint ran, so there is nothing to interrupt.
+                continue
+        self.flush()
+        runtime.close(linger_ms=1000)
+
+    def _bootstrap(self, packed: bytes) -> None:
+        result = loads(packed)()
+        if inspect.isawaitable(result):
+
+            async def wait() -> None:
+                await result
+
+            asyncio.run(wait())
+
+    def flush(self) -> None:
+        """Sends what was printed since the last time."""
+        chunks = self._capture.take()
+        if chunks:
+            self._pause = _FLUSH_EVERY
+            runtime = self.runtime
+            here = current.get()
+            actor, method, caller, port = ("", "", "", 0)
+            if here is not None:
+                actor, method, caller, port = here[0].key, here[1].method, here[1].src, here[1].port
+            pieces = [(chunk.stream, chunk.offset, bytes(chunk.data)) for chunk in chunks]
+            output = m.Output(runtime.proc, actor, method, caller, port, pieces)
+            runtime.peer(runtime.root).send(m.encode(output))
+
+    def _tick(self) -> None:
+        """Now and then sends what was printed in the middle of a call, or by nobody's call."""
+        self._pause = min(_FLUSH_IDLE, self._pause * 1.5)
+        here = self._busy_call()
+        token = current.set(here) if here is not None else None
+        try:
+            self.flush()
+            self.runtime.settle()
+        finally:
+            if token is not None:
+                current.reset(token)
+        self.runtime.pump.call_later(self._pause, self._tick)
+
+    def _busy_call(self) -> tuple[Cell, m.Call] | None:
+        for cell in list(self.runtime.actors.values()):
+            running = cell.running
+            if running is not None:
+                self._pause = _FLUSH_EVERY
+                return cell, running
+        return None
+
+    # Actors
+
+    def _create(self, create: m.Create, more: Sequence[Any]) -> None:
+        executor: Executor
+        if self.main.busy:
+            executor = ThreadExecutor(self.runtime, f"monarch-{create.actor}")
+        else:
+            self.main.busy = True
+            executor = self.main
+        cell = Cell(self.runtime, create.actor, executor)
+        self.runtime.actors[create.actor] = cell
+        executor.post(lambda: cell.construct(create, more))
+
+    def _halt(self, halt: m.Halt) -> None:
+        runtime = self.runtime
+        if halt.actor:
+            cell = runtime.actors.get(halt.actor)
+
+            def answer(failure: bytes | None) -> None:
+                place = runtime.region_of(halt.view).position_of(runtime.rank) or 0
+                status = m.RESULT if failure is None else m.ERROR
+                runtime.reply(halt.src, halt.port, place, status, NOTHING if failure is None else failure)
+
+            if cell is None:
+                answer(None)
+            else:
+                cell.halt(halt.reason, answer)
+            return
+        cells = list(runtime.actors.values())
+        self._halting = len(cells)
+        if not cells:
+            self.main.end()
+
+        def stopped(failure: bytes | None) -> None:
+            if failure is not None:
+                runtime.peer(self.config.owner).send(
+                    m.encode(m.Fault(runtime.proc, "__cleanup__", runtime.rank, failure))
+                )
+            with self._halt_lock:
+                self._halting -= 1
+                last = self._halting == 0
+            if last:
+                self.main.end()
+
+        for cell in cells:
+            cell.halt(halt.reason, stopped)
+
+    def _level(self, level: m.Level) -> None:
+        logging.getLogger().setLevel(level.level)
+        if not logging.getLogger().handlers:
+            logging.basicConfig(level=level.level)
+
+
+def main(config: bytes) -> int:
+    """Entry point of a rank; ``config`` is its proc id, base rank, folder, and what is common to all of its mesh."""
+    proc, place, folder, packed = config.split(b"\0", 3)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    known: RankConfig = loads(packed)
+    rank = Rank(known, proc.decode(), int(place), folder.decode())
+    # Not the program's own mesh, whatever the zygote's memory held.
+    del config, packed
+    rank.run()
+    return 0

@@ -1,0 +1,504 @@
+"""The runtime of actors in one process, be it the program's or a rank: its ports, its actors, its peers."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
+from itertools import count
+from threading import Lock, RLock
+from typing import TYPE_CHECKING, Any, Protocol, cast
+from weakref import WeakValueDictionary
+
+from monarch._actors.peers import WINDOW, Gateway, IpcPeer, LocalPeer, Peer, RemotePeer
+from monarch._core.deadlock import Probe, Request, Waits
+from monarch._core.region import Region
+from monarch._procs.pump import Pump, Waiter
+from monarch._procs.session import host_of, ipc_address
+from monarch._wire import messages as m
+from monarch._wire.links import Inbox, Link, make_context
+from monarch._wire.mappings import Mappings
+from monarch._wire.pickling import loads
+from monarch._wire.segments import BulkRef, Segments
+from monarch.exceptions import DeadlockError
+
+if TYPE_CHECKING:
+    from monarch._actors.actormesh import ActorMesh
+    from monarch._actors.cells import Cell
+    from monarch._actors.future import Future
+    from monarch._actors.gather import Gather
+    from monarch._actors.spec import RankConfig
+    from monarch._wire.keys import KeyPair
+
+_SUSPICIOUS = 0.05
+"""Seconds after which an actor that waits begins to look for a circle of actors that wait."""
+_CREDIT_EVERY = WINDOW // 4
+_VIEWS = 4096
+
+current: ContextVar[tuple[Cell, m.Call] | None] = ContextVar("monarch_call", default=None)
+"""The actor whose code runs here, and the message that it handles."""
+
+
+class Sink(Protocol):
+    """What a port leads to."""
+
+    def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None: ...
+
+
+class Runtime:
+    """What a process of a session has.
+
+    Args:
+        proc: its id, ``<host id>/<name>``.
+        folder: where the ipc sockets of its host are.
+        root: proc id of the program that everything belongs to; its own, if it is that.
+    """
+
+    def __init__(self, proc: str, folder: str, root: str) -> None:
+        self.proc = proc
+        self.host = host_of(proc)
+        self.folder = folder
+        self.root = root
+        self.agent = f"{self.host}/agent"
+        self.context = make_context()
+        self.hello = m.encode(m.Hello(m.VERSION, proc, os.getpid()))
+        self.peer_lock = Lock()
+        self.future_lock = Lock()
+        self.outcome_lock = RLock()
+        self.peers: dict[str, Peer] = {}
+        self.actors: dict[str, Cell] = {}
+        self.gone: dict[str, str] = {}
+        self.ports: dict[int, Sink] = {}
+        self._port = count(1).__next__
+        self._gathers: dict[int, Gather[Any]] = {}
+        self._finished: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
+        self._views: dict[bytes, Region] = {}
+        self._gateways: dict[str, Gateway] = {}
+        self.hosts: dict[str, tuple[str, str]] = {}
+        """Owner address and public key of the other hosts that this process talks to by itself."""
+        self.keys: KeyPair | None = None
+        self.segments = Segments()
+        self._releases: deque[tuple[int, int]] = deque()
+        self._bulk_owners: dict[int, str] = {}
+        self.deferred: deque[Callable[[], None]] = deque()
+        """What a garbage collection found to do, for when there is time."""
+        self.mappings = Mappings(self._on_release)
+        self.waits = Waits(proc, self._state_of)
+        self.waits_lock = RLock()
+        self._stuck: dict[int, _Blocked] = {}
+        self.closed = False
+        self.deaths = 0
+        """How many peers have died."""
+        self.rank = 0
+        """Base rank of this process in its mesh."""
+        self.idle: Callable[[], None] = _nothing
+        """Called where a thread has time: sends what was printed."""
+        self.on_output: Callable[[m.Output], None] | None = None
+        self.on_dead: Callable[[m.Dead, bool], None] | None = None
+        self.on_fault: Callable[[m.Fault], None] | None = None
+        self.on_create: Callable[[m.Create, Sequence[Any]], None] | None = None
+        self.on_halt: Callable[[m.Halt], None] | None = None
+        self.on_listening: Callable[[m.Listening], None] | None = None
+        self.on_level: Callable[[m.Level], None] | None = None
+        self.session: Any = None
+        """What belongs to it, if this process is the program."""
+        self.config: RankConfig | None = None
+        """What this process was started with, if it is a rank."""
+        self.meshes: WeakValueDictionary[str, ActorMesh] = WeakValueDictionary()
+        """Actor meshes that were spawned from here, by key."""
+        self.owners: dict[str, str] = {}
+        """Of each of those, the key of the actor that spawned it, empty for the program."""
+        self.proc_meshes: dict[str, tuple[str, str]] = {}
+        """Meshes of procs that were spawned from here: of each uid its name, and its owner as above."""
+        self.need_agent: Callable[[], None] = _nothing
+        """Starts the agent of this host, unless it runs."""
+        self.base_env: Callable[[str], dict[str, str | None]] = lambda host: {}
+        """How the environment of this program has changed since the agent of a host was started."""
+        self.output_options: Callable[[str, bool, float | None], None] = lambda *options: None
+        self.on_done: Callable[[int], None] | None = None
+        self._handlers: dict[type, Callable[[Any, Sequence[Any]], None]] = {
+            m.Call: self._on_call,
+            m.Reply: self._on_reply,
+            m.Credit: self._on_credit,
+            m.Create: lambda create, more: self.on_create and self.on_create(create, more),
+            m.Halt: lambda halt, _: self.on_halt and self.on_halt(halt),
+            m.Ready: self._on_ready,
+            m.Dead: lambda dead, _: self.peer_died(dead),
+            m.Release: self._on_released,
+            m.Output: lambda output, _: self.on_output and self.on_output(output),
+            m.Fault: lambda fault, _: self.on_fault and self.on_fault(fault),
+            m.Probe: self._on_probe,
+            m.Level: lambda level, _: self.on_level and self.on_level(level),
+            m.Batch: self._on_batch,
+            m.Hello: self._on_hello,
+            m.Refused: self._on_refused,
+            m.Listening: lambda listening, _: self.on_listening and self.on_listening(listening),
+        }
+        self.inbox = Inbox(self.context, ipc_address(folder, proc))
+        self._recv = self.inbox.socket.recv
+        self.pump = Pump(self.inbox, self._on_frame)
+
+    # Receiving
+
+    def _on_frame(self, frame: bytes) -> None:
+        message = m.decode(frame)
+        more: Sequence[Any] = ()
+        number: int = getattr(message, "frames", 0)
+        if number:
+            more = [self.inbox.socket.recv(copy=False).buffer for _ in range(number)]
+        handler = self._handlers.get(type(message))
+        if handler is not None:
+            handler(message, more)
+
+    def on_message(self, frame: bytes, more: Sequence[Any] = ()) -> None:
+        """Handles a message from within this process."""
+        message = m.decode(frame)
+        self._handlers[type(message)](message, more)
+
+    def _on_call(self, call: m.Call, more: Sequence[Any]) -> None:
+        cell = self.actors.get(call.actor)
+        if cell is not None:
+            cell.deliver(call, more)
+        else:
+            from monarch._actors.cells import refuse
+
+            refuse(self, call, self.gone.get(call.actor))
+
+    def _on_reply(self, reply: m.Reply, more: Sequence[Any]) -> None:
+        peer = self.peers.get(reply.src)
+        if peer is not None and reply.done:
+            peer.finished(reply.done)
+        sink = self.ports.get(reply.port)
+        if sink is not None:
+            sink.reply(reply, more)
+
+    def _on_credit(self, credit: m.Credit, _: Sequence[Any]) -> None:
+        self.peer(credit.src).finished(credit.done)
+
+    def _on_batch(self, batch: m.Batch, more: Sequence[Any]) -> None:
+        at = 0
+        for size in batch.parts:
+            reply = m.decode(more[at])
+            self._handlers[type(reply)](reply, more[at + 1 : at + size])
+            at += size
+
+    def _on_ready(self, ready: m.Ready, _: Sequence[Any]) -> None:
+        peer = self.peers.get(ready.src)
+        if peer is not None:
+            peer.ready()
+
+    def _on_hello(self, hello: m.Hello, _: Sequence[Any]) -> None:
+        if hello.version != m.VERSION:
+            reason = f"{self.proc} speaks version {m.VERSION} of the protocol, {hello.proc} {hello.version}"
+            self.peer(hello.proc).send(m.encode(m.Refused(m.VERSION, self.proc, reason)))
+
+    def _on_refused(self, refused: m.Refused, _: Sequence[Any]) -> None:
+        self.peer_died(m.Dead(refused.proc, f"refuses messages: {refused.reason}", False, []))
+
+    # Peers
+
+    def peer(self, proc: str, starting: bool = False) -> Peer:
+        """Another process by its id. One that was not started from here is watched from now on."""
+        peer = self.peers.get(proc)
+        if peer is not None:
+            return peer
+        if proc == self.proc:
+            made: Peer = LocalPeer(self, proc)
+        elif host_of(proc) == self.host:
+            made = IpcPeer(self, proc, starting)
+        else:
+            made = RemotePeer(self, proc, self.gateway(host_of(proc)))
+        with self.peer_lock:
+            peer = self.peers.setdefault(proc, made)
+        if peer is made and not starting and proc not in (self.proc, self.agent) and not proc.endswith("/agent"):
+            self.to_agent(host_of(proc), m.Watch(self.proc, proc))
+        return peer
+
+    def gateway(self, host: str) -> Gateway:
+        """The way to another host."""
+        gateway = self._gateways.get(host)
+        if gateway is None:
+            agent = f"{host}/agent"
+            if host in self.hosts and self.keys is not None:
+                address, public = self.hosts[host]
+                link = Link(self.context, address, self.hello, self.keys, public.encode())
+                gateway = Gateway(link, agent, True)
+            else:
+                link = Link(self.context, ipc_address(self.folder, self.agent), self.hello)
+                gateway = Gateway(link, agent, False)
+            self._gateways[host] = gateway
+        return gateway
+
+    def to_agent(self, host: str, message: m.AnyMessage) -> None:
+        """Sends to the agent of a host."""
+        self.peer(f"{host}/agent").send(m.encode(message))
+
+    def peer_died(self, dead: m.Dead) -> None:
+        """Fails what waits for a process that has died."""
+        peer = self.peer(dead.proc) if dead.proc in self.peers else self._dead_peer(dead.proc)
+        if peer.dead is not None:
+            return
+        peer.end(dead)
+        self.deaths += 1
+        self.segments.forget(dead.proc)
+        waited = False
+        for gather in list(self._gathers.values()):
+            if gather.lost(peer, dead):
+                waited = True
+        if self.on_dead is not None:
+            self.on_dead(dead, waited)
+
+    def _dead_peer(self, proc: str) -> Peer:
+        with self.peer_lock:
+            return self.peers.setdefault(proc, Peer(self, proc))
+
+    def host_died(self, host: str, reason: str) -> None:
+        """A host is lost with all of its processes."""
+        self._gateways.pop(host, None)
+        for proc, peer in list(self.peers.items()):
+            if peer.host == host and peer.dead is None and proc != self.proc:
+                self.peer_died(m.Dead(proc, reason, False, []))
+
+    # Ports
+
+    def open_port(self, sink: Any) -> int:
+        """A number that replies can be sent to."""
+        port = self._port()
+        self.ports[port] = sink
+        if hasattr(sink, "lost"):
+            self._gathers[port] = sink
+        return port
+
+    def close_port(self, port: int) -> None:
+        """Replies to it are not taken any more."""
+        self.ports.pop(port, None)
+        self._gathers.pop(port, None)
+        if self.on_done is not None:
+            self.on_done(port)
+
+    # Sending
+
+    def make_room(self, peers: Iterable[Peer]) -> None:
+        """Waits until each may be sent a message more: a sender that is far ahead slows down here."""
+        for peer in peers:
+            if peer.sent >= peer.credit and peer.dead is None:
+                # Where the window is full, the receiver is to say so before the sender can go on.
+                self.wait(peer, None)
+
+    def reply(
+        self, to: str, port: int, rank: int, status: int, body: bytes, buffers: Sequence[memoryview] = ()
+    ) -> None:
+        """Sends a value or an error to a port of a process."""
+        done = self._finished.get(to, 0)
+        peer = self.peer(to)
+        if not buffers:
+            self._reported[to] = done
+            peer.send(m.encode(m.Reply(self.proc, port, rank, status, done, body)))
+        elif peer.host == self.host:
+            bulk = self.put(buffers, [to])
+            peer.send(m.encode(m.Reply(self.proc, port, rank, status, done, body, bulk)))
+        else:
+            frames = len(buffers)
+            peer.send(m.encode(m.Reply(self.proc, port, rank, status, done, body, None, frames)), buffers)
+
+    def put(self, buffers: Sequence[memoryview], receivers: Sequence[str]) -> m.PackedBulk:
+        """Writes large buffers into shared memory, once for all receivers."""
+        if self.segments.over_limit:
+            self.wait(_Space(self.segments), 30.0)
+        ref = self.segments.put(list(buffers), receivers)
+        return (self.proc, ref.pid, ref.fd, ref.segment, list(ref.spans))
+
+    def load(self, message: m.Call | m.Create | m.Reply, frames: Sequence[Any] = ()) -> Any:
+        """Unpickles the body of a message, with what came beside it."""
+        bulk = message.bulk
+        if bulk is None:
+            return loads(message.body, frames)
+        owner, pid, fd, segment, spans = bulk
+        ref = BulkRef(pid, fd, segment, tuple((offset, length) for offset, length in spans))
+        self._bulk_owners[pid] = owner
+        return loads(message.body, self.mappings.open(ref))
+
+    def _on_release(self, what: tuple[int, int]) -> None:
+        # May run in a garbage collection, in the middle of anything: so it only takes note.
+        self._releases.append(what)
+
+    def settle(self) -> None:
+        """Does what was put off: tells the owners of shared memory what is not used here any more, and the like."""
+        while self.deferred:
+            self.deferred.popleft()()
+        if self._releases:
+            self._send_releases()
+
+    def _send_releases(self) -> None:
+        owners: dict[str, list[int]] = {}
+        while self._releases:
+            pid, segment = self._releases.popleft()
+            owners.setdefault(self._bulk_owners[pid], []).append(segment)
+        for owner, segments in owners.items():
+            if owner == self.proc:
+                for segment in segments:
+                    self.segments.release(segment, self.proc)
+            else:
+                self.peer(owner).send(m.encode(m.Release(self.proc, segments)))
+
+    def _on_released(self, release: m.Release, _: Sequence[Any]) -> None:
+        for segment in release.segments:
+            self.segments.release(segment, release.src)
+
+    def has_finished(self, src: str, cost: int, replying: bool) -> None:
+        """A message of a process was handled: its sender may send more."""
+        done = self._finished[src] = self._finished.get(src, 0) + cost
+        if not replying and done - self._reported.get(src, 0) >= _CREDIT_EVERY:
+            self._reported[src] = done
+            self.peer(src).send(m.encode(m.Credit(self.proc, done)))
+
+    def region_of(self, view: bytes) -> Region:
+        """The region that a message addressed."""
+        region = self._views.get(view)
+        if region is None:
+            if len(self._views) > _VIEWS:
+                self._views.clear()
+            region = self._views[view] = Region.unpack(m.unpack(view))
+        return region
+
+    # Waiting
+
+    def wait(self, waiter: Waiter, timeout: float | None = None) -> bool:
+        """Waits in this thread. In an actor, a wait in a circle of actors ends with DeadlockError."""
+        here = current.get()
+        if here is None or timeout is not None:
+            return self.pump.wait(waiter, timeout)
+        if self.pump.wait(waiter, _SUSPICIOUS):
+            return True
+        return self._wait_watchfully(here[0], waiter)
+
+    def _wait_watchfully(self, cell: Cell, waiter: Any) -> bool:
+        requests, text = self._requests(cell, waiter)
+        if not requests:
+            while not self.pump.wait(waiter, 0.2):
+                self.idle()
+            return True
+        with self.waits_lock:
+            number = self.waits.begin(cell.key, requests, text)
+            blocked = self._stuck[number] = _Blocked(waiter, cell)
+        pause = 0.05
+        here = current.get()
+        running, cell.running = cell.running, here[1] if here is not None else None
+        try:
+            while True:
+                self.idle()
+                with self.waits_lock:
+                    answered = set(requests) - set(self._requests(cell, waiter)[0])
+                    for request in answered:
+                        self.waits.answered(number, request)
+                    probes, deadlock = self.waits.probes(number)
+                if deadlock is not None:
+                    raise DeadlockError(deadlock.message())
+                self._send_probes(probes)
+                self.pump.wait(cast("Waiter", blocked), pause)
+                if blocked.circle is not None:
+                    raise DeadlockError(blocked.circle)
+                if waiter.done:
+                    return True
+                pause = min(1.0, pause * 2)
+        finally:
+            cell.running = running
+            with self.waits_lock:
+                self.waits.end(number)
+                self._stuck.pop(number, None)
+
+    def _requests(self, cell: Cell, waiter: Any) -> tuple[list[Request], Callable[[Request], str]]:
+        """What an actor waits for, as requests to other actors, and what to say of each."""
+        actor = getattr(waiter, "actor", "")
+        if not actor:
+            return [], str
+        port, label = waiter.port, waiter.label
+        requests = [Request(self.proc, port, peer.proc, actor) for peer in waiter.waits_for()]
+        here = current.get()
+        method = here[1].method if here is not None else "?"
+        return requests, lambda _: f"{cell.title()}.{method}() waits for {label}"
+
+    def _state_of(self, request: Request) -> Any:
+        cell = self.actors.get(request.actor)
+        return cell.state_of(request.proc, request.port) if cell is not None else None
+
+    def _send_probes(self, probes: list[Probe]) -> None:
+        for probe in probes:
+            body = (*probe[:4], tuple(probe.request), probe.path)
+            self.peer(probe.request.target).send(m.encode(m.Probe(probe.request.target, body)))
+
+    def _on_probe(self, message: m.Probe, _: Sequence[Any]) -> None:
+        proc, actor, wait, round_, request, path = message.body
+        with self.waits_lock:
+            probes, deadlock = self.waits.receive(Probe(proc, actor, wait, round_, Request(*request), tuple(path)))
+            blocked = self._stuck.get(deadlock.wait) if deadlock is not None else None
+            if blocked is not None and deadlock is not None:
+                blocked.circle = deadlock.message()
+        if blocked is not None:
+            self.pump.notify(cast("Waiter", blocked))
+        self._send_probes(probes)
+
+    # Ending
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Closes all sockets; what waits here gets no answer any more."""
+        if self.closed:
+            return
+        self.closed = True
+        self.pump.close()
+        gone = m.Dead(self.proc, "was shut down", True, [])
+        for gather in list(self._gathers.values()):
+            for peer in {*gather.targets}:
+                gather.lost(peer, gone)
+        for peer in self.peers.values():
+            if isinstance(peer, IpcPeer):
+                peer.close(linger_ms)
+        for gateway in self._gateways.values():
+            gateway.close(linger_ms)
+        self.inbox.close()
+        self.segments.close()
+        self.context.term()
+
+
+def _nothing() -> None:
+    pass
+
+
+class _Blocked:
+    """Waits for what an actor waits for, and for the news that it waits in a circle."""
+
+    __slots__ = ("_waiter", "cell", "circle")
+
+    def __init__(self, waiter: Future[Any], cell: Cell) -> None:
+        self._waiter = waiter
+        self.cell = cell
+        self.circle: str | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.circle is not None or self._waiter.done
+
+    @property
+    def thread(self) -> Any:
+        return self._waiter.thread
+
+    @thread.setter
+    def thread(self, turn: Any) -> None:
+        # What completes the one wakes the thread that waits for both.
+        self._waiter.thread = turn
+
+
+class _Space:
+    """Room in shared memory."""
+
+    __slots__ = ("_segments", "thread")
+
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
+        self.thread: Any = None
+
+    @property
+    def done(self) -> bool:
+        return not self._segments.over_limit

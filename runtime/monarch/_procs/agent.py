@@ -1,0 +1,396 @@
+"""The host agent: one process a host that starts ranks, watches over them and passes messages between hosts.
+
+It runs as ``python -m monarch._procs.agent``, single-threaded, around one poll. What it is to do comes on its standard
+input, because keys must not be seen in a process list. It ends with its controller, and takes all ranks with it.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+import zmq
+
+from monarch._procs.casts import Casts
+from monarch._procs.children import Child, Children
+from monarch._procs.posix import memfd, proc_start_time, set_child_subreaper
+from monarch._procs.session import claim, host_of, make_folder, remove_folder
+from monarch._procs.spawning import Forks
+from monarch._procs.switch import Frames, Switch
+from monarch._wire import messages as m
+from monarch._wire.links import make_context
+from monarch._wire.segments import Segments
+
+_PATIENCE = 1.0
+"""Seconds after which a proc that nobody has asked for yet counts as unknown."""
+
+
+class AgentConfig(msgspec.Struct):
+    """What an agent is started with."""
+
+    host: str
+    """Id of its host; empty for one of its own making."""
+    folder: str
+    """Session folder; empty for one of its own making."""
+    owner: str
+    """Proc id of the controller; empty if that says so when it connects."""
+    owner_pid: int
+    """Pid of the controller, if it is on this host and the agent is to end with it; else 0."""
+    owner_start: int
+    preload: list[str]
+    listen: str = ""
+    """Address for tcp, as in ``tcp://127.0.0.1``; empty for none."""
+    owner_public: str = ""
+    """Public key of the controller."""
+
+
+class Agent:
+    """State of the agent, and what it does on each message."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        self.config = config
+        self.folder = config.folder or make_folder()
+        self.host = config.host or os.path.basename(self.folder)
+        self.proc = f"{self.host}/agent"
+        claim(self.folder)
+        self.children = Children()
+        self.forks = Forks(config.preload, self.folder, (config.owner_pid, config.owner_start), self._died)
+        self.switch = Switch(make_context(), self.proc, self.folder)
+        self.casts = Casts(self.proc)
+        self.segments = Segments()
+        self.owner = config.owner
+        self.poller = zmq.Poller()
+        self.poller.register(self.switch.inbox.socket, zmq.POLLIN)
+        self.closing = False
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self._raw: dict[int, Callable[[], None]] = {}
+        self._handlers: dict[type, Callable[[Any, list[Any]], None]] = {
+            m.Hello: self._on_hello,
+            m.Spawn: self._on_spawn,
+            m.Stop: self._on_stop,
+            m.Watch: self._on_watch,
+            m.Route: self._on_route,
+            m.Cast: self._on_cast,
+            m.Dead: self._on_dead,
+            m.Hosts: self._on_hosts,
+            m.Listen: self._on_listen,
+            m.Release: self._on_release,
+            m.Bye: self._on_bye,
+        }
+
+    # The loop
+
+    def run(self) -> None:
+        """Works until the controller ends or says so."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self._watch_fd(reader, lambda: self._drain(reader))
+        if self.config.owner_pid:
+            try:
+                pidfd = os.pidfd_open(self.config.owner_pid)
+            except ProcessLookupError:
+                self.closing = True
+            else:
+                self._watch_fd(pidfd, self._owner_died)
+                if proc_start_time(self.config.owner_pid) != self.config.owner_start:
+                    self.closing = True
+        while not self.closing:
+            self._step()
+
+    def _step(self) -> None:
+        for fd in self.forks.filenos():
+            self._raw.setdefault(fd, self._on_zygote)
+            self.poller.register(fd, select.POLLIN | (select.POLLOUT if self.forks.wants_write(fd) else 0))
+        for fd in [fd for fd, action in self._raw.items() if action == self._on_zygote]:
+            if fd not in self.forks.filenos():
+                self.poller.unregister(fd)
+                del self._raw[fd]
+        timeout = None
+        if self._timers:
+            timeout = max(0, int((min(when for when, _ in self._timers) - time.monotonic()) * 1000) + 1)
+        for source, _ in self.poller.poll(timeout):
+            if isinstance(source, int):
+                action = self._raw.get(source)
+                if action is not None:
+                    action()
+            elif source is self.switch.owner_monitor:
+                self._owner_died()
+            elif source in self.switch.monitors():
+                self.poller.unregister(source)
+                self._host_lost(self.switch.lost(source))
+            else:
+                self._receive(source)
+        for monitor in self.switch.monitors():
+            if monitor not in self.poller:
+                self.poller.register(monitor, zmq.POLLIN)
+        now = time.monotonic()
+        for timer in [timer for timer in self._timers if timer[0] <= now]:
+            self._timers.remove(timer)
+            timer[1]()
+
+    def _watch_fd(self, fd: int, action: Callable[[], None]) -> None:
+        self._raw[fd] = action
+        self.poller.register(fd, select.POLLIN)
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        self._timers.append((time.monotonic() + seconds, action))
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> None:
+        # Some at a time, so that no sender keeps the others waiting.
+        for _ in range(200):
+            try:
+                frames: list[Any] = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if not frames[0]:
+                continue
+            try:
+                self._handle(frames)
+            except Exception:
+                # One bad message is no reason to end everybody's ranks.
+                traceback.print_exc()
+
+    def _handle(self, frames: list[Any]) -> None:
+        message = m.decode(frames[0])
+        handler = self._handlers.get(type(message))
+        if handler is not None:
+            handler(message, frames[1:])
+
+    # Messages
+
+    def _on_hello(self, hello: m.Hello, _: list[Any]) -> None:
+        if hello.version != m.VERSION:
+            reason = f"this host agent speaks version {m.VERSION} of the protocol, {hello.proc} {hello.version}"
+            self.switch.send(hello.proc, [m.encode(m.Refused(m.VERSION, self.proc, reason))])
+        elif not self.owner:
+            self.owner = hello.proc
+
+    def _on_spawn(self, spawn: m.Spawn, _: list[Any]) -> None:
+        fds = [(memfd("stdout"), memfd("stderr")) for _ in spawn.procs]
+        for proc, place, pair in zip(spawn.procs, spawn.places, fds, strict=True):
+            self.children.add(Child(proc, spawn.src, f"{spawn.title}[{place}]", pair))
+        if not self.switch.is_here(spawn.src) and spawn.src != self.owner:
+            # The owner is a rank of another host: its agent is to say when it dies.
+            self._watch_elsewhere(spawn.src)
+        self.forks.spawn(spawn, fds)
+
+    def _on_stop(self, stop: m.Stop, _: list[Any]) -> None:
+        for child in self.children.get(stop.procs):
+            child.stopping = True
+
+        def kill() -> None:
+            for child in self.children.get(stop.procs):
+                child.kill(f"did not stop within {stop.grace:g} s and was killed")
+
+        self._later(stop.grace, kill)
+
+    def _on_watch(self, watch: m.Watch, _: list[Any]) -> None:
+        if not self.switch.is_here(watch.proc):
+            if self.switch.knows(watch.proc):
+                self.children.watch(watch.src, watch.proc)
+                self._watch_elsewhere(watch.proc)
+            else:
+                self._tell(watch.src, m.Dead(watch.proc, "is on a host that is not in this session", False, []))
+            return
+        dead = self.children.watch(watch.src, watch.proc)
+        if dead is not None:
+            self._tell(watch.src, dead)
+        elif watch.proc not in self.children.by_proc and watch.proc not in (self.owner, self.proc):
+            self._later(_PATIENCE, lambda: self._unknown(watch))
+
+    def _watch_elsewhere(self, proc: str) -> None:
+        self.switch.send(f"{host_of(proc)}/agent", [m.encode(m.Watch(self.proc, proc))])
+
+    def _unknown(self, watch: m.Watch) -> None:
+        if watch.proc not in self.children.by_proc:
+            dead = self.children.watch(watch.src, watch.proc)
+            self._tell(watch.src, dead or m.Dead(watch.proc, "was never started on this host", False, []))
+
+    def _on_dead(self, dead: m.Dead, _: list[Any]) -> None:
+        """The agent of another host says that a proc of it has died."""
+        self._spread(dead)
+
+    def _on_route(self, route: m.Route, frames: list[Any]) -> None:
+        if route.dst == self.proc:
+            self._handle(frames)
+            return
+        if not self.switch.is_here(route.dst) and len(frames) >= 1:
+            message = m.decode(frames[0])
+            if isinstance(message, m.Reply):
+                batch = self.casts.add(route.dst, message.port, message.src, frames)
+                if batch is not None:
+                    if batch:
+                        self.switch.send(route.dst, batch)
+                    return
+        self.switch.send(route.dst, frames)
+
+    def _on_cast(self, cast: m.Cast, frames: list[Any]) -> None:
+        procs = [proc for proc in cast.procs if proc in self.children.by_proc]
+        if cast.port:
+            self.casts.begin(cast.src, cast.port, procs)
+        if len(frames) > 1:
+            frames = self._into_shared_memory(frames, procs)
+        for proc in procs:
+            self.switch.send(proc, frames)
+
+    def _into_shared_memory(self, frames: list[Any], procs: list[str]) -> list[Any]:
+        """Large buffers from another host are written once for all ranks of this one."""
+        call = m.decode(frames[0])
+        if not isinstance(call, m.Call) or not procs:
+            return frames
+        ref = self.segments.put([memoryview(frame) for frame in frames[1:]], procs)
+        bulk = (self.proc, ref.pid, ref.fd, ref.segment, list(ref.spans))
+        return [m.encode(msgspec.structs.replace(call, bulk=bulk, frames=0))]
+
+    def _on_release(self, release: m.Release, _: list[Any]) -> None:
+        for segment in release.segments:
+            self.segments.release(segment, release.src)
+
+    def _on_hosts(self, hosts: m.Hosts, _: list[Any]) -> None:
+        self.switch.learn(hosts)
+
+    def _on_listen(self, listen: m.Listen, _: list[Any]) -> None:
+        allowed = [key.encode() for key in listen.allowed]
+        listening = self.listen(listen.address, allowed[0], allowed)
+        self._tell(listen.src, listening)
+
+    def listen(self, address: str, owner: bytes, allowed: list[bytes]) -> m.Listening:
+        """Binds for other hosts, and watches the connection of the owner if that is on another one."""
+        listening = self.switch.listen(address, owner, allowed)
+        for socket in (self.switch.owner_socket, self.switch.peer_socket):
+            assert socket is not None
+            self.poller.register(socket, zmq.POLLIN)
+        if not self.config.owner_pid and self.switch.owner_monitor is not None:
+            self.poller.register(self.switch.owner_monitor, zmq.POLLIN)
+        return listening
+
+    def _on_bye(self, bye: m.Bye, _: list[Any]) -> None:
+        if bye.src == self.owner:
+            self.closing = True
+
+    # Deaths
+
+    def _drain(self, reader: int) -> None:
+        try:
+            os.read(reader, 4096)
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if not pid:
+                break
+            if self.forks.ended(pid, status):
+                continue
+            dead = self.children.ended(pid, status)
+            if dead is not None:
+                self._died(dead)
+        if not self.forks.busy():
+            self.children.forget_early()
+
+    def _on_zygote(self) -> None:
+        self.forks.work(self.children)
+        if not self.forks.busy():
+            self.children.forget_early()
+
+    def _died(self, dead: m.Dead) -> None:
+        self.segments.forget(dead.proc)
+        self.switch.drop(dead.proc)
+        self._spread(dead)
+
+    def _spread(self, dead: m.Dead) -> None:
+        for watcher in self.children.watchers(dead.proc):
+            self._tell(watcher, dead)
+        for dst, batch in self.casts.died(dead.proc):
+            self.switch.send(dst, batch)
+        for child in self.children.owned_by(dead.proc):
+            child.kill(f"was ended because its owner, {dead.proc}, {dead.reason}")
+
+    def _tell(self, proc: str, message: m.AnyMessage) -> None:
+        if proc != self.proc:
+            self.switch.send(proc, [m.encode(message)])
+
+    def _host_lost(self, name: str) -> None:
+        if name == self.owner:
+            self._owner_died()
+            return
+        for proc in self.children.watched_on(name):
+            self._spread(m.Dead(proc, f"is lost with its host {name}: the connection to it broke", False, []))
+
+    def _owner_died(self) -> None:
+        self.closing = True
+
+    def _on_term(self, *_: Any) -> None:
+        self.closing = True
+
+    def close(self) -> None:
+        """Ends all ranks and zygotes, and removes the session's folder."""
+        self.children.kill_all()
+        self.forks.close()
+        self.switch.close()
+        _end_descendants()
+        remove_folder(self.folder)
+
+
+def _end_descendants() -> None:
+    """Kills what the ranks left behind: orphans of ranks come to the agent, which is their subreaper."""
+    for _ in range(50):
+        found = list(_children(os.getpid()))
+        if not found:
+            return
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        try:
+            while os.waitpid(-1, 0)[0]:
+                pass
+        except ChildProcessError:
+            pass
+
+
+def _children(pid: int) -> Iterable[int]:
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(child) for child in file.read().split()]
+    except OSError:
+        return []
+
+
+def main() -> None:
+    """Entry point of the agent's process."""
+    config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=AgentConfig)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    set_child_subreaper()
+    agent = Agent(config)
+    try:
+        hello: Frames = [m.encode(m.Ready(agent.proc, os.getpid()))]
+        if config.listen:
+            listening = agent.listen(config.listen, config.owner_public.encode(), [])
+            sys.stdout.buffer.write(msgspec.json.encode(listening) + b"\n")
+            sys.stdout.flush()
+        if config.owner_pid and agent.switch.is_here(config.owner):
+            agent.switch.send(config.owner, hello)
+        agent.run()
+    finally:
+        agent.close()
+
+
+if __name__ == "__main__":
+    main()

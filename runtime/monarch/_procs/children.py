@@ -1,0 +1,157 @@
+"""The procs of one host: who was started for whom, who has died and how, who wants to know."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from monarch._procs.output import read_tail
+from monarch._wire.messages import Dead
+
+_REMEMBERED = 20_000
+"""Deaths that an agent can still tell of."""
+_TAIL = 65536
+"""Bytes of output that are told with a death."""
+
+
+def how_it_ended(status: int) -> str:
+    """An exit status in words: ``was killed by signal 9 (SIGKILL)``, ``exited with code 3``."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = f" ({signal.Signals(number).name})"
+        except ValueError:
+            name = ""
+        return f"was killed by signal {number}{name}"
+    return f"exited with code {os.waitstatus_to_exitcode(status)}"
+
+
+class Child:
+    """A proc of this host."""
+
+    __slots__ = ("fds", "killed", "owner", "pid", "proc", "reason", "stopping", "title")
+
+    def __init__(self, proc: str, owner: str, title: str, fds: tuple[int, int]) -> None:
+        self.proc = proc
+        self.owner = owner
+        self.title = title
+        self.fds = fds
+        self.pid = 0
+        self.stopping = False
+        self.killed = False
+        self.reason = ""
+
+    def kill(self, reason: str = "") -> None:
+        """Ends it at once, with all processes of its group."""
+        self.killed = True
+        self.reason = self.reason or reason
+        if self.pid:
+            for end in (os.killpg, os.kill):
+                # It may be so young that it has no group of its own yet.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    end(self.pid, signal.SIGKILL)
+
+
+class Children:
+    """All procs that the agent has started."""
+
+    def __init__(self) -> None:
+        self.by_proc: dict[str, Child] = {}
+        self._by_pid: dict[int, Child] = {}
+        # Exit statuses that came before the zygote said which proc has which pid.
+        self._early: dict[int, int] = {}
+        self._dead: OrderedDict[str, Dead] = OrderedDict()
+        self._watchers: dict[str, set[str]] = {}
+        self._owned: dict[str, set[str]] = {}
+
+    def add(self, child: Child) -> None:
+        """A proc that was asked for; it has no pid yet."""
+        self.by_proc[child.proc] = child
+        self._owned.setdefault(child.owner, set()).add(child.proc)
+        self.watch(child.owner, child.proc)
+
+    def started(self, proc: str, pid: int) -> Dead | None:
+        """It was forked; its death, if it has ended already."""
+        child = self.by_proc[proc]
+        child.pid = pid
+        if pid in self._early:
+            return self._end(child, self._early.pop(pid))
+        self._by_pid[pid] = child
+        if child.killed:
+            child.kill()
+        return None
+
+    def failed(self, proc: str, reason: str) -> Dead | None:
+        """It could not be started."""
+        child = self.by_proc.get(proc)
+        return self._gone(child, reason) if child else None
+
+    def ended(self, pid: int, status: int) -> Dead | None:
+        """A child process has ended: its death, or None if it is no proc that is known yet."""
+        child = self._by_pid.pop(pid, None)
+        if child is None:
+            self._early[pid] = status
+            return None
+        return self._end(child, status)
+
+    def forget_early(self) -> None:
+        """No fork is under way, so what has ended unknown was no proc but an orphan of one."""
+        self._early.clear()
+
+    def _end(self, child: Child, status: int) -> Dead:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, signal.SIGKILL)
+        reason = how_it_ended(status)
+        if child.killed and child.reason:
+            reason = child.reason
+        return self._gone(child, reason)
+
+    def _gone(self, child: Child, reason: str) -> Dead:
+        tails: list[tuple[str, int, bytes]] = []
+        for stream, fd in zip(("stdout", "stderr"), child.fds, strict=True):
+            chunk = read_tail(fd, _TAIL)
+            if chunk.data:
+                tails.append((stream, chunk.offset, chunk.data))
+            os.close(fd)
+        del self.by_proc[child.proc]
+        self._owned.get(child.owner, set()).discard(child.proc)
+        dead = Dead(child.proc, reason, child.stopping, tails)
+        self._dead[child.proc] = Dead(child.proc, reason, child.stopping, tails[-1:] if tails else [])
+        if len(self._dead) > _REMEMBERED:
+            self._dead.popitem(last=False)
+        return dead
+
+    def watch(self, watcher: str, proc: str) -> Dead | None:
+        """Notes that a proc wants to know of a death; that death, if it has been."""
+        if proc in self._dead:
+            return self._dead[proc]
+        self._watchers.setdefault(proc, set()).add(watcher)
+        return None
+
+    def watchers(self, proc: str) -> set[str]:
+        """Takes out who wants to know that a proc has died."""
+        return self._watchers.pop(proc, set())
+
+    def watched_on(self, host: str) -> list[str]:
+        """The procs of a host, or the one proc, whose death somebody wants to know of."""
+        return [proc for proc in self._watchers if proc == host or proc.startswith(f"{host}/")]
+
+    def pids(self) -> set[int]:
+        """Of those that live."""
+        return set(self._by_pid)
+
+    def owned_by(self, owner: str) -> list[Child]:
+        """The procs that were started for another, which end with it."""
+        return [self.by_proc[proc] for proc in self._owned.pop(owner, ()) if proc in self.by_proc]
+
+    def kill_all(self) -> None:
+        """Ends all of them at once."""
+        for child in self.by_proc.values():
+            child.kill()
+
+    def get(self, procs: Iterable[str]) -> list[Child]:
+        """Those of them that live."""
+        return [self.by_proc[proc] for proc in procs if proc in self.by_proc]

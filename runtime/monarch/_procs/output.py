@@ -1,0 +1,134 @@
+"""What a rank prints, also from C code and subprocesses.
+
+Descriptors 1 and 2 of a rank are files in memory: a write never waits for a reader, and what was written is
+still there when the rank has died. The rank itself takes what is new and sends it on; the host agent, which
+holds the files too, reads what is left after a death.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from monarch._procs import posix
+
+CHUNK_LIMIT = 1 << 20
+_PAGE = os.sysconf("SC_PAGESIZE")
+# A hole costs a call and a lock of the file; so not for every line.
+_HOLE_STEP = 16 * _PAGE
+
+
+class Chunk(NamedTuple):
+    """A piece of output."""
+
+    stream: str
+    """``stdout`` or ``stderr``."""
+    offset: int
+    """Where in the stream it begins, in bytes. It may begin and end within a character."""
+    data: bytes
+
+
+class Tail(NamedTuple):
+    """The end of an output file."""
+
+    offset: int
+    data: bytes
+
+
+class Capture:
+    """Takes the output of this process as it comes; for any thread.
+
+    A subprocess shares the open files, so nothing here moves their position.
+    """
+
+    def __init__(self, fds: Mapping[str, int] | None = None) -> None:
+        self._sources = [_Source(name, fd) for name, fd in (fds or {"stdout": 1, "stderr": 2}).items()]
+        self._lock = threading.Lock()
+
+    def take(self) -> list[Chunk]:
+        """What was printed since the last call, at most 1 MB a chunk; the memory it was kept in is freed."""
+        flush_streams()
+        with self._lock:
+            chunks: list[Chunk] = []
+            for source in self._sources:
+                size = os.fstat(source.fd).st_size
+                if size != source.taken:
+                    source.take(size, chunks)
+            return chunks
+
+
+class _Source:
+    """One output file and how far it has been taken."""
+
+    def __init__(self, name: str, fd: int) -> None:
+        self.name = name
+        self.fd = fd
+        self.taken = 0
+        self.freed = 0
+
+    def take(self, size: int, chunks: list[Chunk]) -> None:
+        if size < self.taken:
+            # A program that opens /dev/stdout anew truncates the file and begins at its start.
+            self.taken = self.freed = 0
+        while self.taken < size:
+            data = os.pread(self.fd, min(CHUNK_LIMIT, size - self.taken), self.taken)
+            if not data:
+                break
+            chunks.append(Chunk(self.name, self.taken, data))
+            self.taken += len(data)
+        whole = self.taken - self.taken % _PAGE
+        if whole - self.freed >= _HOLE_STEP:
+            try:
+                posix.punch_hole(self.fd, self.freed, whole - self.freed)
+            except OSError:
+                # Not a file in memory, or a kernel without holes: the memory is freed when the rank ends.
+                pass
+            self.freed = whole
+
+
+def flush_streams() -> None:
+    """Bring to the files what Python and C still hold in buffers."""
+    for stream, original in ((sys.stdout, sys.__stdout__), (sys.stderr, sys.__stderr__)):
+        _flush(stream)
+        if original is not stream:
+            # The user's code has put a stream of its own in place; what was printed before may be held still.
+            _flush(original)
+    posix.flush_c_stdio()
+
+
+def _flush(stream: object) -> None:
+    try:
+        stream.flush()  # type: ignore[attr-defined]
+    except Exception:
+        # None, closed, in use by the code that a signal interrupted, or the user's own and broken.
+        pass
+
+
+def read_tail(fd: int, limit: int = 65536, since: int = 0) -> Tail:
+    """The last bytes of an output file, at most ``limit``, from ``since`` on.
+
+    Leaves out pages that a Capture has taken and freed. Does not move the position of ``fd``.
+    """
+    # Opened anew: to look for data moves a position, and this one is nobody else's.
+    own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(own).st_size
+        start = max(size - limit, since, 0)
+        if start >= size:
+            return Tail(size, b"")
+        try:
+            start = os.lseek(own, start, os.SEEK_DATA)
+        except OSError:
+            # All that is left was freed, so it was taken.
+            return Tail(size, b"")
+        parts: list[bytes] = []
+        position = start
+        while position < size and (data := os.pread(own, size - position, position)):
+            parts.append(data)
+            position += len(data)
+        return Tail(start, b"".join(parts))
+    finally:
+        os.close(own)

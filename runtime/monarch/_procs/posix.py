@@ -1,0 +1,148 @@
+"""What Linux offers and the standard library does not: thin wrappers, each one call."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import select
+import signal
+import time
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_FALLOC_FL_KEEP_SIZE = 1
+_FALLOC_FL_PUNCH_HOLE = 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_prctl = _libc.prctl
+_prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
+_fallocate = _libc.fallocate
+_fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+# Without the GIL: fd 1 may have become a pipe that another thread of this process has to empty.
+_fflush = _libc.fflush
+_fflush.argtypes = [ctypes.c_void_p]
+# With the GIL: it only reads a field, and giving the GIL away could cost a switch interval.
+_fpending = ctypes.PyDLL(None)["__fpending"]
+_fpending.argtypes = [ctypes.c_void_p]
+_fpending.restype = ctypes.c_size_t
+_C_STREAMS = [ctypes.c_void_p.in_dll(_libc, name) for name in ("stdout", "stderr")]
+_STDOUT = _C_STREAMS[0]
+_IOLBF = 1
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def set_pdeathsig(number: int) -> None:
+    """Have the kernel send this process the signal ``number`` when its parent dies; 0 for none."""
+    _check(_prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0))
+
+
+def set_child_subreaper(on: bool = True) -> None:
+    """Become the parent of every descendant whose own parent dies."""
+    _check(_prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0))
+
+
+def await_new_parent(parent: int, timeout: float) -> bool:
+    """Wait until the process ``parent`` has died and this one has another parent.
+
+    A parent's files are closed a moment before its children change hands, so the end of a pipe is not
+    enough; the signal at the parent's death comes right after. Clears the signal of ``set_pdeathsig``.
+    For the main thread only.
+
+    Returns:
+        False if ``parent`` still is the parent after ``timeout`` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    set_pdeathsig(signal.SIGUSR1)
+    while os.getppid() == parent:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or signal.sigtimedwait({signal.SIGUSR1}, remaining) is None:
+            break
+    set_pdeathsig(0)
+    # To ignore a signal drops one that is pending: the parent may have died just before the loop.
+    handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return os.getppid() != parent
+
+
+def memfd(name: str) -> int:
+    """A file in memory with no name in any folder; several writers append and do not overwrite each other."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+    return fd
+
+
+def punch_hole(fd: int, offset: int, length: int) -> None:
+    """Free the memory of a part of a file; its size stays, and whole pages of that part read as zeros."""
+    _check(_fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, length))
+
+
+def flush_c_stdio() -> None:
+    """Write out what C code has printed to stdout and stderr.
+
+    Not ``fflush(NULL)``: that waits for the lock of every stream, also of one that a thread reads from.
+    """
+    for stream in _C_STREAMS:
+        if _fpending(stream):
+            _fflush(stream)
+
+
+def line_buffer_c_stdout() -> None:
+    """Have C's stdout write at each end of a line, as on a terminal."""
+    _libc.setvbuf(_STDOUT, None, _IOLBF, ctypes.c_size_t(0))
+
+
+def set_comm(title: str) -> None:
+    """Name this process, as ``ps`` and ``top`` show it; the kernel keeps the first 15 bytes."""
+    fd = os.open("/proc/self/comm", os.O_WRONLY)
+    try:
+        os.write(fd, title.encode())
+    finally:
+        os.close(fd)
+
+
+def thread_count() -> int:
+    """Threads of this process, those of C libraries included."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def proc_start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot: with its pid, a name that is never used again.
+
+    Returns:
+        None if there is no such process, or it has ended and only waits to be reaped.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # The second field is the title in parentheses, which may hold spaces and parentheses.
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def outlives(pid: int, start_time: int, timeout: float) -> bool:
+    """Whether the process ``pid`` that started at ``start_time`` is still alive after ``timeout`` seconds.
+
+    Returns at once where it is dead, and as soon as it dies.
+    """
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        # No such process, or a kernel older than 5.3: then what it is now has to do.
+        return proc_start_time(pid) == start_time
+    try:
+        if proc_start_time(pid) != start_time:
+            return False
+        waiter = select.poll()
+        waiter.register(handle, select.POLLIN)
+        return not waiter.poll(timeout * 1000)
+    finally:
+        os.close(handle)

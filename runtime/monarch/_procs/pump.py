@@ -1,0 +1,297 @@
+"""Who receives: the thread that waits does it itself, and a background thread does while nobody waits.
+
+A thread that waits for an answer leads: it reads the inbox and handles what comes, until its answer is there. So an
+answer costs no hop from one thread to another. While no thread leads for a tick, because the program computes or
+runs an endpoint, the background thread does, and yields to the next one that waits.
+"""
+
+from __future__ import annotations
+
+import _signal  # pyright: ignore[reportMissingImports]
+import heapq
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from threading import Lock, Semaphore, Thread, get_ident, main_thread
+from typing import Any, Protocol
+
+import zmq
+
+from monarch._wire.links import Inbox
+
+TICK = 0.005
+"""Seconds for which nobody may lead before the background thread does."""
+
+_clock = time.monotonic
+
+
+class Waiter(Protocol):
+    """Something that a thread waits for. Whoever makes it done calls ``Pump.notify`` then."""
+
+    thread: Turn | None
+
+    @property
+    def done(self) -> bool: ...
+
+
+class Turn:
+    """One waiting thread: released when what it waits for is done, or when it is its turn to lead."""
+
+    __slots__ = ("ident", "semaphore")
+
+    def __init__(self, ident: int) -> None:
+        self.ident = ident
+        self.semaphore = Semaphore(0)
+
+
+class Pump:
+    """Reads an inbox in whichever thread waits.
+
+    Args:
+        inbox: where from; its socket is read by one thread at a time, the leader.
+        handle: gets each frame; it does not block and raises nothing but bugs.
+    """
+
+    def __init__(self, inbox: Inbox, handle: Callable[[bytes], None]) -> None:
+        self._inbox = inbox
+        self._recv = inbox.socket.recv
+        self._handle = handle
+        self._lead = Lock()
+        self._leader = 0
+        self._background_leads = False
+        self._seq = 0
+        self._asked = False
+        self._others: deque[Turn] = deque()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_count = 0
+        self._timer_lock = Lock()
+        self._posted: deque[Callable[[], None]] = deque()
+        self._closing = False
+        self._interrupted = False
+        self._sleeping = False
+        self._urgent = False
+        self._kick = Semaphore(0)
+        self._thread = Thread(target=self._background, name="monarch-pump", daemon=True)
+        self._thread.start()
+
+    # Waiting
+
+    def wait(self, waiter: Waiter, timeout: float | None = None) -> bool:
+        """Waits until the waiter is done; False if the time ran out first. Ctrl-C is raised between messages."""
+        if waiter.done:
+            return True
+        deadline = None if timeout is None else _clock() + timeout
+        turn: Turn | None = None
+        while not waiter.done:
+            if self._take_lead():
+                try:
+                    self._pump(waiter, deadline)
+                finally:
+                    self._leave()
+            else:
+                if turn is None:
+                    turn = Turn(get_ident())
+                waiter.thread = turn
+                self._others.append(turn)
+                # The leader may have left before it could see this turn.
+                if not self._lead.locked():
+                    self._pass_on()
+                if not waiter.done:
+                    left = None if deadline is None else max(0.0, deadline - _clock())
+                    turn.semaphore.acquire(timeout=left)
+                try:
+                    self._others.remove(turn)
+                except ValueError:
+                    # It was this thread's turn to lead; if it need not any more, it is the next one's.
+                    if waiter.done and self._others and not self._lead.locked():
+                        self._pass_on()
+            if deadline is not None and not waiter.done and _clock() >= deadline:
+                return False
+        return True
+
+    def notify(self, waiter: Waiter) -> None:
+        """Tells the thread that waits for it that the waiter is done."""
+        turn = waiter.thread
+        if turn is not None:
+            turn.semaphore.release()
+        # The leader sees it after the message at hand; from another thread it must be told.
+        elif self._leader and self._leader != get_ident():
+            self._inbox.wake()
+
+    def background(self) -> None:
+        """Has the background thread lead now, for one that does not wait itself, such as an event loop."""
+        if not self._lead.locked():
+            self._urgent = True
+            self._kick.release()
+
+    # From other threads
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Has the leader run something soon."""
+        self._posted.append(action)
+        self._wake_leader()
+
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Has the leader run something after some seconds."""
+        with self._timer_lock:
+            self._timer_count += 1
+            when = _clock() + seconds
+            heapq.heappush(self._timers, (when, self._timer_count, action))
+            first = self._timers[0][0] == when
+        if first and self._leader != get_ident():
+            self._wake_leader()
+
+    def _wake_leader(self) -> None:
+        self._inbox.wake()
+        self.background()
+
+    def close(self) -> None:
+        """Ends the background thread; afterwards nothing is received."""
+        self._closing = True
+        self._asked = True
+        self._inbox.wake()
+        self._kick.release()
+        if self._thread.ident != get_ident():
+            self._thread.join(5)
+
+    # Leading
+
+    def _take_lead(self) -> bool:
+        while not self._lead.acquire(False):
+            if not self._background_leads:
+                return False
+            self._asked = True
+            self._inbox.wake()
+            if self._lead.acquire(timeout=0.01):
+                break
+        self._leader = get_ident()
+        return True
+
+    def _leave(self) -> None:
+        self._leader = 0
+        self._seq += 1
+        self._lead.release()
+        if self._others:
+            self._pass_on()
+        if self._sleeping:
+            self._sleeping = False
+            self._kick.release()
+
+    def _pass_on(self) -> None:
+        try:
+            self._others.popleft().semaphore.release()
+        except IndexError:
+            pass
+
+    def _pump(self, waiter: Waiter | None, deadline: float | None) -> None:
+        """Receives and handles until the waiter is done or the deadline has passed; in the leader."""
+        if get_ident() != main_thread().ident:
+            self._receive(waiter, deadline)
+            return
+        # A Ctrl-C between receiving and handling would lose the message; so it is held until that is done.
+        old = _signal.getsignal(signal.SIGINT)
+        if not callable(old):
+            self._receive(waiter, deadline)
+            return
+        _signal.signal(signal.SIGINT, self._on_interrupt)
+        try:
+            self._receive(waiter, deadline)
+        finally:
+            _signal.signal(signal.SIGINT, old)
+            if self._interrupted:
+                self._interrupted = False
+                old(signal.SIGINT, sys._getframe())  # pyright: ignore[reportPrivateUsage]
+
+    def _on_interrupt(self, _number: int, _frame: Any) -> None:
+        self._interrupted = True
+        # The wake-up socket may be in use by the very code that was interrupted.
+        Thread(target=self._inbox.wake, name="monarch-interrupt", daemon=True).start()
+
+    def _receive(self, waiter: Waiter | None, deadline: float | None) -> None:
+        recv, handle = self._recv, self._handle
+        limited = False
+        try:
+            while True:
+                if deadline is not None or self._timers:
+                    left = self._left(deadline)
+                    limited = True
+                    self._inbox.socket.set(zmq.RCVTIMEO, left)
+                elif limited:
+                    limited = False
+                    self._inbox.socket.set(zmq.RCVTIMEO, -1)
+                try:
+                    frame = recv()
+                except zmq.Again:
+                    frame = b""
+                if frame:
+                    try:
+                        handle(frame)
+                    except Exception:
+                        # A message that cannot be handled must not stop those behind it.
+                        traceback.print_exc()
+                else:
+                    while self._posted:
+                        self._run(self._posted.popleft())
+                if self._timers:
+                    self._run_timers()
+                if waiter is None:
+                    if self._asked:
+                        return
+                elif waiter.done or self._interrupted:
+                    return
+                if deadline is not None and _clock() >= deadline:
+                    return
+        finally:
+            if limited:
+                self._inbox.socket.set(zmq.RCVTIMEO, -1)
+
+    def _left(self, deadline: float | None) -> int:
+        with self._timer_lock:
+            first = self._timers[0][0] if self._timers else None
+        until = first if deadline is None else deadline if first is None else min(first, deadline)
+        return -1 if until is None else max(0, int((until - _clock()) * 1000) + 1)
+
+    def _run_timers(self) -> None:
+        now = _clock()
+        while True:
+            with self._timer_lock:
+                if not self._timers or self._timers[0][0] > now:
+                    return
+                action = heapq.heappop(self._timers)[2]
+            self._run(action)
+
+    def _run(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception:
+            traceback.print_exc()
+
+    def _background(self) -> None:
+        while not self._closing:
+            self._sleeping = True
+            # One that leaves after this kicks; one that left before is seen here.
+            if self._lead.locked():
+                self._kick.acquire()
+            self._sleeping = False
+            while not self._closing:
+                seq = self._seq
+                if not self._urgent:
+                    self._kick.acquire(timeout=TICK)
+                if not self._urgent and self._seq != seq:
+                    continue
+                self._urgent = False
+                if not self._lead.acquire(False):
+                    # Somebody leads for longer than a tick, and kicks when it leaves.
+                    break
+                self._asked = self._closing
+                self._background_leads = True
+                self._leader = get_ident()
+                try:
+                    if not self._closing:
+                        self._pump(None, None)
+                finally:
+                    self._background_leads = False
+                    self._leave()

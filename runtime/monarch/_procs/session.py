@@ -1,0 +1,74 @@
+"""The folder of a session on one host: mode 0700, it holds the ipc sockets and nothing else of worth."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from monarch._procs.posix import proc_start_time
+from monarch._wire.links import IPC_PATH_LIMIT
+
+# Room for the longest name of a socket in the folder.
+_NAME_ROOM = 30
+
+
+def _base() -> Path:
+    """The folder of this user's sessions; short, because the path of a socket may not be long."""
+    for folder in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
+        if folder and os.access(folder, os.W_OK) and len(folder) + 40 + _NAME_ROOM < IPC_PATH_LIMIT:
+            base = Path(folder) / f"monarch-{os.getuid()}"
+            base.mkdir(mode=0o700, exist_ok=True)
+            known = base.lstat()
+            if known.st_uid == os.getuid() and not os.path.islink(base):
+                base.chmod(0o700)
+                return base
+    return Path(tempfile.mkdtemp(prefix="monarch-"))
+
+
+def make_folder() -> str:
+    """A new folder for the sockets of this process's session; those of sessions that have died are removed."""
+    base = _base()
+    sweep(base)
+    folder = tempfile.mkdtemp(prefix="s", dir=base)
+    claim(folder)
+    return folder
+
+
+def claim(folder: str) -> None:
+    """Says that this process uses a folder; it is not swept while one that does is alive."""
+    pid = os.getpid()
+    Path(folder, f"pid-{pid}-{proc_start_time(pid)}").touch(mode=0o600)
+
+
+def sweep(base: Path) -> None:
+    """Removes the folders whose processes have all died, as after a loss of power."""
+    for folder in base.iterdir():
+        claims = [name.name.split("-") for name in folder.glob("pid-*-*")]
+        if claims and not any(is_alive(int(pid), int(start)) for _, pid, start in claims):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_alive(pid: int, start: int) -> bool:
+    """Whether a process is still the one that it was, and no other with its number."""
+    return pid > 0 and proc_start_time(pid) == start
+
+
+def remove_folder(folder: str) -> None:
+    """Removes a session's folder, and that of all sessions if it is the last."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        os.rmdir(os.path.dirname(folder))
+    except OSError:
+        pass
+
+
+def ipc_address(folder: str, proc: str) -> str:
+    """Where a proc of this host listens."""
+    return f"ipc://{folder}/{proc.partition('/')[2]}"
+
+
+def host_of(proc: str) -> str:
+    """The host id in a proc id."""
+    return proc.partition("/")[0]

@@ -1,0 +1,96 @@
+"""How ranks share the cores of a host, and which variables a running zygote cannot give to them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+
+LOAD_TIME_KEYS: tuple[str, ...] = (
+    # The dynamic loader, the allocator and the C library read theirs before main().
+    "LD_*",
+    "MALLOC_*",
+    "GLIBC_TUNABLES",
+    # Python reads these when it starts.
+    "PYTHON*",
+    "LANG",
+    "LC_*",
+    # OpenMP and BLAS read theirs when the library is loaded.
+    "OMP_*",
+    "GOMP_*",
+    "KMP_*",
+    "MKL_*",
+    "OPENBLAS_*",
+    "GOTO_*",
+    "BLIS_*",
+    "NPY_*",
+    "NUMPY_*",
+    # torch and its compilers read most of theirs when they are imported.
+    "TORCH*",
+    "PYTORCH_*",
+    "ATEN_*",
+)
+"""Variables that a program reads only when it is started or loaded; a star stands for any ending."""
+
+RUN_TIME_KEYS: tuple[str, ...] = (
+    # torch.set_num_threads does what this asks for.
+    "OMP_NUM_THREADS",
+    # Read when they are needed, or without meaning for a rank, whose streams and modules are made by us.
+    "PYTHONASYNCIODEBUG",
+    "PYTHONBREAKPOINT",
+    "PYTHONINSPECT",
+    "PYTHONIOENCODING",
+    "PYTHONSTARTUP",
+    "PYTHONUNBUFFERED",
+    "TORCH_CUDA_ARCH_LIST",
+    "TORCH_EXTENSIONS_DIR",
+    "TORCH_HOME",
+    # Read when a process group is made.
+    "TORCH_FR_*",
+    "TORCH_GLOO_*",
+    "TORCH_NCCL_*",
+    # What torchrun tells its workers.
+    "TORCHELASTIC_*",
+)
+"""Exceptions to LOAD_TIME_KEYS: these work in a process that runs already."""
+
+
+def affinity_plan(n: int, cores: list[int]) -> list[list[int]]:
+    """The cores of each of ``n`` ranks.
+
+    With a core or more for each, every rank gets a run of its own, all cores are used, and sizes differ by at
+    most one. Otherwise every rank gets all cores, and the scheduler shares them out.
+    """
+    if n > len(cores):
+        return [list(cores) for _ in range(n)]
+    bounds = [len(cores) * rank // n for rank in range(n + 1)] if n else [0]
+    return [cores[start:end] for start, end in pairwise(bounds)]
+
+
+def threads_plan(n: int, cores: list[int]) -> int:
+    """How many threads each of ``n`` ranks should compute with: its share of the cores, and at least one."""
+    return max(1, len(cores) // max(1, n))
+
+
+def needs_cold_zygote(env: Mapping[str, str | None], base: Mapping[str, str] | None = None) -> dict[str, str | None]:
+    """The part of ``env`` that takes effect only in a process started with it; None removes a variable.
+
+    Ranks that want such variables have to be forks of a zygote that was started with them.
+
+    Args:
+        env: what a user wants to set.
+        base: the environment that the zygote at hand was started with; what ``env`` would not change there is
+            left out.
+    """
+    wanted = {key: value for key, value in env.items() if is_load_time(key)}
+    if base is not None:
+        wanted = {key: value for key, value in wanted.items() if base.get(key) != value}
+    return wanted
+
+
+def is_load_time(key: str) -> bool:
+    """Whether a program reads this variable only when it is started or loaded."""
+    return _matches(key, LOAD_TIME_KEYS) and not _matches(key, RUN_TIME_KEYS)
+
+
+def _matches(key: str, patterns: tuple[str, ...]) -> bool:
+    return any(key.startswith(p[:-1]) if p.endswith("*") else key == p for p in patterns)

@@ -1,0 +1,133 @@
+"""How an agent sends: to procs of its host by ipc, to everybody else through the agent of their host by tcp."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+from monarch._procs.session import host_of, ipc_address
+from monarch._wire.keys import Doorkeeper, KeyPair
+from monarch._wire.links import Inbox, Link
+from monarch._wire.messages import VERSION, Hello, Hosts, Listening, Route, encode
+
+Frames = Sequence[bytes | memoryview]
+
+
+class Switch:
+    """The sockets of an agent.
+
+    Args:
+        context: of this process.
+        proc: id of the agent, ``<host id>/agent``.
+        folder: where the ipc sockets of this host are.
+    """
+
+    def __init__(self, context: zmq.Context[Any], proc: str, folder: str) -> None:
+        self.context = context
+        self.proc = proc
+        self.host = host_of(proc)
+        self.folder = folder
+        self.inbox = Inbox(context, ipc_address(folder, proc))
+        self.keys = KeyPair.new()
+        self.door: Doorkeeper | None = None
+        self.owner_socket: zmq.Socket[bytes] | None = None
+        self.peer_socket: zmq.Socket[bytes] | None = None
+        self.owner_monitor: zmq.Socket[bytes] | None = None
+        self._hosts: dict[str, tuple[str, str]] = {}
+        self._links: dict[str, Link] = {}
+        self._lost: dict[zmq.Socket[bytes], str] = {}
+
+    def listen(self, address: str, owner: bytes, allowed: list[bytes]) -> Listening:
+        """Binds the tcp sockets; ZMQError if the address is not one of this host."""
+        if self.door is None:
+            self.door = Doorkeeper(self.context)
+        self.door.allow("owner", [owner])
+        self.door.allow("peers", [owner, *allowed])
+        for name in ("owner_socket", "peer_socket"):
+            socket = self.context.socket(zmq.PULL)
+            socket.set_hwm(0)
+            socket.set(zmq.LINGER, 0)
+            setattr(self, name, socket)
+        assert self.owner_socket is not None and self.peer_socket is not None
+        self.owner_monitor = self.owner_socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        # A port that was named is the owner's; the other one is free to be any.
+        bare = address if not address.rpartition(":")[2].isdigit() else address.rpartition(":")[0]
+        return Listening(
+            self.proc,
+            self.door.bind(self.owner_socket, address, self.keys, "owner"),
+            self.door.bind(self.peer_socket, bare, self.keys, "peers"),
+            self.keys.public.decode(),
+        )
+
+    def learn(self, hosts: Hosts) -> None:
+        """Takes note of where other hosts listen, and lets them in."""
+        self._hosts.update(hosts.hosts)
+        if self.door is not None:
+            self.door.allow("peers", [public.encode() for _, public in hosts.hosts.values()])
+
+    def is_here(self, proc: str) -> bool:
+        """Whether a proc is of this host and has a socket in its folder."""
+        return host_of(proc) == self.host and proc not in self._hosts
+
+    def knows(self, proc: str) -> bool:
+        """Whether there is a way to a proc."""
+        return self.is_here(proc) or proc in self._hosts or host_of(proc) in self._hosts
+
+    def send(self, dst: str, frames: Frames) -> None:
+        """Sends a message to any proc of the session. What cannot be reached is known to be dead, or will be."""
+        if self.is_here(dst):
+            self._local(dst).send(bytes(frames[0]), frames[1:])
+        elif dst in self._hosts:
+            self._remote(dst).send(bytes(frames[0]), frames[1:])
+        elif host_of(dst) in self._hosts:
+            self._remote(host_of(dst)).send(encode(Route(dst, len(frames))), frames)
+
+    def _hello(self) -> bytes:
+        return encode(Hello(VERSION, self.proc, os.getpid()))
+
+    def _local(self, proc: str) -> Link:
+        link = self._links.get(proc)
+        if link is None:
+            link = self._links[proc] = Link(self.context, ipc_address(self.folder, proc), self._hello())
+        return link
+
+    def _remote(self, name: str) -> Link:
+        link = self._links.get(name)
+        if link is None:
+            address, public = self._hosts[name]
+            link = Link(self.context, address, self._hello(), self.keys, public.encode())
+            self._links[name] = link
+            self._lost[link.monitor()] = name
+        return link
+
+    def drop(self, name: str) -> None:
+        """A proc has died: nothing more goes there."""
+        link = self._links.pop(name, None)
+        if link is not None:
+            link.close()
+
+    def monitors(self) -> list[zmq.Socket[bytes]]:
+        """Sockets that become readable when the connection to another host is lost."""
+        return list(self._lost)
+
+    def lost(self, monitor: zmq.Socket[bytes]) -> str:
+        """The host id, or proc id of the controller, whose connection such a socket reports as lost; now dropped."""
+        name = self._lost.pop(monitor)
+        self._hosts.pop(name, None)
+        self.drop(name)
+        return name
+
+    def close(self) -> None:
+        """Closes everything; waits a moment for what was sent last."""
+        for link in self._links.values():
+            link.close(200)
+        self.inbox.close()
+        for socket in (self.owner_socket, self.peer_socket):
+            if socket is not None:
+                socket.disable_monitor()
+                socket.close(0)
+        if self.door is not None:
+            self.door.close()

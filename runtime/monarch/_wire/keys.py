@@ -1,0 +1,66 @@
+"""CURVE keys: who may connect over tcp. Both ends are known; no one else is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import zmq
+from zmq.utils import z85
+
+from monarch._wire.links import over_network
+
+
+class KeyPair(NamedTuple):
+    """A CURVE key pair, in Z85 text as ZeroMQ takes it."""
+
+    public: bytes
+    secret: bytes
+
+    @classmethod
+    def new(cls) -> KeyPair:
+        """A fresh pair."""
+        return cls(*zmq.curve_keypair())
+
+
+class Doorkeeper:
+    """Decides by public key who may connect to the tcp sockets of a context, for each by its domain."""
+
+    def __init__(self, context: zmq.Context[Any]) -> None:
+        # Imports asyncio, which a process without tcp has no use for.
+        from zmq.auth.thread import ThreadAuthenticator
+
+        self._allowed: dict[str, set[bytes]] = {}
+        self._authenticator = ThreadAuthenticator(context)
+        self._authenticator.start()
+
+    def allow(self, domain: str, keys: Iterable[bytes]) -> None:
+        """Lets the holders of these keys connect to sockets of a domain."""
+        if domain not in self._allowed:
+            self._allowed[domain] = set()
+            self._authenticator.configure_curve_callback(domain, credentials_provider=_Known(self._allowed[domain]))
+        self._allowed[domain].update(keys)
+
+    def bind(self, socket: zmq.Socket[bytes], address: str, keys: KeyPair, domain: str) -> str:
+        """Binds a socket on a free port with CURVE; the address with the port. ZMQError if that cannot be."""
+        socket.set(zmq.ZAP_DOMAIN, domain.encode())
+        socket.set(zmq.CURVE_SERVER, 1)
+        socket.set(zmq.CURVE_SECRETKEY, keys.secret)
+        socket.set(zmq.CURVE_PUBLICKEY, keys.public)
+        over_network(socket)
+        has_port = address.rpartition(":")[2].isdigit()
+        socket.bind(address if has_port else f"{address}:*")
+        bound: Any = socket.get(zmq.LAST_ENDPOINT)
+        return bound.decode().rstrip("\0")
+
+    def close(self) -> None:
+        """Ends its thread."""
+        self._authenticator.stop()
+
+
+class _Known:
+    def __init__(self, keys: set[bytes]) -> None:
+        self._keys = keys
+
+    def callback(self, _domain: str, key: bytes) -> bool:
+        return z85.encode(key) in self._keys

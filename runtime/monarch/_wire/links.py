@@ -1,0 +1,132 @@
+"""Sockets: one PULL a process to receive on, one PUSH to each process that it talks to.
+
+There is one fixed path from one process to another, and ZeroMQ keeps the order on it, so messages arrive in the
+order sent. No socket has a high-water mark: nothing is dropped in silence, and flow control above bounds memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import zmq
+
+if TYPE_CHECKING:
+    from monarch._wire.keys import KeyPair
+
+RECONNECT_MS = 10
+HEARTBEAT_MS = 1000
+LEASE_S = 5.0
+"""Seconds of silence after which a host counts as lost."""
+IPC_PATH_LIMIT = 107
+
+
+def make_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """A context for as many sockets as the process may have files."""
+    context = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, min(65535, context.get(zmq.SOCKET_LIMIT)))
+    return context
+
+
+def _plain(socket: zmq.Socket[bytes]) -> None:
+    socket.set_hwm(0)
+    socket.set(zmq.LINGER, 0)
+
+
+def over_network(socket: zmq.Socket[bytes], lease: float = LEASE_S) -> None:
+    """Keepalive for tcp: ZeroMQ's own heartbeats, which go on while Python is busy."""
+    socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.set(zmq.HEARTBEAT_TIMEOUT, int(lease * 1000))
+    socket.set(zmq.HEARTBEAT_TTL, int(lease * 1000))
+    socket.set(zmq.TCP_KEEPALIVE, 1)
+    socket.set(zmq.HANDSHAKE_IVL, int(lease * 1000))
+
+
+class Inbox:
+    """The PULL socket of a process: bound to its own file, and to a name within the process to wake it by."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self.socket = context.socket(zmq.PULL)
+        _plain(self.socket)
+        self.address = address
+        try:
+            self.socket.bind(address)
+            inner = f"inproc://{address}"
+            self.socket.bind(inner)
+        except zmq.ZMQError:
+            self.socket.close(0)
+            raise
+        self._waker = context.socket(zmq.PUSH)
+        _plain(self._waker)
+        self._waker.connect(inner)
+        self._lock = Lock()
+        self._closed = False
+
+    def wake(self) -> None:
+        """Makes the thread that receives return with an empty frame. From any thread, but no signal handler."""
+        with self._lock:
+            if not self._closed:
+                self._waker.send(b"")
+
+    def close(self) -> None:
+        """Closes it; only when no thread receives any more."""
+        with self._lock:
+            self._closed = True
+            self._waker.close(0)
+        self.socket.close(0)
+
+
+class Link:
+    """The PUSH socket to one process; any thread may send."""
+
+    __slots__ = ("_closed", "_lock", "_socket", "address")
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        hello: bytes,
+        keys: KeyPair | None = None,
+        server: bytes | None = None,
+    ) -> None:
+        self.address = address
+        self._lock = Lock()
+        self._closed = False
+        socket = self._socket = context.socket(zmq.PUSH)
+        _plain(socket)
+        socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
+        if keys is not None and server is not None:
+            socket.set(zmq.CURVE_SERVERKEY, server)
+            socket.set(zmq.CURVE_PUBLICKEY, keys.public)
+            socket.set(zmq.CURVE_SECRETKEY, keys.secret)
+            over_network(socket)
+        socket.connect(address)
+        socket.send(hello)
+
+    def send(self, frame: bytes, more: Sequence[bytes | memoryview] = ()) -> None:
+        """Queues a message; a closed link drops it, since its process is known to have ended."""
+        with self._lock:
+            if self._closed:
+                return
+            if not more:
+                self._socket.send(frame)
+                return
+            self._socket.send(frame, zmq.SNDMORE)
+            for part in more[:-1]:
+                self._socket.send(part, zmq.SNDMORE, copy=len(part) < 65536)
+            self._socket.send(more[-1], copy=len(more[-1]) < 65536)
+
+    def monitor(self) -> zmq.Socket[bytes]:
+        """A socket that tells when the connection is lost; to be made once."""
+        return self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Drops what was not sent within the linger time."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                with contextlib.suppress(zmq.ZMQError):
+                    self._socket.disable_monitor()
+                self._socket.close(linger_ms)

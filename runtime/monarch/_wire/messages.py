@@ -1,0 +1,317 @@
+"""The messages of the control plane: typed, versioned, one MessagePack array each.
+
+A message is one frame. Only large buffers that go to another host follow it as frames of their own; ``frames``
+says how many. The first message on every connection is a Hello with the version; docs/wire-protocol.md is the
+reference, and a change here that an older peer would misread raises VERSION.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from monarch.exceptions import ProtocolError
+
+VERSION = 1
+
+PackedBulk: TypeAlias = tuple[str, int, int, int, list[tuple[int, int]]]
+"""Shared memory that holds the large buffers of a message: owner, its pid, fd, segment, offset and length of each."""
+
+RESULT = 0
+"""Status of a Reply: its body is the pickled value."""
+ERROR = 1
+"""Status of a Reply: its body is a packed Failure."""
+
+
+class _Message(msgspec.Struct, array_like=True, gc=False):
+    pass
+
+
+class Hello(_Message, tag=0):
+    """First message on a connection: who speaks, and which version."""
+
+    version: int
+    proc: str
+    pid: int
+
+
+class Refused(_Message, tag=1):
+    """Answer to a Hello of another version."""
+
+    version: int
+    proc: str
+    reason: str
+
+
+class Call(_Message, tag=2):
+    """A message to an actor, the same to all that are addressed."""
+
+    src: str
+    """Proc that sent it."""
+    actor: str
+    """Key of the actor mesh; ``@`` is the proc itself."""
+    method: str
+    port: int
+    """Where the answer goes at the sender; 0 if nobody waits for one."""
+    view: bytes
+    """The packed region that was addressed, from which each receiver finds its own place."""
+    sender: str
+    """Key of the actor that sent it, empty for a program."""
+    flags: int
+    body: bytes
+    bulk: PackedBulk | None = None
+    frames: int = 0
+
+
+class Create(_Message, tag=21):
+    """Makes an actor in a proc."""
+
+    src: str
+    actor: str
+    port: int
+    view: bytes
+    body: bytes
+    """The pickled spec of the actor."""
+    bulk: PackedBulk | None = None
+    frames: int = 0
+
+
+class Halt(_Message, tag=22):
+    """Stops an actor once it has handled what was sent before, or with an empty key all actors and the proc."""
+
+    src: str
+    actor: str
+    port: int
+    view: bytes
+    reason: str
+
+
+class Reply(_Message, tag=3):
+    """A value, or an error, for a port."""
+
+    src: str
+    port: int
+    rank: int
+    """Position of the answering actor in the view that was addressed."""
+    status: int
+    done: int
+    """How many messages from the receiver of this the sender has finished: returns credit."""
+    body: bytes
+    bulk: PackedBulk | None = None
+    frames: int = 0
+
+
+class Credit(_Message, tag=4):
+    """How many messages of the receiver have been finished, where no Reply says so."""
+
+    src: str
+    done: int
+
+
+class Release(_Message, tag=5):
+    """Shared memory that this proc has no more use of."""
+
+    src: str
+    segments: list[int]
+
+
+class Output(_Message, tag=6):
+    """What a rank printed: stream, offset in it and bytes of each piece, and the call that was running."""
+
+    src: str
+    actor: str
+    method: str
+    caller: str
+    port: int
+    pieces: list[tuple[str, int, bytes]]
+
+
+class Ready(_Message, tag=7):
+    """A rank listens now."""
+
+    src: str
+    pid: int
+
+
+class Watch(_Message, tag=8):
+    """Asks an agent to be told of the death of a proc."""
+
+    src: str
+    proc: str
+
+
+class Dead(_Message, tag=9):
+    """A proc has ended, or was never there."""
+
+    proc: str
+    reason: str
+    """As in ``was killed by SIGKILL`` or ``exited with code 3``."""
+    expected: bool
+    tails: list[tuple[str, int, bytes]]
+    """The end of its output: stream, offset, bytes."""
+
+
+class Fault(_Message, tag=10):
+    """An actor failed and nobody waits for an answer that could say so: for its owner."""
+
+    src: str
+    actor: str
+    rank: int
+    body: bytes
+    """A packed Failure."""
+
+
+class Probe(_Message, tag=11):
+    """See monarch._core.deadlock."""
+
+    dst: str
+    body: tuple[Any, ...]
+
+
+class Spawn(_Message, tag=12):
+    """Asks an agent for procs. They belong to ``src`` and end with it."""
+
+    src: str
+    procs: list[str]
+    entry: str
+    config: bytes
+    """Common to all; the rank finds its own place by its proc id."""
+    places: list[int]
+    """Base rank of each proc in its mesh."""
+    env: dict[str, str | None]
+    """What the user asked for."""
+    base_env: dict[str, str | None]
+    """How the environment of the program differs from that of the agent."""
+    binds: list[list[int] | None]
+    """Cores of each proc; empty if the agent is to share them out."""
+    title: str
+    path: list[str]
+    cwd: str
+
+
+class Stop(_Message, tag=13):
+    """Tells an agent that these procs are about to end, and to kill those that have not after ``grace`` seconds."""
+
+    src: str
+    procs: list[str]
+    grace: float
+
+
+class Route(_Message, tag=14):
+    """Carries the ``frames`` that follow to a proc on another host."""
+
+    dst: str
+    frames: int
+
+
+class Cast(_Message, tag=15):
+    """Carries the ``frames`` that follow to many procs of one host; with a port, their replies come as one Batch."""
+
+    src: str
+    procs: list[str]
+    port: int
+    frames: int
+
+
+class Batch(_Message, tag=16):
+    """Replies that an agent gathered; ``parts`` says how many of the following frames each has."""
+
+    src: str
+    parts: list[int]
+    frames: int
+
+
+class Hosts(_Message, tag=17):
+    """Where the hosts of a session listen for each other, for an agent: address and public key by host id.
+
+    The controller has an entry of its own, by its proc id.
+    """
+
+    hosts: dict[str, tuple[str, str]]
+
+
+class Listen(_Message, tag=19):
+    """Asks an agent to listen on tcp too, because other hosts have joined; answered by Listening."""
+
+    src: str
+    address: str
+    """As in ``tcp://127.0.0.1``, without the port."""
+    allowed: list[str]
+    """Public keys that may connect."""
+
+
+class Listening(_Message, tag=20):
+    """Where an agent listens: for its owner, and for other agents."""
+
+    src: str
+    owner_address: str
+    peer_address: str
+    public: str
+
+
+class Level(_Message, tag=23):
+    """The least level of log records that a rank is to write."""
+
+    src: str
+    level: int
+
+
+class Bye(_Message, tag=18):
+    """The owner of an agent ends it, and with it all of its procs."""
+
+    src: str
+
+
+AnyMessage: TypeAlias = (
+    Hello
+    | Refused
+    | Call
+    | Create
+    | Halt
+    | Reply
+    | Credit
+    | Release
+    | Output
+    | Ready
+    | Watch
+    | Dead
+    | Fault
+    | Probe
+    | Spawn
+    | Stop
+    | Route
+    | Cast
+    | Batch
+    | Hosts
+    | Listen
+    | Listening
+    | Level
+    | Bye
+)
+
+encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(AnyMessage).decode
+
+
+def decode(frame: bytes | memoryview) -> AnyMessage:
+    """The message of a frame; ProtocolError if it is none of this version."""
+    try:
+        return _decode(frame)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(
+            f"a control message of {len(frame)} bytes is not one of protocol version {VERSION}: {error}"
+        ) from None
+
+
+def pack(value: object) -> bytes:
+    """Plain values, such as a region, as bytes."""
+    return encode(value)
+
+
+_unpack = msgspec.msgpack.Decoder().decode
+
+
+def unpack(data: bytes) -> Any:
+    """What ``pack`` packed, tuples as lists."""
+    return _unpack(data)

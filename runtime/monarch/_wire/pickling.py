@@ -1,0 +1,357 @@
+"""Pickling of what is sent: a body of bytes, and beside it the large buffers, which travel through shared memory.
+
+A buffer of ``THRESHOLD`` bytes or more leaves the body: array and table data, tensor storages, ``bytes`` and
+``bytearray``. It is not copied here: what ``dumps`` returns is the object's own memory, to be copied before the
+object changes. ``loads`` makes arrays and tensors on the buffers it is given, so these should be writable and
+private; ``bytes`` and ``bytearray`` own their memory and cost one copy there. Text always stays in the body.
+
+Tensors on the CPU are sent by storage, so tensors of one message that share a storage share one where they arrive.
+A tensor that uses less than half of a large storage is cloned rather than sent with all of it (so its strides may
+become dense, as a numpy view's do), unless that would show: unless its elements overlap, or other tensors of the
+message overlap it, or together they use half of the storage. A storage on a received buffer cannot be resized; a
+small one can. Other devices, layouts and subclasses of Tensor are pickled as torch does it.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+import types
+from collections.abc import Iterator, Sequence
+from itertools import islice, pairwise
+from typing import Any
+
+import cloudpickle
+
+from monarch.exceptions import SerializationError
+
+THRESHOLD = 64 * 1024
+"""Bytes from which a buffer is sent beside the body. At least pickle's frame size: see ``_Sink``."""
+
+_PLAIN_NODES = 50
+_ATOMS = frozenset({int, float, complex, bool, str, type(None)})
+
+_BLAME_SECONDS = 1.0
+_BLAME_DEPTH = 20
+_BLAME_PARTS = 1000
+
+
+def dumps(obj: Any, what: str = "") -> tuple[bytes, list[memoryview]]:
+    """The body and the out-of-band buffers of an object; each buffer is contiguous, of at least THRESHOLD bytes.
+
+    Args:
+        obj: anything that can be pickled; classes and functions of ``__main__`` travel by value.
+        what: its name in errors. Without one, a pair of a tuple and a dict is named ``args`` and ``kwargs``.
+
+    Raises:
+        SerializationError: a part cannot be pickled; the text begins with the path to it.
+    """
+    try:
+        if _is_plain(obj):
+            return pickle.dumps(obj, 5), []
+        return _dump(obj)
+    except MemoryError:
+        raise
+    except Exception as error:
+        try:
+            text = _blame(obj, what, error)
+        except Exception:  # by a repr, say, that raises
+            text = f"{what or 'value'}: {error}"
+        raise SerializationError(text) from error
+
+
+def loads(body: bytes, buffers: Sequence[memoryview | bytes] = ()) -> Any:
+    """The object of a body and its buffers. What is made on a buffer keeps it, and nothing else here does.
+
+    Raises:
+        SerializationError: it cannot be unpickled here.
+    """
+    try:
+        return pickle.loads(body, buffers=buffers) if buffers else pickle.loads(body)
+    except MemoryError:
+        raise
+    except Exception as error:
+        text = f"cannot be unpickled here: {type(error).__name__}: {error}"
+        if isinstance(error, ImportError):
+            text += "; install the module here too, or define its functions and classes in the notebook"
+        raise SerializationError(text) from error
+
+
+def _is_plain(obj: Any) -> bool:
+    """Whether plain pickle does: a few objects of builtin types, none of them large bytes."""
+    nodes = [obj]
+    for node in nodes:  # grows while it is walked
+        kind = type(node)
+        if kind in _ATOMS:
+            continue
+        if kind is tuple or kind is list:
+            nodes += node
+        elif kind is dict:
+            nodes += node
+            nodes += node.values()
+        elif kind is not bytes or len(node) >= THRESHOLD:
+            return False
+        if len(nodes) > _PLAIN_NODES:
+            return False
+    return True
+
+
+def _dump(obj: Any) -> tuple[bytes, list[memoryview]]:
+    sink = _Sink()
+    pickler = _Pickler(sink)
+    pickler.dump(obj)
+    shared = pickler.wrongly_cloned()
+    if shared:
+        # Only now is it known which storages are used by more than one tensor.
+        sink = _Sink()
+        _Pickler(sink, shared).dump(obj)
+    return b"".join(sink.chunks), sink.buffers
+
+
+class _Sink:
+    """The file a pickler writes to. It turns large bytes and bytearrays in the stream into out-of-band buffers.
+
+    The pickler of CPython writes these as two calls, the first of which ends in opcode and length and the second of
+    which is the object itself, not a copy. Opcode and length are replaced by a call of the type with the next buffer.
+    Written otherwise, they would stay in the body, which is as good but for the copies.
+    """
+
+    __slots__ = ("buffers", "chunks")
+
+    def __init__(self) -> None:
+        self.chunks: list[bytes | bytearray] = []
+        self.buffers: list[memoryview] = []
+
+    def keep(self, buffer: pickle.PickleBuffer) -> bool:
+        """For the pickler: whether this buffer stays in the body."""
+        raw = buffer.raw()
+        if raw.nbytes < THRESHOLD:
+            return True
+        self.buffers.append(raw)
+        return False
+
+    def write(self, data: bytes | bytearray) -> None:
+        size = len(data)
+        # A chunk of opcodes can be as large, but it is the first, or begins with a frame that fits into it.
+        opcodes = not self.chunks or (data[:1] == pickle.FRAME and int.from_bytes(data[1:9], "little") <= size)
+        if size >= THRESHOLD and not opcodes:
+            before = self.chunks[-1]
+            for header, call in _headers(data, size):
+                if before.endswith(header):
+                    self.chunks[-1] = before[: -len(header)] + call
+                    self.buffers.append(memoryview(data))
+                    return
+        self.chunks.append(data)
+
+
+def _headers(data: bytes | bytearray, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """How the stream may announce this payload, and what to write instead."""
+    name = type(data).__name__.encode()
+    # The two names, STACK_GLOBAL, NEXT_BUFFER, TUPLE1, REDUCE: nothing is memoized, so the numbers of the memo stand.
+    call = b"\x8c\x08builtins\x8c" + bytes([len(name)]) + name + b"\x93\x97\x85R"
+    if type(data) is bytes:
+        if size < 1 << 32:
+            yield pickle.BINBYTES + size.to_bytes(4, "little"), call
+        yield pickle.BINBYTES8 + size.to_bytes(8, "little"), call
+    elif type(data) is bytearray:
+        yield pickle.BYTEARRAY8 + size.to_bytes(8, "little"), call
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(self, sink: _Sink, shared: frozenset[int] = frozenset()) -> None:
+        super().__init__(sink, protocol=5, buffer_callback=sink.keep)
+        self._shared = shared
+        """Storages whose tensors are not to be cloned."""
+        self._sent: set[int] = set()
+        self._clones: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
+        """Of each storage its size, and first byte, end and number of used bytes of each tensor that was cloned."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduce = _TORCH.get(type(obj).__name__)
+        # By name first: torch may not be loaded, and then nothing can be of its types.
+        if reduce is not None and type(obj) is getattr(sys.modules.get("torch"), type(obj).__name__, None):
+            return reduce(self, obj)
+        return super().reducer_override(obj)
+
+    def _tensor(self, tensor: Any) -> Any:
+        """An ordinary tensor: its storage, or a clone of a small part of a large one, and its place there."""
+        if (
+            tensor.device.type != "cpu"
+            or str(tensor.layout) != "torch.strided"
+            or tensor.is_quantized
+            or tensor.is_nested
+            or tensor.is_conj()
+            or tensor.is_neg()
+            or tensor._backward_hooks
+            or tensor.__dict__
+        ):
+            return NotImplemented
+        storage = tensor.untyped_storage()
+        total, offset, strides = storage.nbytes(), tensor.storage_offset(), tensor.stride()
+        if total >= THRESHOLD and storage._cdata not in self._shared:
+            width, used = tensor.element_size(), tensor.numel() * tensor.element_size()
+            reach = _reach(tensor.size(), strides) if used * 2 < total else None
+            if reach is not None:
+                part = (offset * width, (offset + reach) * width, used)
+                self._clones.setdefault(storage._cdata, (total, []))[1].append(part)
+                clone = tensor.detach().clone()
+                storage, offset, strides = clone.untyped_storage(), clone.storage_offset(), clone.stride()
+        size = tuple(tensor.size())
+        return _make_tensor, (storage, tensor.dtype, offset, size, strides, tensor.requires_grad)
+
+    def _untyped(self, storage: Any) -> Any:
+        if storage.device.type != "cpu":
+            return NotImplemented
+        self._sent.add(storage._cdata)
+        if not storage.nbytes():
+            return _make_storage, (b"",)
+        import numpy
+
+        return _make_storage, (pickle.PickleBuffer(numpy.asarray(_Memory(storage)).data),)
+
+    def _typed(self, storage: Any) -> Any:
+        if storage._untyped_storage.device.type != "cpu":
+            return NotImplemented
+        # A new object for each tensor, so what is shared is below it.
+        return _make_typed_storage, (storage._untyped_storage, storage.dtype)
+
+    def wrongly_cloned(self) -> frozenset[int]:
+        """The storages of which cloned tensors should rather have been sent with the storage."""
+        return frozenset(
+            key
+            for key, (total, parts) in self._clones.items()
+            if key in self._sent
+            or sum(used for _, _, used in parts) * 2 >= total
+            or any(after[0] < before[1] for before, after in pairwise(sorted(parts)))
+        )
+
+
+_TORCH = {"Tensor": _Pickler._tensor, "UntypedStorage": _Pickler._untyped, "TypedStorage": _Pickler._typed}
+
+
+class _Memory:
+    """A storage as numpy likes to see it. Not by way of a tensor: that depends on the numpy torch was built with."""
+
+    def __init__(self, storage: Any) -> None:
+        self._storage = storage
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": (storage.nbytes(),),
+            "typestr": "|u1",
+            "data": (storage.data_ptr(), False),
+        }
+
+
+def _reach(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
+    """Elements from the first of a tensor to its last, both counted; None if some may lie upon others."""
+    if not all(sizes):
+        return 0
+    reach = 1
+    for stride, size in sorted(zip(strides, sizes, strict=True)):
+        if size > 1:
+            if stride < reach:
+                return None
+            reach += stride * (size - 1)
+    return reach
+
+
+def _make_storage(buffer: Any) -> Any:
+    import torch
+
+    if not len(buffer):
+        return torch.UntypedStorage(0)
+    if isinstance(buffer, bytearray):
+        # From the body, so small: a copy in memory of its own can be resized.
+        return torch.frombuffer(buffer, dtype=torch.uint8).clone().untyped_storage()
+    if memoryview(buffer).readonly:
+        buffer = bytearray(buffer)
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def _make_tensor(
+    storage: Any, dtype: Any, offset: int, size: tuple[int, ...], strides: tuple[int, ...], requires_grad: bool
+) -> Any:
+    import torch
+
+    tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, size, strides)
+    if requires_grad:
+        tensor.requires_grad_()
+    return tensor
+
+
+def _make_typed_storage(storage: Any, dtype: Any) -> Any:
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _blame(obj: Any, what: str, error: Exception) -> str:
+    """The path to the part that cannot be pickled, as far as it is found in time, and what is wrong with it."""
+    if not what and type(obj) is tuple and list(map(type, obj)) == [tuple, dict]:
+        parts: Iterator[tuple[str, Any]] = iter([("args", obj[0]), ("kwargs", obj[1])])
+    else:
+        what = what or "value"
+        parts = _parts(obj)
+    if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
+        return f"{what or 'args'}: nested too deeply to be pickled"
+    until = time.monotonic() + _BLAME_SECONDS
+    seen = {id(obj)}
+    path, reason = what, error
+    for _ in range(_BLAME_DEPTH):
+        failed = None
+        for step, part in islice(parts, _BLAME_PARTS):
+            if id(part) in seen or time.monotonic() > until:
+                continue
+            try:
+                _dump(part)
+            except Exception as cause:
+                failed = step, part, cause
+                break
+        if failed is None:
+            break
+        step, part, reason = failed
+        path += step
+        seen.add(id(part))
+        parts = _parts(part)
+    return f"{path or 'value'}: {str(reason) or type(reason).__name__}"
+
+
+def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
+    """What the pickle of an object is made of, each with how to write the way there."""
+    if isinstance(obj, dict) and type(obj).__reduce_ex__ is object.__reduce_ex__:
+        yield from ((f"[{key!r:.60}]", value) for key, value in obj.items())
+    if type(obj) in (list, tuple):
+        yield from ((f"[{index}]", item) for index, item in enumerate(obj))
+    elif type(obj) in (set, frozenset):
+        yield from ((f"[{item!r:.60}]", item) for item in obj)
+    elif isinstance(obj, types.FunctionType):
+        for name, cell in zip(obj.__code__.co_freevars, obj.__closure__ or (), strict=True):
+            yield f" (uses {name!r})", cell.cell_contents
+        for name in obj.__code__.co_names:
+            if name in obj.__globals__:
+                yield f" (uses {name!r})", obj.__globals__[name]
+    elif isinstance(obj, type):
+        yield from ((f".{name}", value) for name, value in vars(obj).items())
+    elif isinstance(obj, types.MethodType):
+        yield ".__self__", obj.__self__
+    elif type(obj) is not dict:
+        yield from _reduced_parts(obj)
+
+
+def _reduced_parts(obj: Any) -> Iterator[tuple[str, Any]]:
+    # Not the attributes themselves, of which __getstate__ may leave some out.
+    try:
+        reduced = obj.__reduce_ex__(5)
+    except Exception:
+        return
+    if not isinstance(reduced, tuple):
+        return
+    _, arguments, state, items, *_ = (*reduced, None, None)
+    for values in state if type(state) is tuple else (state,):
+        if isinstance(values, dict):
+            yield from ((f".{name}", value) for name, value in values.items())
+        else:
+            yield "", values
+    yield from (("", argument) for argument in arguments)
+    yield from ((f"[{index}]", item) for index, item in enumerate(items or ()))

@@ -1,0 +1,81 @@
+"""Actors on meshes of processes: what a program imports to spawn, address and stop them."""
+
+from __future__ import annotations
+
+from monarch._actors.accumulate import Accumulator
+from monarch._actors.actor import Actor
+from monarch._actors.actormesh import ActorMesh
+from monarch._actors.call import Endpoint, as_endpoint, send
+from monarch._actors.channel import Channel, Port, PortReceiver
+from monarch._actors.client import shutdown_context
+from monarch._actors.context import (
+    ActorInstance,
+    Context,
+    context,
+    current_actor_name,
+    current_rank,
+    current_size,
+)
+from monarch._actors.controllers import get_or_spawn_controller
+from monarch._actors.endpoint import concurrent_endpoint, endpoint
+from monarch._actors.faults import MeshFailure, default_fault_hook
+from monarch._actors.future import Future
+from monarch._actors.hostmesh import (
+    BootstrapCommand,
+    HostMesh,
+    default_bootstrap_cmd,
+    proc_mesh,
+    this_host,
+)
+from monarch._actors.procmesh import ProcMesh, this_proc
+from monarch._actors.workers import (
+    attach_to_workers,
+    hosts_from_config,
+    run_worker_loop_forever,
+)
+from monarch._core.extent import Extent, Point
+from monarch._core.valuemesh import ValueMesh
+from monarch.exceptions import ActorError, SupervisionError
+
+unhandled_fault_hook = default_fault_hook
+"""Called with a MeshFailure that no ``__supervise__`` has handled; a program may put a function of its own here."""
+
+__all__ = [
+    "Accumulator",
+    "Actor",
+    "ActorError",
+    "ActorInstance",
+    "ActorMesh",
+    "BootstrapCommand",
+    "Channel",
+    "Context",
+    "Endpoint",
+    "Extent",
+    "Future",
+    "HostMesh",
+    "MeshFailure",
+    "Point",
+    "Port",
+    "PortReceiver",
+    "ProcMesh",
+    "SupervisionError",
+    "ValueMesh",
+    "as_endpoint",
+    "attach_to_workers",
+    "concurrent_endpoint",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "default_bootstrap_cmd",
+    "endpoint",
+    "get_or_spawn_controller",
+    "hosts_from_config",
+    "proc_mesh",
+    "run_worker_loop_forever",
+    "send",
+    "shutdown_context",
+    "this_host",
+    "this_proc",
+    "unhandled_fault_hook",
+]

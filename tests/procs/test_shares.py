@@ -1,0 +1,88 @@
+"""Cores, threads and variables of ranks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch._procs.shares import affinity_plan, is_load_time, needs_cold_zygote, threads_plan
+
+
+@given(st.integers(1, 20), st.lists(st.integers(0, 300), min_size=1, max_size=40, unique=True).map(sorted))
+def test_cores_are_shared_out_fairly(n: int, cores: list[int]) -> None:
+    plan = affinity_plan(n, cores)
+    assert len(plan) == n
+    if n > len(cores):
+        assert all(share == cores for share in plan)
+        return
+    assert [core for share in plan for core in share] == cores
+    sizes = {len(share) for share in plan}
+    assert min(sizes) >= 1 and max(sizes) - min(sizes) <= 1
+
+
+def test_no_rank_no_share() -> None:
+    assert affinity_plan(0, [0, 1]) == []
+
+
+def test_shares_do_not_share_a_list() -> None:
+    plan = affinity_plan(3, [0, 1])
+    plan[0].append(9)
+    assert plan[1] == [0, 1]
+
+
+@pytest.mark.parametrize(("n", "cores", "threads"), [(1, 8, 8), (3, 8, 2), (8, 8, 1), (9, 8, 1), (2, 0, 1), (0, 4, 4)])
+def test_threads_are_a_share_of_the_cores(n: int, cores: int, threads: int) -> None:
+    assert threads_plan(n, list(range(cores))) == threads
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "LD_PRELOAD",
+        "PYTHONPATH",
+        "PYTHONHASHSEED",
+        "MALLOC_ARENA_MAX",
+        "GLIBC_TUNABLES",
+        "KMP_AFFINITY",
+        "LC_ALL",
+        "OMP_PROC_BIND",
+        "MKL_NUM_THREADS",
+        "TORCH_LOGS",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "PYTORCH_CUDA_ALLOC_CONF",
+    ],
+)
+def test_what_is_read_at_a_start_needs_one(key: str) -> None:
+    assert is_load_time(key)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "OMP_NUM_THREADS",
+        "CUDA_VISIBLE_DEVICES",
+        "NCCL_DEBUG",
+        "TORCH_NCCL_BLOCKING_WAIT",
+        "PYTHONUNBUFFERED",
+        "RANK",
+        "HOME",
+        "OLD_LD_PRELOAD",
+        "GLIBC_TUNABLES_NOT",
+    ],
+)
+def test_what_is_read_later_needs_none(key: str) -> None:
+    assert not is_load_time(key)
+
+
+def test_only_what_needs_a_start_asks_for_one() -> None:
+    assert needs_cold_zygote({"A": "1", "OMP_NUM_THREADS": "2"}) == {}
+    assert needs_cold_zygote({"A": "1", "LD_PRELOAD": "x", "MKL_DEBUG": None}) == {
+        "LD_PRELOAD": "x",
+        "MKL_DEBUG": None,
+    }
+
+
+def test_what_is_so_already_asks_for_nothing() -> None:
+    env = {"LD_PRELOAD": "x", "LD_AUDIT": "y", "LC_ALL": None}
+    assert needs_cold_zygote(env, base={"LD_PRELOAD": "x", "LD_AUDIT": "z"}) == {"LD_AUDIT": "y"}

@@ -1,0 +1,403 @@
+"""The zygote and its forks, with real processes: a small agent in a process of its own, told what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch._procs import posix
+from monarch._procs.forks import RankSpec, find_entry
+from monarch._procs.zygotes import Zygote
+
+HERE = Path(__file__).parent
+CORES = sorted(os.sched_getaffinity(0))
+SOON = 2.0
+
+
+def gone_soon(pids: list[int], within: float = SOON) -> bool:
+    """Whether all of these end in time."""
+    deadline = time.monotonic() + within
+    # Of a pid that is not there any more, the start time is that of nobody.
+    starts = {pid: posix.proc_start_time(pid) for pid in pids}
+    return not any(
+        start is not None and posix.outlives(pid, start, max(0.0, deadline - time.monotonic()))
+        for pid, start in starts.items()
+    )
+
+
+class Agent:
+    """The small agent, seen from a test."""
+
+    def __init__(self, session: Path, **setup: Any) -> None:
+        self.session = session
+        self.seen: list[dict[str, Any]] = []
+        self.rest = b""
+        setup = {
+            "preload": [],
+            "session_dir": str(session),
+            "controller": [os.getpid(), posix.proc_start_time(os.getpid())],
+            **setup,
+        }
+        setup["env"] = {"PYTHONPATH": str(HERE), **setup.get("env", {})}
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "small_agent.py"), json.dumps(setup)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self.zygote: int = self.hear("started")["pid"]
+        self.pids = [self.zygote, self.process.pid]
+
+    def hear(self, event: str, within: float = 20.0, **about: Any) -> dict[str, Any]:
+        """The first event that is like this, of the past or to come; each is heard once."""
+        stream = self.process.stdout
+        assert stream is not None
+        deadline = time.monotonic() + within
+        while True:
+            for heard in self.seen:
+                if heard["event"] == event and all(heard[key] == value for key, value in about.items()):
+                    self.seen.remove(heard)
+                    return heard
+            ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
+            text = os.read(stream.fileno(), 1 << 16) if ready else b""
+            assert text, f"no {event} {about}; heard {self.seen}"
+            *lines, self.rest = (self.rest + text).split(b"\n")
+            self.seen += [json.loads(line) for line in lines]
+
+    def ask(self, **request: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(request).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def fork(self, function: str, configs: list[str], token: int = 1, **spec: Any) -> None:
+        base = {"env": {}, "affinity": None, "threads": None, "title": "rank", "path": [], "cwd": "/", **spec}
+        entry = function if ":" in function else f"rank_entries:{function}"
+        self.ask(ask="fork", token=token, entry=entry, ranks=[{**base, "config": text} for text in configs])
+
+    def forked(self, token: int = 1) -> list[int]:
+        pids = self.hear("forked", token=token)["pids"]
+        self.pids += pids
+        return pids
+
+    def run(self, function: str, configs: list[str], token: int = 1, **spec: Any) -> list[dict[str, Any]]:
+        """Forks ranks and waits for their ends, in order of rank."""
+        self.fork(function, configs, token, **spec)
+        return [self.hear("exited", pid=pid) for pid in self.forked(token)]
+
+    def wait_for_output(self, pids: list[int], text: bytes = b"waits") -> None:
+        """Until each of these has printed this."""
+        deadline = time.monotonic() + 20
+        for pid in pids:
+            # Opened anew each time: a fork that has just begun still has the zygote's files.
+            while text not in Path(f"/proc/{pid}/fd/1").read_bytes():
+                assert time.monotonic() < deadline, f"{pid} has not printed {text!r}"
+                os.sched_yield()
+
+    def close(self) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        left = [] if gone_soon(self.pids) else [pid for pid in self.pids if posix.proc_start_time(pid)]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        self.process.stdout.close()
+        for pid in self.pids:
+            # Those whose agent was killed have come to this process.
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        assert not left, f"of {self.pids} there are left {left}"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
+    """Starts agents, and sees to it that they leave no process behind."""
+    agents: list[Agent] = []
+    posix.set_child_subreaper()
+
+    def make(**setup: Any) -> Agent:
+        session = tmp_path / f"session{len(agents)}"
+        session.mkdir()
+        (session / "socket").touch()
+        agents.append(Agent(session, **setup))
+        return agents[-1]
+
+    yield make
+    try:
+        for agent in agents:
+            agent.close()
+    finally:
+        posix.set_child_subreaper(False)
+
+
+@pytest.fixture
+def dead_controller() -> list[int]:
+    process = subprocess.Popen(["sleep", "60"])
+    start_time = posix.proc_start_time(process.pid)
+    process.kill()
+    process.wait()
+    assert start_time is not None
+    return [process.pid, start_time]
+
+
+def test_ranks_are_children_of_the_agent_and_it_gets_their_status(start: Callable[..., Agent]) -> None:
+    agent = start()
+    # Before the zygote is ready: kept until it is.
+    ends = agent.run("leave", [str(rank) for rank in range(8)])
+    assert [end["code"] for end in ends] == list(range(8))
+    assert len({end["pid"] for end in ends}) == 8
+    for end in ends:
+        assert end["stdout"] == f"parent {agent.process.pid} group {end['pid']}\n"
+        assert end["stderr"] == ""
+
+
+def test_a_rank_is_what_its_spec_says(
+    start: Callable[..., Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("GIVEN", "1")
+    monkeypatch.setenv("REMOVED", "1")
+    agent = start(preload=["numpy", "numpy.random"])
+    names = "GIVEN REMOVED NEW OMP_NUM_THREADS OPENBLAS_NUM_THREADS"
+    path = [str(HERE), *(entry for entry in sys.path if entry)]
+    env = {"REMOVED": None, "NEW": "ü"}
+    spec = {"path": path, "cwd": str(tmp_path), "affinity": CORES[:1], "threads": 3, "title": "monarch-rank7"}
+    ends = agent.run("describe", [names, names], env=env, **spec)
+    assert [(end["code"], end["stderr"]) for end in ends] == [(0, ""), (0, "")]
+    first, second = (json.loads(end["stdout"]) for end in ends)
+    numbers = [first.pop("random"), second.pop("random")]
+    assert first == second
+    assert first == {
+        "config": names,
+        "env": {
+            "GIVEN": "1",
+            "REMOVED": None,
+            "NEW": "ü",
+            "OMP_NUM_THREADS": "3",
+            "OPENBLAS_NUM_THREADS": None,
+        },
+        "cwd": str(tmp_path),
+        "argv": [""],
+        "path": path,
+        "main": ["__builtins__", "__doc__", "__loader__", "__name__", "__package__", "__spec__"],
+        "comm": "monarch-rank7",
+        "affinity": CORES[:1],
+        "group": True,
+        "sigint": True,
+        "sigterm": True,
+        "blocked": 0,
+        "fds": [0, 1, 2],
+        "stdin": "",
+        "gc": True,
+        "tasks": 1,
+        "threads": 1,
+    }
+    assert all(ours != theirs for ours, theirs in zip(*numbers, strict=True))
+    assert agent.hear("ready")["problems"] == []
+
+
+def test_a_folder_and_cores_that_are_gone_are_no_reason_not_to_run(start: Callable[..., Agent]) -> None:
+    (end,) = start().run("leave", ["4"], cwd="/no/such/folder", affinity=[1023])
+    assert end["code"] == 4
+    assert "not bound to cores [1023]" in end["stderr"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("no_such_module:run", "'no_such_module:run' for this rank: No module named 'no_such_module'"),
+        ("rank_entries:leeve", "'rank_entries:leeve' for this rank: module 'rank_entries' has no attribute"),
+        ("rank_entries:", "'module:function', not 'rank_entries:'"),
+        ("rank_entries:__doc__", "is no function"),
+    ],
+)
+def test_a_misspelt_entry_is_named(start: Callable[..., Agent], entry: str, words: str) -> None:
+    (end,) = start().run(entry, [""])
+    assert end["code"] == 1
+    assert words in end["stderr"]
+
+
+def test_an_entry_may_be_in_a_class() -> None:
+    assert find_entry("json:JSONDecoder.decode") is json.JSONDecoder.decode
+
+
+def test_how_a_rank_ends_is_what_its_status_says(start: Callable[..., Agent]) -> None:
+    agent = start()
+    (failed,) = agent.run("fail", [""], token=1)
+    assert failed["code"] == 1
+    # The traceback is of the rank's code alone.
+    assert failed["stderr"].startswith("Traceback") and failed["stderr"].count("  File ") == 1
+    assert failed["stderr"].endswith("ValueError: this went wrong – ünd how\n")
+    (text,) = agent.run("leave_with_text", [""], token=2)
+    assert (text["code"], text["stderr"]) == (1, "no more\n")
+    (number,) = agent.run("leave_with_number", [""], token=3)
+    assert (number["code"], number["stderr"]) == (7, "")
+
+
+def test_what_a_killed_rank_has_printed_is_all_there(start: Callable[..., Agent]) -> None:
+    (end,) = start().run("say", [""])
+    assert end["code"] == -signal.SIGKILL
+    assert end["stdout"] == "from print\nfrom os.write\nfrom printf\nfrom a subprocess\n"
+    assert end["stderr"] == "to stderr\n\\udc80 odd\n"
+
+
+def test_torch_is_there_without_an_import(start: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    agent = start(preload=["torch", "numpy", "zmq", "msgspec", "cloudpickle"])
+    assert agent.hear("ready")["problems"] == []
+    assert len(os.listdir(f"/proc/{agent.zygote}/task")) == 1
+    ends = agent.run("compute", [""] * 8, threads=2)
+    assert [(end["code"], end["stdout"], end["stderr"]) for end in ends] == [(0, "8.0 2 2\n", "")] * 8
+    # What the user says wins over the share.
+    (end,) = agent.run("compute", [""], token=2, threads=2, env={"OMP_NUM_THREADS": "1"})
+    assert end["stdout"] == "8.0 1 1\n"
+
+
+def test_more_ranks_than_a_packet_has_descriptors(start: Callable[..., Agent]) -> None:
+    ends = start().run("leave", [str(rank) for rank in range(130)])
+    assert [end["code"] for end in ends] == list(range(130))
+
+
+def test_what_cannot_be_imported_is_reported_and_what_is_missing_is_not(start: Callable[..., Agent]) -> None:
+    agent = start(preload=["no_such_module", "json.no_such_module", "broken_import", "rank_entries"])
+    (problem,) = agent.hear("ready")["problems"]
+    assert problem.startswith("import of broken_import failed\nTraceback")
+    assert "RuntimeError: cannot be imported" in problem
+    assert [end["code"] for end in agent.run("leave", ["5"])] == [5]
+
+
+def test_ranks_outlive_the_zygote(start: Callable[..., Agent]) -> None:
+    agent = start(preload=["broken_import"])
+    agent.fork("wait", ["", ""])
+    pids = agent.forked()
+    agent.wait_for_output(pids)
+    os.kill(agent.zygote, signal.SIGKILL)
+    reason = agent.hear("gone")["reason"]
+    assert reason.startswith(f"the zygote (pid {agent.zygote}) was killed by SIGKILL")
+    assert reason.endswith("RuntimeError: cannot be imported")
+    assert all(posix.proc_start_time(pid) for pid in pids)
+    os.kill(pids[0], signal.SIGTERM)
+    assert agent.hear("exited")["code"] == -signal.SIGTERM
+    assert posix.proc_start_time(pids[1])
+
+
+def test_a_request_to_a_dead_zygote_fails(start: Callable[..., Agent]) -> None:
+    agent = start(preload=["endless_import"])
+    agent.fork("leave", ["1"], token=5)
+    os.kill(agent.zygote, signal.SIGKILL)
+    failed = agent.hear("failed", token=5)
+    assert failed["pids"] == []
+    assert "was killed by SIGKILL" in failed["reason"]
+    assert agent.hear("gone")["reason"] == failed["reason"]
+
+
+def test_ranks_and_zygote_end_with_their_agent(start: Callable[..., Agent], dead_controller: list[int]) -> None:
+    agent = start(controller=dead_controller)
+    agent.fork("wait", [""] * 4)
+    pids = agent.forked()
+    agent.wait_for_output(pids)
+    agent.process.kill()
+    assert gone_soon([*pids, agent.zygote])
+    assert not agent.session.exists()
+
+
+def test_a_controller_that_lives_keeps_its_folder(start: Callable[..., Agent]) -> None:
+    agent = start()
+    agent.hear("ready")
+    agent.process.kill()
+    assert gone_soon([agent.zygote])
+    assert (agent.session / "socket").exists()
+
+
+def test_a_controller_that_dies_second_leaves_no_folder(start: Callable[..., Agent]) -> None:
+    controller = subprocess.Popen(["sleep", "60"])
+    agent = start(controller=[controller.pid, posix.proc_start_time(controller.pid)])
+    agent.hear("ready")
+    agent.process.kill()
+    controller.kill()
+    assert gone_soon([agent.zygote])
+    assert not agent.session.exists()
+    controller.wait()
+
+
+def test_an_import_does_not_outlive_the_agent(start: Callable[..., Agent], dead_controller: list[int]) -> None:
+    agent = start(preload=["endless_import"], controller=dead_controller)
+    agent.wait_for_output([agent.zygote], b"importing")
+    agent.process.kill()
+    assert gone_soon([agent.zygote])
+    assert not agent.session.exists()
+
+
+def test_the_zygote_may_die_while_it_forks(start: Callable[..., Agent]) -> None:
+    agent = start(preload=["disturbed_fork"], env={"DISTURB": "kill the zygote"})
+    ends = agent.run("leave", [str(rank) for rank in range(6)])
+    assert [end["code"] for end in ends] == list(range(6))
+    assert "was killed by SIGKILL" in agent.hear("gone")["reason"]
+
+
+def test_ranks_of_a_request_that_failed_run_nothing(start: Callable[..., Agent]) -> None:
+    agent = start(preload=["disturbed_fork"], env={"DISTURB": "fail"})
+    agent.fork("leave", ["0"] * 6)
+    failed = agent.hear("failed", token=1)
+    assert "2 of 6 ranks had been forked" in failed["reason"]
+    assert len(failed["pids"]) == 2
+    for pid in failed["pids"]:
+        end = agent.hear("exited", pid=pid)
+        assert (end["code"], end["stdout"], end["stderr"]) == (1, "", "")
+    # The zygote itself is well.
+    assert [end["code"] for end in agent.run("leave", ["3", "4"], token=2)] == [3, 4]
+
+
+def test_a_maker_that_is_killed_leaves_no_rank(start: Callable[..., Agent]) -> None:
+    agent = start(preload=["disturbed_fork"], env={"DISTURB": "kill the maker"})
+    agent.hear("ready")
+    agent.fork("wait", [""] * 6)
+    assert "ended with -9" in agent.hear("failed", token=1)["reason"]
+
+    def descendants() -> list[int]:
+        with open(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children") as file:
+            return [int(pid) for pid in file.read().split() if int(pid) != agent.zygote]
+
+    assert gone_soon(descendants())
+    assert [end["code"] for end in agent.run("leave", ["3"], token=2)] == [3]
+
+
+def test_close_ends_the_zygote_and_not_its_ranks(start: Callable[..., Agent]) -> None:
+    agent = start()
+    agent.fork("wait", [""])
+    (pid,) = agent.forked()
+    agent.ask(ask="close")
+    agent.hear("closed")
+    assert posix.proc_start_time(agent.zygote) is None
+    assert posix.proc_start_time(pid)
+    assert agent.session.exists()
+
+
+def test_every_rank_needs_its_files() -> None:
+    zygote = object.__new__(Zygote)
+    with pytest.raises(ValueError, match="1 ranks with 0 pairs of files"):
+        zygote.fork(1, "a:b", [RankSpec({}, None, None, b"", "", [], "")], [])
+
+
+def test_a_process_has_a_start_time_until_it_has_ended() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    first = posix.proc_start_time(process.pid)
+    assert first is not None and posix.proc_start_time(process.pid) == first
+    assert posix.outlives(process.pid, first, 0)
+    assert not posix.outlives(process.pid, first + 1, 0)
+    process.kill()
+    assert not posix.outlives(process.pid, first, 10)
+    # A zombie has ended, though its pid is still taken.
+    assert posix.proc_start_time(process.pid) is None
+    process.wait()
+    assert posix.proc_start_time(process.pid) is None

@@ -1,0 +1,531 @@
+"""Pickling with buffers beside the body: what comes back, what leaves the body, and what errors say."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import pickle
+import subprocess
+import sys
+import threading
+import warnings
+import weakref
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monarch._wire import pickling
+from monarch._wire.pickling import THRESHOLD, dumps, loads
+from monarch.exceptions import SerializationError
+
+LARGE = 2 * THRESHOLD
+
+
+@pytest.fixture(autouse=True)
+def no_warnings() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # Of torch's own making, wherever it builds such tensors.
+        warnings.filterwarnings("ignore", message=".*(in beta state|in prototype stage|CSR|deprecated).*")
+        yield
+
+
+def sent(obj: Any) -> Any:
+    """The object as it arrives: on writable copies of the buffers, as a private mapping is."""
+    body, buffers = dumps(obj)
+    assert all(buffer.c_contiguous and buffer.format == "B" and buffer.ndim == 1 for buffer in buffers)
+    return loads(body, [memoryview(bytearray(buffer)) for buffer in buffers])
+
+
+def sizes(obj: Any) -> list[int]:
+    return [buffer.nbytes for buffer in dumps(obj)[1]]
+
+
+# Plain values
+
+
+@pytest.mark.parametrize(
+    "obj",
+    [((3,), {}), None, ((), {"lr": 0.1, "name": "x"}), ([1, [2.0, b"x"], {"a": (True, 1j)}], {}), "x" * LARGE],
+)
+def test_a_plain_value_is_pickled_plainly(obj: Any) -> None:
+    assert dumps(obj) == (pickle.dumps(obj, 5), [])
+    assert loads(dumps(obj)[0]) == obj
+
+
+def test_a_list_in_itself_is_not_walked_for_ever() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    back = sent(loop)
+    assert back[0] is back
+
+
+def test_torch_is_not_imported_for_what_is_not_of_torch() -> None:
+    code = """
+import sys, numpy
+from monarch._wire.pickling import dumps, loads
+loads(*dumps([numpy.zeros(100_000), bytes(100_000), lambda: 3]))
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_main_defines_is_sent_by_value() -> None:
+    code = """
+import sys
+from monarch._wire.pickling import dumps
+scale = 3
+class Model:
+    def __init__(self): self.x = 2
+    def double(self): return helper(self.x)
+def helper(x): return x * scale
+sys.stdout.buffer.write(dumps(((Model(), helper), {}))[0])
+"""
+    body = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout
+    (model, helper), _ = loads(body)
+    assert (model.double(), helper(5)) == (6, 15)
+
+
+def test_what_a_module_defines_is_sent_by_reference() -> None:
+    assert sent(OrderedDict) is OrderedDict
+    assert len(dumps(subprocess.run)[0]) < 100
+
+
+# Bytes
+
+
+class Box:
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Box) and same(self.inside, other.inside)
+
+    __hash__ = None  # pyright: ignore
+
+
+class Name(bytes):
+    pass
+
+
+def same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return bool(one == other)
+
+
+# Beginnings that look like opcodes of the stream, and sizes about the threshold.
+BEGINNINGS = [
+    b"",
+    b"\x95",
+    b"\x95" + (9).to_bytes(8, "little"),
+    b"\x95" + THRESHOLD.to_bytes(8, "little"),
+    b"B\0\0\1\0",
+]
+PAYLOADS = st.builds(
+    lambda kind, begin, size: kind((begin + bytes(size))[:size]),
+    st.sampled_from([bytes, bytearray, Name, lambda data: np.frombuffer(data, np.uint8).copy()]),
+    st.sampled_from(BEGINNINGS),
+    st.sampled_from([0, 9, THRESHOLD - 1, THRESHOLD, THRESHOLD + 9, LARGE]),
+)
+LEAVES = st.integers() | st.text() | PAYLOADS | st.builds(lambda size: ["x" * 99] * size, st.sampled_from([1, 2000]))
+NESTED = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.builds(Box, inner)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(NESTED, st.booleans())
+def test_bytes_come_back_wherever_they_are(obj: Any, twice: bool) -> None:
+    if twice:
+        obj = [obj, obj]
+    body, buffers = dumps(obj)
+    assert all(buffer.nbytes >= THRESHOLD for buffer in buffers)
+    back = loads(body, [memoryview(bytearray(buffer)) for buffer in buffers])
+    assert same(back, obj)
+    assert same(loads(body, [bytes(buffer) for buffer in buffers]), obj)
+    if twice and not isinstance(obj[0], int):
+        assert back[0] is back[1]
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [x], Box, lambda x: functools.partial(print, {"a": Box(x)})])
+def test_large_bytes_leave_the_body(kind: type, wrap: Any) -> None:
+    body, buffers = dumps(wrap(kind(LARGE)))
+    assert [buffer.nbytes for buffer in buffers] == [LARGE]
+    assert len(body) < 400
+    assert sizes(wrap(kind(THRESHOLD - 1))) == []
+
+
+def test_much_small_stuff_stays_whole() -> None:
+    obj = [[str(number), number, float(number)] for number in range(50_000)]
+    assert sizes(obj) == []
+    assert sent(obj) == obj
+
+
+# Arrays and tables
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(LARGE).reshape(2, -1),
+        np.asfortranarray(np.arange(LARGE).reshape(64, -1)),
+        np.arange(LARGE)[::3],
+        np.arange(LARGE).reshape(64, -1)[:, 5:90],
+        np.zeros(LARGE, [("a", "i4"), ("b", "f8")]),
+        np.float32(3.5),
+        np.zeros((0, 5)),
+        np.array("2026-01-01", "M8[D]"),
+        np.arange(10),
+    ],
+    ids=lambda array: f"{array.dtype}-{array.shape}",
+)
+def test_arrays(array: Any) -> None:
+    back = sent(array)
+    assert (back.dtype, back.shape, type(back)) == (array.dtype, array.shape, type(array))
+    assert np.array_equal(back, array)
+    if isinstance(back, np.ndarray):
+        assert back.flags.writeable
+        assert bool(sizes(array)) == (array.nbytes >= THRESHOLD)
+
+
+def test_an_array_of_objects_and_one_that_may_not_be_written() -> None:
+    assert sent(np.array([1, "a", None], object)).tolist() == [1, "a", None]
+    fixed = np.arange(LARGE)
+    fixed.flags.writeable = False
+    assert not sent(fixed).flags.writeable
+
+
+def test_a_table_is_not_copied() -> None:
+    table = pa.table({"a": np.arange(LARGE), "b": np.ones(LARGE), "c": ["x"] * LARGE})
+    body, buffers = dumps(table)
+    assert len(body) < 5000
+    memory = [memoryview(bytearray(buffer)) for buffer in buffers]
+    back = loads(body, memory)
+    assert back.equals(table)
+    memory[0][:8] = (7).to_bytes(8, "little")
+    assert back["a"][0].as_py() == 7
+
+
+# Tensors
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64, torch.uint8, torch.float64]
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> list[torch.Tensor]:
+    """Views of some storages, which overlap or do not, of any strides."""
+    made: list[torch.Tensor] = []
+    for _ in range(draw(st.integers(1, 2))):
+        count = draw(st.integers(0, 60))
+        dtype = draw(st.sampled_from(DTYPES))
+        base = torch.arange(count).to(dtype)
+        for _ in range(draw(st.integers(1, 3))):
+            steps = draw(st.lists(st.integers(0, 7), max_size=3))
+            left = draw(st.integers(0, max(count - 1, 0)))
+            offset, shape = left, []
+            for step in steps:
+                room = (count - 1 - left) // step if step else 3
+                size = draw(st.integers(0, min(room + 1, 5))) if count else 0
+                left += step * max(size - 1, 0)
+                shape.append(size)
+            if not count and not shape:
+                continue
+            view = base.as_strided(shape, steps, offset)
+            made.append(view.detach().requires_grad_(draw(st.booleans()) and dtype.is_floating_point))
+    return draw(st.permutations(made))
+
+
+def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (
+        type(one) is type(other)
+        and one.dtype == other.dtype
+        and one.shape == other.shape
+        and one.requires_grad == other.requires_grad
+        and torch.equal(one, other)
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(tensors(), st.data())
+def test_tensors_and_what_they_share(made: list[torch.Tensor], data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pickling, "THRESHOLD", data.draw(st.sampled_from([64, THRESHOLD])))
+        back, again = sent(made), sent(made)
+    assert all(map(equal, back, made))
+    for one, other in zip(back, made, strict=True):
+        if one.untyped_storage().nbytes() == other.untyped_storage().nbytes():
+            assert (one.stride(), one.storage_offset()) == (other.stride(), other.storage_offset())
+    before = [tensor.detach().clone() for tensor in made]
+    written = [index for index, tensor in enumerate(made) if tensor.numel()]
+    for _ in range(4 if written else 0):
+        # What is written into one shows in the others, here as there.
+        index = data.draw(st.sampled_from(written))
+        place = tuple(data.draw(st.integers(0, size - 1)) for size in made[index].shape)
+        with torch.no_grad():
+            back[index][place] = made[index][place] = 0 if made[index].dtype is torch.bool else 99
+        assert all(map(equal, back, made))
+    # And never in another message.
+    assert all(torch.equal(one, other) for one, other in zip(again, before, strict=True))
+
+
+def test_a_large_tensor_leaves_the_body_with_no_copy() -> None:
+    tensor = torch.zeros(LARGE)
+    body, buffers = dumps(((tensor,), {"twice": tensor}))
+    assert len(body) < 300
+    tensor[0] = 5
+    (one,), two = loads(body, buffers)
+    assert one is two["twice"]
+    assert one[0] == 5
+
+
+def test_a_small_part_of_a_large_tensor_is_sent_alone() -> None:
+    base = torch.arange(LARGE)
+    assert sizes(base[:4]) == []
+    assert sizes(base[: LARGE // 4]) == [LARGE * 2]
+    assert sizes(base[: LARGE // 2]) == [LARGE * 8]
+    assert sizes([base[:4], base[10:14]]) == []
+    # Where it would show, the storage is sent: a part and the whole in either order, overlaps, many parts.
+    for views in ([base[:4], base], [base, base[:4]], [base[:4], base[3:6]], list(base.split(LARGE // 8))):
+        assert sizes(views) == [LARGE * 8]
+    column = base.view(-1, 64)[:, 3]
+    assert sizes(column) == []
+    assert torch.equal(sent(column), column)
+    assert sizes([base[:4], base.untyped_storage()]) == [LARGE * 8]
+    assert sizes(base[:1].expand(9)) == [LARGE * 8]
+
+
+def test_a_module_keeps_its_tied_weights() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(200, 200), torch.nn.Linear(200, 200), torch.nn.BatchNorm1d(200))
+    model[1].weight = model[0].weight
+    back = sent(model)
+    assert back[0].weight is back[1].weight
+    assert isinstance(back[0].weight, torch.nn.Parameter)
+    state = sent(model.state_dict())
+    assert state["0.weight"].data_ptr() == state["1.weight"].data_ptr()
+    assert all(torch.equal(value, back.state_dict()[name]) for name, value in state.items())
+    back(torch.ones(3, 200)).sum().backward()
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+def test_tensors_of_other_kinds() -> None:
+    dense = torch.randn(4, 40_000)
+    for tensor in (
+        dense.to(torch.complex64).conj(),
+        dense.to(torch.complex64).conj().imag,
+        dense.to_sparse(),
+        dense.to_sparse_csr(),
+        dense.to(torch.uint16),
+        dense.to(torch.float8_e4m3fn),
+        torch.quantize_per_tensor(dense, 0.1, 3, torch.qint8),
+        torch.tensor(3.0),
+        torch.empty(0, 4),
+        torch.zeros(1).expand(100_000),
+        dense.t(),
+    ):
+        back = sent(tensor)
+        assert (back.dtype, back.layout, back.shape) == (tensor.dtype, tensor.layout, tensor.shape)
+        assert back.is_conj() == tensor.is_conj()
+        one, other = (
+            (x.dequantize() if x.is_quantized else x.to_dense() if x.layout != torch.strided else x)
+            for x in (back, tensor)
+        )
+        assert torch.equal(one.to(torch.complex64), other.to(torch.complex64))
+    tagged = dense.as_subclass(Tagged)
+    tagged.note = "mine"  # pyright: ignore
+    back = sent(tagged)
+    assert (type(back), back.note) == (Tagged, "mine")
+    assert torch.equal(back.as_subclass(torch.Tensor), dense)
+    assert sizes(tagged) == [dense.nbytes]
+    noted = torch.zeros(3)
+    noted.note = "mine"  # pyright: ignore
+    assert sent(noted).note == "mine"
+    assert sent(torch.empty(3, device="meta")).device.type == "meta"
+    nested = sent(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]))
+    assert [part.shape for part in nested.unbind()] == [(2,), (3,)]
+
+
+def test_a_tensor_of_a_graph_arrives_as_a_leaf() -> None:
+    weight = torch.ones(LARGE, requires_grad=True)
+    back = sent(weight * 2)
+    assert back.requires_grad
+    assert back.is_leaf
+
+
+def test_modes_of_the_receiver_do_not_matter() -> None:
+    body, buffers = dumps([torch.ones(LARGE), torch.ones(3)])
+    with torch.device("meta"), torch.inference_mode():
+        back = loads(body, buffers)
+        again = dumps(back)
+    assert [tensor.device.type for tensor in back] == ["cpu", "cpu"]
+    assert loads(*again)[1].tolist() == [1, 1, 1]
+
+
+def test_small_tensors_can_be_resized() -> None:
+    assert sent(torch.ones(3)).resize_(5).shape == (5,)
+    assert sent(torch.empty(0)).resize_(5).shape == (5,)
+
+
+def test_tensors_on_buffers_that_may_not_be_written() -> None:
+    body, buffers = dumps(torch.ones(LARGE))
+    tensor = loads(body, [bytes(buffer) for buffer in buffers])
+    tensor += 1
+    assert tensor[0] == 2
+
+
+def test_storages_are_sent_as_they_are() -> None:
+    storage = torch.arange(LARGE).untyped_storage()
+    back = sent([storage, torch.tensor([], dtype=torch.int64).set_(storage)])
+    assert back[1].untyped_storage() is back[0]
+    assert torch.equal(back[1], torch.arange(LARGE))
+
+
+def test_nothing_is_kept_beyond_its_use() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        array = np.zeros(LARGE)
+        owner = weakref.ref(array)
+        _, buffers = dumps(Box([array, torch.zeros(LARGE), lambda: 3]))
+        del array, buffers
+        assert owner() is None
+        data = np.zeros(LARGE * 4, np.uint8)
+        owner = weakref.ref(data)
+        tensor = loads(dumps(torch.ones(LARGE))[0], [data.data])
+        del data
+        part = tensor[5:].detach()
+        del tensor
+        assert owner() is not None
+        del part
+        assert owner() is None
+    finally:
+        gc.enable()
+
+
+# Errors
+
+
+class Guarded:
+    def __init__(self) -> None:
+        self.name = "x"
+        self.lock = threading.Lock()
+
+
+class Slotted:
+    __slots__ = ("lock",)
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+@dataclasses.dataclass
+class Config:
+    items: list[Any]
+
+
+class Careful(Guarded):
+    """Has a lock, which is not what cannot be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = (x for x in ())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"other": self.other}
+
+
+LOCK = threading.Lock()
+
+
+def closure() -> Any:
+    lock = LOCK
+    return lambda: lock.acquire()
+
+
+@pytest.mark.parametrize(
+    ("obj", "path"),
+    [
+        (((Guarded(),), {}), "args[0].lock: cannot pickle '_thread.lock' object"),
+        (((1, [2, Slotted()]), {}), "args[1][1].lock: "),
+        (((), {"model": Guarded()}), "kwargs['model'].lock: "),
+        (Config([1, {"a": LOCK}]), "value.items[1]['a']: "),
+        (closure(), "value (uses 'lock'): "),
+        (Careful(), "value.other: cannot pickle 'generator' object"),
+        ([np.zeros(3), {"x": sys._getframe()}], "value[1]['x']: "),
+        ({Box}, None),
+    ],
+    ids=str,
+)
+def test_an_error_says_which_part(obj: Any, path: str | None) -> None:
+    if path is None:
+        assert sent(obj) == obj
+        return
+    with pytest.raises(SerializationError) as caught:
+        dumps(obj)
+    assert str(caught.value).startswith(path)
+    assert type(caught.value.__cause__) is TypeError
+
+
+def test_the_caller_may_name_it() -> None:
+    with pytest.raises(SerializationError, match=r"^the result\[0\].lock: "):
+        dumps([Guarded()], "the result")
+
+
+def test_an_error_survives_a_repr_that_raises() -> None:
+    class Bad:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    with pytest.raises(SerializationError, match="cannot pickle"):
+        dumps({Bad(): LOCK})
+
+
+def test_too_deep() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(SerializationError, match=r"^args: nested too deeply"):
+        dumps(((deep,), {}))
+
+
+@pytest.mark.parametrize("body", [b"cnosuchmodule\nname\n.", b"cos\nnosuch\n.", b"", b"\x80\x05\x97."])
+def test_what_cannot_be_loaded(body: bytes) -> None:
+    with pytest.raises(SerializationError, match="cannot be unpickled here") as caught:
+        loads(body)
+    assert caught.value.__cause__ is not None
+    if b"module" in body:
+        assert "install the module" in str(caught.value)
+
+
+def test_a_stop_is_not_an_error_of_pickling() -> None:
+    class Stopped:
+        def __reduce__(self) -> Any:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        dumps(Stopped())
