@@ -4,6 +4,7 @@ Everything below is a MonarchError:
 
     AxisError, ShapeError, PointError   a mesh was addressed in a way it cannot be
     ArgumentError                       a call does not fit the endpoint's signature, or there is no such endpoint
+        NotAnEndpointError                  a method without ``@endpoint`` was called on a mesh
     SerializationError                  an argument, a result or a class could not be pickled or unpickled
     ActorError                          an endpoint, or ``__init__``, raised on one or more ranks
     DeviceMeshError                     a part of a mesh cannot be used
@@ -30,6 +31,7 @@ __all__ = [
     "DeadlockError",
     "DeviceMeshError",
     "MonarchError",
+    "NotAnEndpointError",
     "PointError",
     "ProtocolError",
     "SerializationError",
@@ -60,8 +62,12 @@ class PointError(MonarchError, IndexError):
     """A coordinate or rank outside the mesh."""
 
 
-class ArgumentError(MonarchError, TypeError, AttributeError):
+class ArgumentError(MonarchError, TypeError, ValueError, AttributeError):
     """The call does not fit: wrong arguments, no such endpoint, or a method that is no endpoint."""
+
+
+class NotAnEndpointError(ArgumentError, RuntimeError):
+    """A method without ``@endpoint`` was called on a mesh."""
 
 
 class SerializationError(MonarchError, TypeError):

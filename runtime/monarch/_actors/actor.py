@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from monarch._actors.endpoint import methods_of
+from monarch.exceptions import ArgumentError
 
 
 class Actor:
@@ -33,20 +34,15 @@ def check_class(cls: Any) -> None:
     """Refuses what cannot be spawned.
 
     Raises:
-        TypeError: it is no class of actors.
-        ValueError: an endpoint has the name of something that each mesh has.
+        ArgumentError: it is no class of actors, or an endpoint has the name of something that each mesh has.
     """
     if not (inspect.isclass(cls) and issubclass(cls, Actor)):
-        raise _NotAnActor(f"spawn needs a subclass of monarch.actor.Actor, not {cls!r}")
+        raise ArgumentError(f"spawn needs a subclass of monarch.actor.Actor, not {cls!r}")
     taken = [name for name in methods_of(cls) if name in mesh_names()]
     if taken:
-        raise ValueError(
+        raise ArgumentError(
             f"{cls.__name__} has an endpoint named {taken[0]!r}, which every mesh has already; give it another name"
         )
-
-
-class _NotAnActor(TypeError, ValueError):
-    """Both, since either is what a caller may expect."""
 
 
 def mesh_names() -> frozenset[str]:

@@ -16,7 +16,7 @@ from monarch._core.extent import axes_text
 from monarch._core.valuemesh import ValueMesh
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
-from monarch.exceptions import ArgumentError, MonarchError, StoppedError
+from monarch.exceptions import ArgumentError, MonarchError, NotAnEndpointError, StoppedError
 
 if TYPE_CHECKING:
     from monarch._actors.actormesh import ActorMesh
@@ -57,10 +57,10 @@ class Endpoint(Generic[P, R]):
         return self._gather(args, kwargs, _values)
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Sends to the one actor that this mesh has; the result is what it returned. ValueError for other meshes."""
+        """Sends to the one actor that this mesh has; the result is what it returned. ArgumentError for others."""
         mesh = self.mesh
         if len(mesh) != 1:
-            raise ArgumentOneError(
+            raise ArgumentError(
                 f"call_one needs a mesh of exactly 1 actor, and {mesh._name} has {axes_text(mesh.extent)}; "
                 f"slice it, or use call or choose"
             )
@@ -146,10 +146,6 @@ class Endpoint(Generic[P, R]):
         sender = here[0].key if here is not None else ""
         call = m.Call(runtime.proc, mesh._key, self.name, port, mesh._view_bytes, sender, self._flags, body)
         send_to_all(runtime, mesh, call, buffers, 1 + (len(body) >> 12), gathered)
-
-
-class ArgumentOneError(ArgumentError, ValueError):
-    """The mesh has more or fewer actors than one."""
 
 
 def send_to_all(
@@ -297,7 +293,7 @@ class Undecorated:
         self.function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotEndpointError(self._text())
+        raise NotAnEndpointError(self._text())
 
     def __getattr__(self, name: str) -> Any:
         raise ArgumentError(f"{self._text()}; {name!r} is for endpoints")
@@ -307,10 +303,6 @@ class Undecorated:
             f"{self.mesh._name}.{self.name} is a method and no endpoint; put @endpoint on it, "
             f"or use as_endpoint({self.mesh._name}.{self.name})"
         )
-
-
-class NotEndpointError(ArgumentError, RuntimeError):
-    """A method without a decorator was called on a mesh."""
 
 
 def send(

@@ -6,7 +6,6 @@ import linecache
 import os
 import traceback
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -54,7 +53,7 @@ def pack_failure(error: BaseException, own: bool = False) -> bytes:
     trace, where = _trace(error)
     text = _text(error)
     kind = type(error).__qualname__
-    if type(error).__module__ not in ("builtins", "__main__"):
+    if type(error).__module__ not in ("builtins", "__main__", "monarch.exceptions"):
         kind = f"{type(error).__module__}.{kind}"
     return encode(Failure(kind, text, where, trace, _pickled(error), own))
 
@@ -85,29 +84,31 @@ def is_ours(filename: str) -> bool:
 
 
 def _trace(error: BaseException) -> tuple[str, str]:
-    """The traceback as text, and the last line of the user's own code in it."""
-    frames = list(traceback.walk_tb(error.__traceback__))
-    hidden = 0
-    while frames and is_ours(frames[0][0].f_code.co_filename):
-        frames.pop(0)
-        hidden += 1
-    tb: TracebackType | None = error.__traceback__
-    for _ in range(hidden):
-        tb = tb.tb_next if tb else None
-    linecache.checkcache()
+    """The traceback as text, with the frames of the user's code, and the last line of that."""
     where = ""
-    if frames:
-        frame, line = frames[-1]
-        for each, its_line in reversed(frames):
-            if not _is_library(each.f_code.co_filename):
-                frame, line = each, its_line
-                break
-        where = f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_name}"
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if not where or not _is_library(frame.f_code.co_filename):
+            where = f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_name}"
+        if is_ours(frame.f_code.co_filename):
+            where = "" if where.startswith(_OURS) else where
+    linecache.checkcache()
     try:
-        text = "".join(traceback.format_exception(type(error), error, tb))
+        shown = traceback.TracebackException.from_exception(error)
+        _fold(shown)
+        text = "".join(shown.format())
     except Exception as broken:
         text = f"{type(error).__name__}: <its traceback cannot be shown: {type(broken).__name__}>"
     return text[-_MAX_TEXT:].rstrip("\n"), where
+
+
+def _fold(shown: traceback.TracebackException | None) -> None:
+    """Leaves our own frames out, unless there are no others."""
+    seen: set[int] = set()
+    while shown is not None and id(shown) not in seen:
+        seen.add(id(shown))
+        theirs = [frame for frame in shown.stack if not is_ours(frame.filename)]
+        shown.stack[:] = theirs
+        shown = shown.__cause__ or shown.__context__
 
 
 def _is_library(filename: str) -> bool:

@@ -14,6 +14,9 @@ from monarch._core.ranks import describe_ranks
 from monarch._wire import messages as m
 from monarch.exceptions import SupervisionError
 
+_TOGETHER = 0.05
+"""Seconds for which failures are collected: those of one cause come together, and are told as one."""
+
 
 class MeshFailure:
     """A failure in a mesh, as ``__supervise__`` and ``unhandled_fault_hook`` are told of it.
@@ -55,14 +58,26 @@ class Faults:
         runtime.on_fault = self.on_fault
         runtime.on_dead = self.on_dead
         self._dead: list[m.Dead] = []
+        self._failed: list[m.Fault] = []
 
     def on_fault(self, fault: m.Fault) -> None:
         """An actor of a mesh has failed where nobody waited."""
-        mesh = self._runtime.meshes.get(fault.actor)
-        failure = unpack_failure(fault.body)
-        text = f"{failure.kind}: {failure.text}\n{failure.trace}"
-        name = mesh._name if mesh is not None else fault.actor
-        self._tell(MeshFailure(name, mesh, (fault.rank,), text), self._owner(fault.actor))
+        self._failed.append(fault)
+        if len(self._failed) == 1:
+            self._runtime.pump.call_later(_TOGETHER, self._report_failed)
+
+    def _report_failed(self) -> None:
+        failed, self._failed = self._failed, []
+        groups: dict[tuple[str, str, str], list[m.Fault]] = {}
+        for fault in failed:
+            failure = unpack_failure(fault.body)
+            groups.setdefault((fault.actor, failure.kind, failure.text), []).append(fault)
+        for (actor, kind, said), several in groups.items():
+            mesh = self._runtime.meshes.get(actor)
+            trace = unpack_failure(several[0].body).trace
+            name = mesh._name if mesh is not None else self._runtime.proc_meshes.get(actor, (actor, ""))[0]
+            ranks = tuple(sorted(fault.rank for fault in several))
+            self._tell(MeshFailure(name, mesh, ranks, f"{kind}: {said}\n{trace}"), self._owner(actor))
 
     def on_dead(self, dead: m.Dead, waited: bool) -> None:
         """A process has died. Whoever waited for it has an error already; else its owner is told."""
@@ -72,8 +87,7 @@ class Faults:
             return
         self._dead.append(dead)
         if len(self._dead) == 1:
-            # Those of one cause come together; told once, as one.
-            self._runtime.pump.call_later(0.05, self._report_dead)
+            self._runtime.pump.call_later(_TOGETHER, self._report_dead)
 
     def _report_dead(self) -> None:
         dead, self._dead = self._dead, []

@@ -104,9 +104,8 @@ class ProcMesh(MeshView, Managed):
             The mesh of the actors: an ActorMesh, which is typed as the class for the sake of its endpoints.
 
         Raises:
-            TypeError: the class is no Actor.
-            ValueError: an endpoint has the name of something that each mesh has.
-            ArgumentError: the constructor does not take these arguments.
+            ArgumentError: the class is no Actor, one of its endpoints has the name of something that each mesh has,
+                or the constructor does not take these arguments.
             SerializationError: an argument cannot be pickled.
             DeviceMeshError: the processes were stopped, or some have died.
         """

@@ -97,7 +97,7 @@ class Pump:
                 waiter.thread = turn
                 self._others.append(turn)
                 # The leader may have left before it could see this turn.
-                if not self._lead.locked():
+                if not self._lead.locked() and not self._closing:
                     self._pass_on()
                 if not waiter.done:
                     left = None if deadline is None else max(0.0, deadline - _clock())
@@ -118,7 +118,7 @@ class Pump:
         if turn is not None:
             turn.semaphore.release()
         # The leader sees it after the message at hand; from another thread it must be told.
-        elif self._leader and self._leader != get_ident():
+        elif self._leader and self._leader != get_ident() and not self._closing:
             self._inbox.wake()
 
     def background(self) -> None:
@@ -149,19 +149,26 @@ class Pump:
         self.background()
 
     def close(self) -> None:
-        """Ends the background thread; afterwards nothing is received."""
+        """Ends the background thread; afterwards nothing is received, and no other thread touches the inbox.
+
+        Threads that wait go on to, for what other threads complete.
+        """
         self._closing = True
         self._asked = True
-        self._inbox.wake()
-        self._kick.release()
+        if self._leader != get_ident():
+            self._inbox.wake()
+            self._kick.release()
+            # The leader leaves when it is woken; nobody leads again.
+            self._lead.acquire()
         if self._thread.ident != get_ident():
-            self._thread.join(5)
+            self._kick.release()
+            self._thread.join()
 
     # Leading
 
     def _take_lead(self) -> bool:
         while not self._lead.acquire(False):
-            if not self._background_leads:
+            if self._closing or not self._background_leads:
                 return False
             self._asked = True
             self._inbox.wake()
@@ -174,7 +181,7 @@ class Pump:
         self._leader = 0
         self._seq += 1
         self._lead.release()
-        if self._others:
+        if self._others and not self._closing:
             self._pass_on()
         if self._sleeping:
             self._sleeping = False
@@ -240,7 +247,7 @@ class Pump:
                 if waiter is None:
                     if self._asked:
                         return
-                elif waiter.done or self._interrupted:
+                elif waiter.done or self._interrupted or self._closing:
                     return
                 if deadline is not None and _clock() >= deadline:
                     return
