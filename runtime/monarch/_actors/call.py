@@ -16,7 +16,7 @@ from monarch._core.extent import axes_text
 from monarch._core.valuemesh import ValueMesh
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
-from monarch.exceptions import ArgumentError, MonarchError, NotAnEndpointError, StoppedError
+from monarch.exceptions import ArgumentError, MonarchError, NotAnEndpointError, SerializationError, StoppedError
 
 if TYPE_CHECKING:
     from monarch._actors.actormesh import ActorMesh
@@ -136,7 +136,10 @@ class Endpoint(Generic[P, R]):
                 mesh=mesh._name,
             )
         mesh._check_alive(self.name)
-        return dumps((args, kwargs), f"{mesh._name}.{self.name}()")
+        try:
+            return dumps((args, kwargs))
+        except SerializationError as error:
+            raise SerializationError(f"{mesh._name}.{self.name}() was not sent: {error}") from error.__cause__
 
     def _dispatch(self, prepared: tuple[bytes, list[memoryview]], port: int, gathered: bool) -> None:
         mesh = self.mesh

@@ -52,7 +52,7 @@ class Session:
         self._lock = threading.Lock()
         self._door: Doorkeeper | None = None
         self._address = ""
-        self._lost: list[tuple[zmq.Socket[Any], str]] = []
+        self._watched: set[str] = set()
         self._listening: Promise[m.Listening] | None = None
         self._table: dict[str, tuple[str, str]] = {}
         self.output = OutputView(runtime)
@@ -176,24 +176,24 @@ class Session:
             self._listening.complete(lambda: listening)
 
     def _watch_host(self, host: str) -> None:
-        monitor = self.runtime.gateway(host).monitor()
-        if monitor is None:
+        gateway = self.runtime.gateway(host)
+        if host in self._watched:
             return
-
+        self._watched.add(host)
+        monitor = gateway.monitor()
         reason = f"was lost with its host {host}: the connection to it broke"
 
         def watch() -> None:
+            told = False
+            # ZeroMQ blocks where it cannot tell of an event, so this is closed after the link that it is of.
             try:
-                while not self.runtime.closed:
-                    if monitor.poll(200):
-                        monitor.recv_multipart()
-                        if not self.runtime.closed:
-                            self.runtime.pump.post(lambda: self.host_lost(host, reason))
-                        break
-            except zmq.ZMQError:
+                while not gateway.closed.wait(0.2 if told else 0):
+                    if not told and monitor.poll(200) and not gateway.closed.is_set():
+                        told = True
+                        self.runtime.pump.post(lambda: self.host_lost(host, reason))
+            except zmq.ContextTerminated:
                 pass
-            finally:
-                monitor.close(0)
+            monitor.close(0)
 
         threading.Thread(target=watch, name=f"monarch-host-{host}", daemon=True).start()
 
@@ -223,9 +223,9 @@ class Session:
         self._agent = None
         if agent is not None:
             runtime.to_agent(runtime.host, m.Bye(runtime.proc))
-        runtime.close(linger_ms=500)
         if self._door is not None:
             self._door.close()
+        runtime.close(linger_ms=500)
         if agent is not None:
             try:
                 agent.wait(timeout)

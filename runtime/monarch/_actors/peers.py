@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from monarch._procs.session import host_of, ipc_address
@@ -142,6 +143,7 @@ class Gateway:
         self._link = link
         self._agent = agent
         self._direct = direct
+        self.closed = Event()
 
     def route(self, proc: str, frames: Sequence[Any]) -> None:
         """Sends to one proc, or to the agent itself."""
@@ -164,8 +166,8 @@ class Gateway:
 
     def close(self, linger_ms: int = 0) -> None:
         """Closes the link to the host's agent."""
-        if self._direct:
-            self._link.close(linger_ms)
+        self._link.close(linger_ms)
+        self.closed.set()
 
 
 class Targets:

@@ -212,7 +212,8 @@ class Runtime:
             made = RemotePeer(self, proc, self.gateway(host_of(proc)))
         with self.peer_lock:
             peer = self.peers.setdefault(proc, made)
-        if peer is made and not starting and proc not in (self.proc, self.agent) and not proc.endswith("/agent"):
+        # An agent is missed by the loss of its host, and what this process belongs to takes it along.
+        if peer is made and not starting and proc not in (self.proc, self.root) and not proc.endswith("/agent"):
             self.to_agent(host_of(proc), m.Watch(self.proc, proc))
         return peer
 
@@ -256,7 +257,9 @@ class Runtime:
 
     def host_died(self, host: str, reason: str) -> None:
         """A host is lost with all of its processes."""
-        self._gateways.pop(host, None)
+        gateway = self._gateways.pop(host, None)
+        if gateway is not None:
+            gateway.close()
         for proc, peer in list(self.peers.items()):
             if peer.host == host and peer.dead is None and proc != self.proc:
                 self.peer_died(m.Dead(proc, reason, False, []))

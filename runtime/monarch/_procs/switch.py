@@ -70,7 +70,7 @@ class Switch:
 
     def is_here(self, proc: str) -> bool:
         """Whether a proc is of this host and has a socket in its folder."""
-        return host_of(proc) == self.host and proc not in self._hosts
+        return host_of(proc) == self.host
 
     def knows(self, proc: str) -> bool:
         """Whether there is a way to a proc."""
