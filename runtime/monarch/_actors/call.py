@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 def _values(gather: Gather[Any], values: list[Any]) -> Any:
-    return ValueMesh(gather.extent, values)
+    return ValueMesh.of(gather.extent, values)
 
 
 def _single(gather: Gather[Any], values: list[Any]) -> Any:
@@ -117,7 +117,9 @@ class Endpoint(Generic[P, R]):
         deaths = mesh._runtime.deaths
         prepared = self._prepare(args, kwargs)
         targets = mesh._members_at()
-        gather = Gather[Any](mesh._runtime, targets.peers, mesh.extent, mesh._name, self.name, finish, mesh._key)
+        gather: Gather[Any] = Gather(
+            mesh._runtime, targets.peers, mesh.extent, mesh._name, self.name, finish, mesh._key
+        )
         self._dispatch(prepared, gather.port, True)
         if mesh._runtime.deaths != deaths:
             gather.check()

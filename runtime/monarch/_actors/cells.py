@@ -73,7 +73,7 @@ class Cell:
     def deliver(self, call: m.Call, more: Sequence[Any]) -> None:
         """Takes a message, in the thread that received it."""
         self.queue.append(call)
-        self._post(lambda: self._take(call, more))
+        self.executor.deliver(self, call, more)
 
     def state_of(self, proc: str, port: int) -> str | None:
         """How a request stands: see monarch._core.deadlock. None also if others can be handled meanwhile."""
@@ -89,11 +89,10 @@ class Cell:
         method = self._methods.get(call.method)
         return bool(call.flags & EXPLICIT) or (method is not None and method.explicit)
 
-    def _take(self, call: m.Call, more: Sequence[Any]) -> None:
+    def start(self, call: m.Call, more: Sequence[Any]) -> None:
+        """Begins to handle a message on the actor's event loop."""
         loop = self.executor.loop
-        if loop is None:
-            self._run(call, more)
-            return
+        assert loop is not None
         task = loop.create_task(self._run_async(call, more))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -102,15 +101,21 @@ class Cell:
         """Handles a message with a sync method, in the actor's thread."""
         self.queue.popleft()
         self.running = call
+        executor = self.executor
         token = current.set((self, call))
         try:
-            method = self._method(call)
+            method = self._methods.get(call.method)
+            if method is None or call.flags or self.failed is not None:
+                method = self._method(call)
             args, kwargs = self.runtime.load(call, more)
+            executor.interruptible = True
             if method.explicit:
                 value = method.function(self.instance, self._port(call), *args, **kwargs)
             else:
                 value = method.function(self.instance, *args, **kwargs)
+            executor.interruptible = False
         except BaseException as error:
+            executor.interruptible = False
             self._answer_error(call, error)
         else:
             # What came with the call is let go before the answer says that it is done.

@@ -6,15 +6,19 @@ import asyncio
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from monarch._actors.runtime import Runtime
 
 if TYPE_CHECKING:
+    from monarch._actors.cells import Cell
     from monarch._procs.pump import Turn
+    from monarch._wire.messages import Call
 
 Action = Callable[[], None]
+Item = Any
+"""An action, or a message for an actor: cell, call and what came beside it."""
 
 
 class Executor:
@@ -23,7 +27,9 @@ class Executor:
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
         self.loop: asyncio.AbstractEventLoop | None = None
-        self._items: deque[Action] = deque()
+        self._items: deque[Item] = deque()
+        self.interruptible = False
+        """Whether code of the user runs that a Ctrl-C is meant for."""
         self._lock = threading.Lock()
         self._ended = False
 
@@ -36,13 +42,26 @@ class Executor:
             self._items.append(action)
         self._notify()
 
+    def deliver(self, cell: Cell, call: Call, more: Sequence[Any]) -> None:
+        """Has a message handled here, from any thread."""
+        with self._lock:
+            if self.loop is not None:
+                self.loop.call_soon_threadsafe(cell.start, call, more)
+                return
+            self._items.append((cell, call, more))
+        self._notify()
+
     def enter_loop(self, first: Action) -> None:
         """Turns to an event loop, where this action runs before all that come later; called from an action."""
         loop = asyncio.new_event_loop()
         loop.call_soon(first)
         with self._lock:
             while self._items:
-                loop.call_soon(self._items.popleft())
+                item = self._items.popleft()
+                if type(item) is tuple:
+                    loop.call_soon(item[0].start, item[1], item[2])
+                else:
+                    loop.call_soon(item)
             self.loop = loop
 
     def release(self) -> None:
@@ -68,11 +87,14 @@ class Executor:
                 continue
             self._wait()
             try:
-                action = self._items.popleft()
+                item = self._items.popleft()
             except IndexError:
                 continue
             try:
-                action()
+                if type(item) is tuple:
+                    item[0]._run(item[1], item[2])
+                else:
+                    item()
             except Exception:
                 # Errors of the user's code are answered where it runs; this is a bug, and must not end the thread.
                 traceback.print_exc()
@@ -118,7 +140,8 @@ class MainExecutor(Executor):
 
     def _wait(self) -> None:
         if not self._items:
-            self.runtime.pump.wait(self)
+            # The rank's own handler of SIGINT raises nothing while no code of the user runs.
+            self.runtime.pump.wait(self, hold=False)
 
     def release(self) -> None:
         self.busy = False

@@ -63,13 +63,7 @@ class Rank:
         place = runtime.region_of(view).position_of(runtime.rank) or 0
         runtime.reply(config.owner, config.port, place, status, body)
         self._tick()
-        while True:
-            try:
-                self.main.run()
-                break
-            except KeyboardInterrupt:
-                # It came while no endpoint ran, so there is nothing to interrupt.
-                continue
+        self.main.run()
         self.flush()
         runtime.close(linger_ms=1000)
 
@@ -81,6 +75,11 @@ class Rank:
                 await result
 
             asyncio.run(wait())
+
+    def interrupt(self, *_: Any) -> None:
+        """Handles SIGINT: it is for the endpoint that runs; if none does, there is nothing to interrupt."""
+        if self.main.interruptible:
+            raise KeyboardInterrupt
 
     def flush(self) -> None:
         """Sends what was printed since the last time."""
@@ -173,9 +172,9 @@ class Rank:
 def main(config: bytes) -> int:
     """Entry point of a rank; ``config`` is its proc id, base rank, folder, and what is common to all of its mesh."""
     proc, place, folder, packed = config.split(b"\0", 3)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     known: RankConfig = loads(packed)
     rank = Rank(known, proc.decode(), int(place), folder.decode())
+    signal.signal(signal.SIGINT, rank.interrupt)
     # Not the program's own mesh, whatever the zygote's memory held.
     del config, packed
     rank.run()

@@ -35,6 +35,7 @@ _SUSPICIOUS = 0.05
 """Seconds after which an actor that waits begins to look for a circle of actors that wait."""
 _CREDIT_EVERY = WINDOW // 4
 _VIEWS = 4096
+_FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch})
 
 current: ContextVar[tuple[Cell, m.Call] | None] = ContextVar("monarch_call", default=None)
 """The actor whose code runs here, and the message that it handles."""
@@ -144,13 +145,14 @@ class Runtime:
 
     def _on_frame(self, frame: bytes) -> None:
         message = m.decode(frame)
-        more: Sequence[Any] = ()
-        number: int = getattr(message, "frames", 0)
-        if number:
-            more = [self.inbox.socket.recv(copy=False).buffer for _ in range(number)]
-        handler = self._handlers.get(type(message))
+        kind = type(message)
+        if kind in _FRAMED and message.frames:  # pyright: ignore[reportAttributeAccessIssue]
+            number: int = message.frames  # pyright: ignore[reportAttributeAccessIssue]
+            self._handlers[kind](message, [self.inbox.socket.recv(copy=False).buffer for _ in range(number)])
+            return
+        handler = self._handlers.get(kind)
         if handler is not None:
-            handler(message, more)
+            handler(message, ())
 
     def on_message(self, frame: bytes, more: Sequence[Any] = ()) -> None:
         """Handles a message from within this process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from operator import index
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 S = TypeVar("S")
+
+_full = lru_cache(maxsize=1024)(Region.full)
 
 SHOWN = 32
 """Rows that a mesh of values shows at most."""
@@ -74,6 +77,13 @@ class ValueMesh(MeshView, Generic[R]):
                 f"{len(self._cells)} values do not fill a mesh of {axes_text(extent)}; "
                 f"give {extent.nelements}, in rank order"
             )
+
+    @classmethod
+    def of(cls, extent: Extent, values: list[Any]) -> ValueMesh[Any]:
+        """The mesh of values that are known to fill the extent; nothing is checked or copied."""
+        mesh = object.__new__(cls)
+        mesh._region, mesh._cells = _full(extent), values
+        return mesh
 
     def _view(self, region: Region) -> Self:
         view = object.__new__(type(self))

@@ -41,7 +41,7 @@ class Tail(NamedTuple):
 class Capture:
     """Takes the output of this process as it comes; for any thread.
 
-    A subprocess shares the open files, so nothing here moves their position.
+    The files are to be open for appending, so that their position, which a subprocess shares, means nothing.
     """
 
     def __init__(self, fds: Mapping[str, int] | None = None) -> None:
@@ -54,7 +54,8 @@ class Capture:
         with self._lock:
             chunks: list[Chunk] = []
             for source in self._sources:
-                size = os.fstat(source.fd).st_size
+                # Where an appending file is written does not depend on its position; this is the quickest way to ask.
+                size = os.lseek(source.fd, 0, os.SEEK_END)
                 if size != source.taken:
                     source.take(size, chunks)
             return chunks

@@ -26,6 +26,7 @@ TICK = 0.005
 """Seconds for which nobody may lead before the background thread does."""
 
 _clock = time.monotonic
+_MAIN = main_thread().ident
 
 
 class Waiter(Protocol):
@@ -71,6 +72,7 @@ class Pump:
         self._posted: deque[Callable[[], None]] = deque()
         self._closing = False
         self._interrupted = False
+        self._limited = -1
         self._sleeping = False
         self._urgent = False
         self._kick = Semaphore(0)
@@ -79,8 +81,11 @@ class Pump:
 
     # Waiting
 
-    def wait(self, waiter: Waiter, timeout: float | None = None) -> bool:
-        """Waits until the waiter is done; False if the time ran out first. Ctrl-C is raised between messages."""
+    def wait(self, waiter: Waiter, timeout: float | None = None, hold: bool = True) -> bool:
+        """Waits until the waiter is done; False if the time ran out first.
+
+        A Ctrl-C is raised here between two messages, unless the caller sees to it that none is raised (``hold``).
+        """
         if waiter.done:
             return True
         deadline = None if timeout is None else _clock() + timeout
@@ -88,7 +93,7 @@ class Pump:
         while not waiter.done:
             if self._take_lead():
                 try:
-                    self._pump(waiter, deadline)
+                    self._pump(waiter, deadline, hold)
                 finally:
                     self._leave()
             else:
@@ -193,9 +198,9 @@ class Pump:
         except IndexError:
             pass
 
-    def _pump(self, waiter: Waiter | None, deadline: float | None) -> None:
+    def _pump(self, waiter: Waiter | None, deadline: float | None, hold: bool = True) -> None:
         """Receives and handles until the waiter is done or the deadline has passed; in the leader."""
-        if get_ident() != main_thread().ident:
+        if not hold or get_ident() != _MAIN:
             self._receive(waiter, deadline)
             return
         # A Ctrl-C between receiving and handling would lose the message; so it is held until that is done.
@@ -219,47 +224,51 @@ class Pump:
 
     def _receive(self, waiter: Waiter | None, deadline: float | None) -> None:
         recv, handle = self._recv, self._handle
-        limited = False
-        try:
-            while True:
-                if deadline is not None or self._timers:
-                    left = self._left(deadline)
-                    limited = True
-                    self._inbox.socket.set(zmq.RCVTIMEO, left)
-                elif limited:
-                    limited = False
-                    self._inbox.socket.set(zmq.RCVTIMEO, -1)
-                try:
-                    frame = recv()
-                except zmq.Again:
-                    frame = b""
-                if frame:
-                    try:
-                        handle(frame)
-                    except Exception:
-                        # A message that cannot be handled must not stop those behind it.
-                        traceback.print_exc()
-                else:
-                    while self._posted:
-                        self._run(self._posted.popleft())
-                if self._timers:
-                    self._run_timers()
-                if waiter is None:
-                    if self._asked:
-                        return
-                elif waiter.done or self._interrupted or self._closing:
-                    return
-                if deadline is not None and _clock() >= deadline:
-                    return
-        finally:
-            if limited:
+        while True:
+            if deadline is not None or self._timers:
+                self._limit(deadline)
+            elif self._limited != -1:
+                self._limited = -1
                 self._inbox.socket.set(zmq.RCVTIMEO, -1)
+            try:
+                frame = recv()
+            except zmq.Again:
+                frame = b""
+            if frame:
+                try:
+                    handle(frame)
+                except Exception:
+                    # A message that cannot be handled must not stop those behind it.
+                    traceback.print_exc()
+            else:
+                while self._posted:
+                    self._run(self._posted.popleft())
+            if self._timers and self._timers[0][0] <= _clock():
+                self._run_timers()
+            if waiter is None:
+                if self._asked:
+                    return
+            elif waiter.done or self._interrupted or self._closing:
+                return
+            if deadline is not None and _clock() >= deadline:
+                return
 
-    def _left(self, deadline: float | None) -> int:
-        with self._timer_lock:
-            first = self._timers[0][0] if self._timers else None
-        until = first if deadline is None else deadline if first is None else min(first, deadline)
-        return -1 if until is None else max(0, int((until - _clock()) * 1000) + 1)
+    def _limit(self, deadline: float | None) -> None:
+        """Has the next receive end in time for the deadline and the first timer."""
+        try:
+            until = self._timers[0][0]
+            if deadline is not None and deadline < until:
+                until = deadline
+        except IndexError:
+            if deadline is None:
+                return
+            until = deadline
+        left = max(0, int((until - _clock()) * 1000) + 1)
+        # Setting it costs more than a timer that is somewhat late.
+        now = self._limited
+        if not (left <= 2 * now and (now <= left or (left >= 100 and 2 * now <= 3 * left))):
+            self._limited = left
+            self._inbox.socket.set(zmq.RCVTIMEO, left)
 
     def _run_timers(self) -> None:
         now = _clock()

@@ -1,0 +1,124 @@
+"""What all tests have: the kit that counts what each has left behind, and a session that most of them share."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from leaks import MARKER, Kit, Snapshot, mark_this_run, processes, session_folders, wait_until
+
+_FOLDER = mark_this_run()
+_start: Snapshot | None = None
+
+
+def pytest_sessionstart() -> None:
+    global _start
+    _start = Snapshot()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Ends the shared session and looks whether anything at all is left."""
+    assert _start is not None
+    if "monarch.actor" in sys.modules:
+        sys.modules["monarch.actor"].shutdown_context().get(timeout=30)
+    kit = Kit()
+    kit.before = _start
+    # Torch, numpy and so on keep what they have opened; processes, threads and files of ours do not stay.
+    left = [what for what in kit.left(10.0) if "more open" not in what]
+    shutil.rmtree(_FOLDER, ignore_errors=True)
+    if left:
+        print("\nleft behind at the end:\n  " + "\n  ".join(left), file=sys.stderr)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(autouse=True)
+def leaks() -> Iterator[Kit]:
+    """Looks after each test whether it has left anything behind."""
+    kit = Kit()
+    yield kit
+    gc.collect()
+    left = kit.left()
+    assert not left, "the test has left behind: " + ", ".join(left)
+
+
+@pytest.fixture
+def host(leaks: Kit) -> Any:
+    """This host, in a session that tests share: its agent and zygote are warm."""
+    from monarch._actors.process import get_runtime
+    from monarch.actor import this_host
+
+    if not any("agent" in each or "zygote" in each for each in processes().values()):
+        this_host().spawn_procs().stop().get(timeout=60)
+        agent = get_runtime().agent
+        assert wait_until(lambda: agent in get_runtime().peers)
+        leaks.rebase()
+    return this_host()
+
+
+@pytest.fixture
+def procs(host: Any) -> Iterator[Callable[..., Any]]:
+    """Makes meshes of procs, by a number or by axes, that are stopped after the test."""
+    made: list[Any] = []
+
+    def make(count: int | Mapping[str, int] = 1, **options: Any) -> Any:
+        axes = {"gpus": count} if isinstance(count, int) else dict(count)
+        mesh = host.spawn_procs(per_host=axes, **options)
+        made.append(mesh)
+        return mesh
+
+    yield make
+    ends = [mesh.stop() for mesh in made]
+    for end in ends:
+        end.get(timeout=30)
+
+
+class Program:
+    """A whole program that has run: what it printed, and how it ended."""
+
+    def __init__(self, done: subprocess.CompletedProcess[str], left: list[str]) -> None:
+        self.out, self.err, self.code, self.left = done.stdout, done.stderr, done.returncode, left
+
+    def ok(self) -> str:
+        """What it printed; it ended well, and has left nothing behind."""
+        assert self.code == 0, self.err
+        assert not self.left
+        return self.out
+
+
+@pytest.fixture
+def program(leaks: Kit, tmp_path: Any) -> Callable[..., Program]:
+    """Runs the text of a program in a process and a session of its own, and looks at what it leaves."""
+
+    def run(text: str, *args: str, timeout: float = 60, **env: str) -> Program:
+        path = tmp_path / "program.py"
+        path.write_text(text)
+        before, folders = processes(), session_folders()
+        done = subprocess.run(
+            [sys.executable, str(path), *args],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=tmp_path,
+            env={**os.environ, **env},
+        )
+        left: list[str] = []
+
+        def nothing() -> bool:
+            left[:] = [f"{pid} {name}" for pid, name in processes().items() if pid not in before]
+            left.extend(session_folders() - folders)
+            return not left
+
+        wait_until(nothing, 5)
+        return Program(done, left)
+
+    return run
+
+
+__all__ = ["MARKER"]

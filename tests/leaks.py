@@ -1,0 +1,155 @@
+"""Counts what this test run has left behind: processes, threads, descriptors, shared memory, session folders."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+MARKER = "MONARCH_TEST_RUN"
+"""Environment variable that every descendant of this run inherits, and by which it is found."""
+SOON = 5.0
+"""Seconds for which something on its way out may still be seen."""
+
+# Kept warm for the next message, and bounded; whether one is still in use is asked of the segments themselves.
+_WARM = "/memfd:monarch"
+
+
+def mark_this_run() -> str:
+    """Marks this process and its descendants to come, and gives them a runtime folder of their own."""
+    os.environ[MARKER] = f"{os.getpid()}-{secrets.token_hex(4)}"
+    folder = tempfile.mkdtemp(prefix="mk-", dir="/tmp")
+    os.environ["XDG_RUNTIME_DIR"] = folder
+    return folder
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> bool:
+    """Whether a condition comes true in time."""
+    deadline = time.monotonic() + seconds
+    pause = 0.0005
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(0.02, pause * 2)
+    return True
+
+
+def processes(marker: str | None = None) -> dict[int, str]:
+    """Descendants of this run that live, by pid, and those that have ended and that one of them should have reaped."""
+    needle = f"{MARKER}={marker or os.environ[MARKER]}".encode()
+    ours: dict[int, str] = {}
+    zombies: dict[int, int] = {}
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            status = Path(entry.path, "stat").read_text()
+            name, _, rest = status.partition("(")[2].rpartition(")")
+            state, parent = rest.split()[:2]
+            if state in "ZX":
+                zombies[int(entry.name)] = int(parent)
+            elif needle in Path(entry.path, "environ").read_bytes():
+                ours[int(entry.name)] = name
+        except (OSError, ValueError):
+            # Gone meanwhile, or of another user.
+            continue
+    for pid, parent in zombies.items():
+        if parent in ours or parent == os.getpid():
+            ours[pid] = f"zombie of {parent}"
+    return ours
+
+
+def threads() -> dict[int, str]:
+    """Threads of the library in this process."""
+    return {each.ident or 0: each.name for each in threading.enumerate() if each.name.startswith("monarch")}
+
+
+def descriptors() -> Counter[str]:
+    """Open files of this process by what they are."""
+    found: Counter[str] = Counter()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if not target.startswith((_WARM, f"/proc/{os.getpid()}/fd")):
+            found[target.partition(":[")[0]] += 1
+    return found
+
+
+def shared_memory() -> set[str]:
+    """Named shared memory of this user."""
+    found: set[str] = set()
+    for entry in os.scandir("/dev/shm"):
+        try:
+            if entry.stat().st_uid == os.getuid():
+                found.add(entry.name)
+        except OSError:
+            continue
+    return found
+
+
+def session_folders() -> set[str]:
+    """Session folders, of this run alone since it has a runtime folder of its own, with the sockets in them."""
+    base = Path(os.environ["XDG_RUNTIME_DIR"])
+    return {str(path.relative_to(base)) for path in base.rglob("*")}
+
+
+def live_segments() -> int:
+    """Messages in shared memory of this process that somebody may still read."""
+    from monarch._actors.process import get_runtime, has_runtime
+
+    return get_runtime().segments.stats().live if has_runtime() else 0
+
+
+class Snapshot:
+    """What there is at one moment."""
+
+    def __init__(self) -> None:
+        self.processes = processes()
+        self.threads = threads()
+        self.descriptors = descriptors()
+        self.shared_memory = shared_memory()
+        self.folders = session_folders()
+        self.segments = live_segments()
+
+    def since(self, before: Snapshot) -> list[str]:
+        """What there is more than before, each in words."""
+        found = [f"process {pid} ({name})" for pid, name in self.processes.items() if pid not in before.processes]
+        found += [f"thread {name}" for ident, name in self.threads.items() if ident not in before.threads]
+        more = self.descriptors - before.descriptors
+        # Of anonymous things only the number counts, since one may have gone and another come.
+        found += [f"{count} more open {target}" for target, count in more.items()]
+        found += [f"/dev/shm/{name}" for name in self.shared_memory - before.shared_memory]
+        found += [f"session file {name}" for name in sorted(self.folders - before.folders)]
+        if self.segments > before.segments:
+            found.append(f"{self.segments - before.segments} messages in shared memory")
+        return found
+
+
+class Kit:
+    """Compares before and after."""
+
+    def __init__(self) -> None:
+        self.before = Snapshot()
+
+    def rebase(self) -> None:
+        """What there is now was there before: something that is to be shared by tests."""
+        self.before = Snapshot()
+
+    def left(self, seconds: float = SOON) -> list[str]:
+        """What a test has left behind, once what ends by itself had time to."""
+        found: list[str] = []
+
+        def nothing() -> bool:
+            found[:] = Snapshot().since(self.before)
+            return not found
+
+        wait_until(nothing, seconds)
+        return found
