@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from monarch._actors.cells import EXPLICIT, UNDECORATED
 from monarch._actors.channel import Port
-from monarch._actors.endpoint import Arity
+from monarch._actors.endpoint import Arity, methods_of
 from monarch._actors.future import Future
-from monarch._actors.gather import Gather
+from monarch._actors.gather import Gather, died
 from monarch._actors.runtime import Runtime, current
 from monarch._core.extent import axes_text
 from monarch._core.valuemesh import ValueMesh
@@ -99,9 +99,13 @@ class Endpoint(Generic[P, R]):
         if port is None:
             Endpoint[P, R](mesh, self.name, self._arity, self._flags)._send(args, kwargs, 0, True)
             return
-        runtime = mesh._runtime
-        relay = _Relay(runtime, port)
-        Endpoint[P, R](mesh, self.name, self._arity, self._flags)._send(args, kwargs, relay.port, True)
+        endpoint = Endpoint[P, R](mesh, self.name, self._arity, self._flags)
+        prepared = endpoint._prepare(args, kwargs)
+        method = methods_of(mesh._state.cls).get(self.name)
+        explicit = bool(self._flags & EXPLICIT) or (method is not None and method.explicit)
+        relay = _Relay(mesh, self.name, port, explicit)
+        endpoint._dispatch(prepared, relay.port, not explicit)
+        relay.check()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise ArgumentError(
@@ -256,18 +260,52 @@ class Stream:
 
 
 class _Relay:
-    """Passes answers on to a port, which may be of another process."""
+    """Passes answers on to a port, which may be of another process. Explicit ports may answer more than once."""
 
-    def __init__(self, runtime: Runtime, port: Port[Any]) -> None:
-        self._runtime = runtime
+    def __init__(self, mesh: ActorMesh, method: str, port: Port[Any], explicit: bool) -> None:
+        self._runtime = mesh._runtime
+        self._mesh = mesh
+        self._method = method
         self._target = port
-        self.port = runtime.open_port(self)
+        self._explicit = explicit
+        self.targets = mesh._members_at().peers
+        self._left = set(range(len(self.targets)))
+        self.port = self._runtime.open_port(self)
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
-        if reply.status == m.RESULT:
-            self._target.send(self._runtime.load(reply, frames))
-        else:
-            self._target._send(m.ERROR, reply.body)  # pyright: ignore[reportPrivateUsage]
+        """Takes an answer."""
+        if self._explicit or reply.rank in self._left:
+            try:
+                self._pass_on(reply, frames)
+            except Exception as error:
+                self._target.exception(error)
+            self._answered(reply.rank)
+
+    def _pass_on(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
+        body, buffers = reply.body, []
+        if reply.bulk is not None or frames:
+            body, buffers = dumps(self._runtime.load(reply, frames))
+        self._target._send(reply.status, body, buffers, reply.rank)  # pyright: ignore[reportPrivateUsage]
+
+    def lost(self, peer: Peer, dead: m.Dead) -> bool:
+        """A proc has died: what it still owes is an error."""
+        owed = [rank for rank in self._left if self.targets[rank] is peer]
+        for rank in owed:
+            mesh = self._mesh
+            self._target.exception(died(f"{mesh._name}.{self._method}()", mesh._name, {rank: dead}, mesh.extent, None))
+            self._answered(rank)
+        return bool(owed)
+
+    def _answered(self, rank: int) -> None:
+        self._left.discard(rank)
+        if not self._left and not self._explicit:
+            self._runtime.close_port(self.port)
+
+    def check(self) -> None:
+        """Takes note of procs that died while the call was being sent."""
+        for peer in self.targets:
+            if peer.dead is not None:
+                self.lost(peer, peer.dead)
 
 
 def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Endpoint[..., Any]:

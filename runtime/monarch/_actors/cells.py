@@ -157,7 +157,12 @@ class Cell:
             function = getattr(type(self.instance), call.method, None)
             function = getattr(function, "method", function)
             if callable(function):
-                return Method(function, asyncio.iscoroutinefunction(function), bool(call.flags & EXPLICIT))
+                coroutine = asyncio.iscoroutinefunction(function)
+                if coroutine and self.executor.loop is None:
+                    raise ArgumentError(
+                        f"{self.title()}.{call.method} is async, and an actor without async endpoints has no event loop"
+                    )
+                return Method(function, coroutine, bool(call.flags & EXPLICIT))
         names = ", ".join(sorted(self._methods)) or "none"
         raise ArgumentError(f"{self.title()} has no endpoint {call.method!r}; it has {names}")
 

@@ -41,8 +41,9 @@ class Port(Generic[T]):
         """Sends an exception, which is raised where it is received."""
         self._send(m.ERROR, pack_failure(error))
 
-    def _send(self, status: int, body: bytes, buffers: Sequence[memoryview] = ()) -> None:
-        get_runtime().reply(self._proc, self._port, self._rank, status, body, buffers)
+    def _send(self, status: int, body: bytes, buffers: Sequence[memoryview] = (), rank: int | None = None) -> None:
+        rank = self._rank if rank is None else rank
+        get_runtime().reply(self._proc, self._port, rank, status, body, buffers)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Port, (self._proc, self._port, self._rank)
@@ -65,10 +66,10 @@ class ReplyPort(Port[Any]):
         # Nobody waits for the answer to a broadcast.
         self._used = not port
 
-    def _send(self, status: int, body: bytes, buffers: Sequence[memoryview] = ()) -> None:
+    def _send(self, status: int, body: bytes, buffers: Sequence[memoryview] = (), rank: int | None = None) -> None:
         self._used = True
         if self._port:
-            super()._send(status, body, buffers)
+            super()._send(status, body, buffers, rank)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Somebody else may answer from now on.

@@ -27,7 +27,8 @@ from monarch._procs.posix import memfd, proc_start_time
 from monarch._procs.session import host_of, make_folder, remove_folder
 from monarch._wire import messages as m
 from monarch._wire.keys import Doorkeeper, KeyPair
-from monarch.exceptions import SpawnError
+from monarch._wire.links import Link
+from monarch.exceptions import CallTimeoutError, SpawnError
 
 PRELOAD = ["torch", "numpy", "monarch._actors.rank"]
 """What the zygote has imported before it forks."""
@@ -53,8 +54,10 @@ class Session:
         self._door: Doorkeeper | None = None
         self._address = ""
         self._watched: set[str] = set()
+        self._released: set[str] = set()
         self._listening: Promise[m.Listening] | None = None
         self._table: dict[str, tuple[str, str]] = {}
+        self._greeted: dict[str, Promise[m.Listening]] = {}
         self.output = OutputView(runtime)
         self._faults = Faults(runtime)
         runtime.on_dead = self._on_dead
@@ -87,9 +90,8 @@ class Session:
                 stdout=subprocess.DEVNULL,
                 stderr=self._agent_errors,
                 start_new_session=True,
-                env=_agent_environment(),
             )
-            _hand_over(agent.stdin, msgspec.msgpack.encode(config))
+            hand_over(agent.stdin, msgspec.msgpack.encode(config))
             self._agent = agent
             threading.Thread(
                 target=self._watch_agent, args=(agent, self._agent_errors), name="monarch-agent-watch", daemon=True
@@ -140,27 +142,62 @@ class Session:
 
     # Other hosts
 
-    def attach(self, hosts: list[m.Listening], keys: KeyPair, interface: str) -> None:
-        """Connects to agents that listen on tcp, and tells all of each other."""
+    def listen(self, keys: KeyPair, interface: str, allowed: Sequence[str]) -> None:
+        """Listens for agents of other hosts, those that hold the keys that are allowed."""
         runtime = self.runtime
         with self._lock:
             runtime.keys = keys
             if self._door is None:
                 self._door = Doorkeeper(runtime.context)
-            self._door.allow("controller", [host.public.encode() for host in hosts])
+            self._door.allow("controller", [public.encode() for public in allowed])
             if not self._address:
-                self._address = self._door.bind(runtime.inbox.socket, f"tcp://{interface}", keys, "controller")
+                address = f"tcp://{interface}"
+                self._address = self._door.bind(runtime.inbox.socket, address, keys, "controller", runtime.lease)
             self._table[runtime.proc] = (self._address, keys.public.decode())
-            for listening in hosts:
-                host = host_of(listening.src)
-                runtime.hosts[host] = (listening.owner_address, listening.public)
-                self._table[host] = (listening.peer_address, listening.public)
+
+    def attach(self, hosts: list[m.Listening], keys: KeyPair, interface: str) -> None:
+        """Connects to agents that listen on tcp, and tells all of each other."""
+        runtime = self.runtime
+        self.listen(keys, interface, [host.public for host in hosts])
+        for listening in hosts:
+            host = host_of(listening.src)
+            runtime.hosts[host] = (listening.owner_address, listening.public)
+            self._table[host] = (listening.peer_address, listening.public)
         if runtime.host not in self._table:
             self._open_own_agent(keys, interface)
         for host in runtime.hosts:
             runtime.to_agent(host, m.Hosts(self._table))
             self._watch_host(host)
         runtime.to_agent(runtime.host, m.Hosts(self._table))
+
+    def greet(self, address: str, keys: KeyPair, timeout: float) -> m.Listening:
+        """Learns who listens at an address, which holds the same key pair as this program, and keeps the connection.
+
+        Raises:
+            SpawnError: nobody answers in time.
+        """
+        runtime = self.runtime
+        token = secrets.token_hex(8)
+        link = Link(runtime.context, address, runtime.hello, keys, keys.public, runtime.lease)
+        answer = self._greeted[token] = Promise(runtime, f"the worker at {address}")
+        link.send(m.encode(m.Hosts({runtime.proc: self._table[runtime.proc]}, token)))
+        try:
+            listening = answer.get(timeout)
+        except CallTimeoutError:
+            link.close()
+            raise SpawnError(
+                f"no worker answers at {address} within {timeout:g} s: it does not run, or it has another key, or "
+                f"another controller has it"
+            ) from None
+        finally:
+            self._greeted.pop(token, None)
+        # It may listen on all addresses of its machine; this is one that leads there.
+        machine = address.rpartition(":")[0]
+        peer = f"{machine}:{listening.peer_address.rpartition(':')[2]}"
+        host = host_of(listening.src)
+        runtime.hosts[host] = (address, listening.public)
+        runtime.adopt_gateway(host, link)
+        return m.Listening(listening.src, address, peer, listening.public)
 
     def _open_own_agent(self, keys: KeyPair, interface: str) -> None:
         """This host's agent joins in, so that its ranks and those of other hosts reach each other."""
@@ -172,8 +209,13 @@ class Session:
         self._table[runtime.host] = (listening.peer_address, listening.public)
 
     def _on_listening(self, listening: m.Listening) -> None:
-        if self._listening is not None:
-            self._listening.complete(lambda: listening)
+        if host_of(listening.src) == self.runtime.host:
+            if self._listening is not None:
+                self._listening.complete(lambda: listening)
+            return
+        answer = self._greeted.get(listening.token)
+        if answer is not None:
+            answer.complete(lambda: listening)
 
     def _watch_host(self, host: str) -> None:
         gateway = self.runtime.gateway(host)
@@ -201,12 +243,13 @@ class Session:
         """The connection to a host broke: what was on its way may be gone, so nothing goes on there."""
         self.runtime.hosts.pop(host, None)
         self._table.pop(host, None)
-        self.runtime.host_died(host, reason)
+        self.runtime.host_died(host, reason, host in self._released)
 
     def release(self, hosts: Sequence[str]) -> None:
         """Ends the agents of hosts."""
         for host in hosts:
             if host in self.runtime.hosts:
+                self._released.add(host)
                 self.runtime.to_agent(host, m.Bye(self.runtime.proc))
 
     # The end
@@ -239,17 +282,7 @@ class Session:
         remove_folder(self.folder)
 
 
-def _agent_environment() -> dict[str, str]:
-    """The program's own, with this package where the agent finds it."""
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    env = dict(os.environ)
-    path = env.get("PYTHONPATH", "")
-    if package not in path.split(os.pathsep):
-        env["MONARCH_PACKAGE"] = package
-    return env
-
-
-def _hand_over(stdin: IO[bytes] | None, config: bytes) -> None:
+def hand_over(stdin: IO[bytes] | None, config: bytes) -> None:
     assert stdin is not None
     try:
         stdin.write(config)

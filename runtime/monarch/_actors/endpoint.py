@@ -94,7 +94,8 @@ def _decorate(method: Any, explicit: bool, concurrent: bool, propagate: Any) -> 
     if method is None:
         return lambda given: _decorate(given, explicit, concurrent, propagate)
     if concurrent and isinstance(method, EndpointProperty):
-        raise ValueError(f"{method.name} is an endpoint already; give it one of the two decorators")
+        name = getattr(method.method, "__name__", method.method)
+        raise ValueError(f"{name} is an endpoint already; give it one of the two decorators")
     if not callable(method) or isinstance(method, (EndpointProperty, type)):
         raise TypeError(f"@endpoint goes on a method of an Actor, not on {method!r}")
     if concurrent and not inspect.iscoroutinefunction(method):

@@ -17,7 +17,7 @@ from monarch._core.region import Region
 from monarch._procs.pump import Pump, Waiter
 from monarch._procs.session import host_of, ipc_address
 from monarch._wire import messages as m
-from monarch._wire.links import Inbox, Link, make_context
+from monarch._wire.links import LEASE_S, Inbox, Link, make_context
 from monarch._wire.mappings import Mappings
 from monarch._wire.pickling import loads
 from monarch._wire.segments import BulkRef, Segments
@@ -80,6 +80,8 @@ class Runtime:
         self.hosts: dict[str, tuple[str, str]] = {}
         """Owner address and public key of the other hosts that this process talks to by itself."""
         self.keys: KeyPair | None = None
+        self.lease = LEASE_S
+        """Seconds of silence after which a host counts as lost."""
         self.segments = Segments()
         self._releases: deque[tuple[int, int]] = deque()
         self._bulk_owners: dict[int, str] = {}
@@ -226,13 +228,17 @@ class Runtime:
             agent = f"{host}/agent"
             if host in self.hosts and self.keys is not None:
                 address, public = self.hosts[host]
-                link = Link(self.context, address, self.hello, self.keys, public.encode())
+                link = Link(self.context, address, self.hello, self.keys, public.encode(), self.lease)
                 gateway = Gateway(link, agent, True)
             else:
                 link = Link(self.context, ipc_address(self.folder, self.agent), self.hello)
                 gateway = Gateway(link, agent, False)
             self._gateways[host] = gateway
         return gateway
+
+    def adopt_gateway(self, host: str, link: Link) -> None:
+        """Takes a connection that there is already as the way to another host."""
+        self._gateways[host] = Gateway(link, f"{host}/agent", True)
 
     def to_agent(self, host: str, message: m.AnyMessage) -> None:
         """Sends to the agent of a host."""
@@ -257,14 +263,14 @@ class Runtime:
         with self.peer_lock:
             return self.peers.setdefault(proc, Peer(self, proc))
 
-    def host_died(self, host: str, reason: str) -> None:
-        """A host is lost with all of its processes."""
+    def host_died(self, host: str, reason: str, expected: bool = False) -> None:
+        """A host is lost with all of its processes, or was shut down."""
         gateway = self._gateways.pop(host, None)
         if gateway is not None:
             gateway.close()
         for proc, peer in list(self.peers.items()):
             if peer.host == host and peer.dead is None and proc != self.proc:
-                self.peer_died(m.Dead(proc, reason, False, []))
+                self.peer_died(m.Dead(proc, reason, expected, []))
 
     # Ports
 

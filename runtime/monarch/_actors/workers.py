@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from monarch._actors.client import PRELOAD, _agent_environment, _hand_over
+from monarch._actors.client import PRELOAD, hand_over
 from monarch._actors.hostmesh import HostMesh, attached
 from monarch._actors.process import get_runtime
 from monarch._procs.agent import AgentConfig
+from monarch._procs.posix import proc_start_time
 from monarch._procs.session import host_of
 from monarch._wire.keys import KeyPair
 from monarch._wire.messages import Listening
 from monarch.exceptions import MonarchError, SpawnError
+
+
+def parent() -> tuple[int, int]:
+    """Pid and start time of this process, which an agent that it starts is to end with."""
+    return os.getpid(), proc_start_time(os.getpid()) or 0
+
+
+def start_agent(
+    config: AgentConfig, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None, stdout: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Starts a host agent as a process of its own."""
+    process = subprocess.Popen(
+        [*prefix, sys.executable, "-m", "monarch._procs.agent"],
+        stdin=subprocess.PIPE,
+        stdout=stdout,
+        start_new_session=True,
+        env={**os.environ, **(env or {})},
+    )
+    hand_over(process.stdin, msgspec.msgpack.encode(config))
+    return process
 
 
 class WorkerHosts:
@@ -44,17 +67,11 @@ class WorkerHosts:
         self.processes: list[subprocess.Popen[bytes]] = []
         for index in range(count):
             address = addresses[index] if addresses else "127.0.0.1"
-            config = AgentConfig("", "", runtime.proc, 0, 0, PRELOAD, f"tcp://{address}", self.keys.public.decode())
-            prefix = list(prefixes[index]) if prefixes else []
-            process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", "monarch._procs.agent"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,
-                env={**_agent_environment(), **(env or {})},
+            config = AgentConfig(
+                "", "", runtime.proc, *parent(), PRELOAD, f"tcp://{address}", self.keys.public.decode()
             )
-            self.processes.append(process)
-            _hand_over(process.stdin, msgspec.msgpack.encode(config))
+            prefix = list(prefixes[index]) if prefixes else []
+            self.processes.append(start_agent(config, prefix, env, subprocess.PIPE))
         listening: list[Listening] = []
         for process in self.processes:
             assert process.stdout is not None
@@ -89,19 +106,105 @@ def hosts_from_config(name: str) -> HostMesh:
 
 
 def attach_to_workers(
-    *, ca: str, workers: Sequence[str], name: str | None = None, private_key: str | None = None
+    *,
+    ca: str,
+    workers: Sequence[str],
+    name: str | None = None,
+    private_key: str | None = None,
+    interface: str | None = None,
+    timeout: float = 30.0,
 ) -> HostMesh:
-    """Attaches hosts whose agents run already, along the axis ``hosts``.
+    """Attaches hosts on which ``run_worker_loop_forever`` runs, along the axis ``hosts``.
 
     Args:
-        ca: file with the key pair that the workers know, as ``run_worker_loop_forever`` was given.
-        workers: for each, ``tcp://address:port?public-key`` as it prints it when it starts.
+        ca: the key file that the workers were given too; see ``new_key_file``.
+        workers: the address of each, as in ``tcp://node1:22222``.
         name: for people.
-        private_key: not used; the key pair is in ``ca``.
+        private_key: None; the key file has both keys.
+        interface: the address of this machine at which the workers reach it; the one that leads to the first worker
+            if there is none.
+        timeout: seconds to wait for each.
+
+    Raises:
+        SpawnError: a worker does not answer.
+        MonarchError: the key file cannot be used, or this is not the program itself but one of its ranks.
     """
-    raise MonarchError("attaching workers that were started elsewhere is not here yet; see monarch.testing.local_hosts")
+    session = get_runtime().session
+    if session is None:
+        raise MonarchError("only the program itself attaches hosts, not one of its ranks")
+    if not workers or isinstance(workers, str):
+        raise MonarchError(f"workers is a list of at least one address, and not {workers!r}")
+    keys = read_key_file(ca)
+    here = interface or _way_to(workers[0])
+    session.listen(keys, here, [keys.public.decode()])
+    listening = [session.greet(address, keys, timeout) for address in workers]
+    hosts = tuple(host_of(each.src) for each in listening)
+    session.attach(listening, keys, here)
+    return attached(hosts, get_runtime(), lambda: session.release(hosts))
 
 
 def run_worker_loop_forever(*, address: str, ca: str, private_key: str | None = None) -> None:
-    """Runs a host agent for programs that attach it."""
-    raise MonarchError("workers that are started by hand are not here yet; see monarch.testing.local_hosts")
+    """Serves this machine as a host: each program that attaches it, one after the other. It does not return.
+
+    Args:
+        address: where to listen, as in ``tcp://0.0.0.0:22222``.
+        ca: a key file; only programs that have the same one are served.
+        private_key: None; the key file has both keys.
+    """
+    keys = read_key_file(ca)
+    if not address.startswith("tcp://") or not address.rpartition(":")[2].isdigit():
+        raise MonarchError(f"a worker listens on an address like tcp://0.0.0.0:22222, and not on {address!r}")
+    public, secret = keys.public.decode(), keys.secret.decode()
+    while True:
+        config = AgentConfig("", "", "", *parent(), PRELOAD, address, public, (public, secret))
+        process = start_agent(config)
+        try:
+            status = process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        if status != 0:
+            raise SpawnError(f"the host agent at {address} ended with code {status}")
+
+
+def new_key_file(path: str) -> None:
+    """Makes a key file, which the workers and the program that attaches them both need; only its owner can read it.
+
+    Raises:
+        FileExistsError: there is one already.
+    """
+    keys = KeyPair.new()
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(file, "w") as out:
+        out.write(f"{keys.public.decode()}\n{keys.secret.decode()}\n")
+
+
+def read_key_file(path: str) -> KeyPair:
+    """The key pair of a key file.
+
+    Raises:
+        MonarchError: there is none, it is no key file, or others can read it.
+    """
+    try:
+        if os.stat(path).st_mode & 0o077:
+            raise MonarchError(f"others can read the key file {path}; take that away by chmod 600")
+        with open(path) as file:
+            public, secret = file.read().split()
+    except (OSError, ValueError) as error:
+        raise MonarchError(f"{path!r} is no key file ({error}); new_key_file makes one") from error
+    if len(public) != 40 or len(secret) != 40:
+        raise MonarchError(f"{path!r} is no key file; new_key_file makes one")
+    return KeyPair(public.encode(), secret.encode())
+
+
+def _way_to(address: str) -> str:
+    """The address of this machine from which another one is reached."""
+    machine, _, port = address.removeprefix("tcp://").rpartition(":")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            # Connecting a datagram socket sends nothing; it only chooses the way.
+            probe.connect((machine, int(port)))
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError) as error:
+        raise SpawnError(f"the worker address {address!r} leads nowhere: {error}") from error

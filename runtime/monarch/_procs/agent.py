@@ -22,11 +22,12 @@ import zmq
 from monarch._procs.casts import Casts
 from monarch._procs.children import Child, Children
 from monarch._procs.posix import memfd, proc_start_time, set_child_subreaper
-from monarch._procs.session import claim, host_of, make_folder, remove_folder
+from monarch._procs.session import claim, host_of, make_folder, remove_folder, remove_socket
 from monarch._procs.spawning import Forks
 from monarch._procs.switch import Frames, Switch
 from monarch._wire import messages as m
-from monarch._wire.links import make_context
+from monarch._wire.keys import KeyPair
+from monarch._wire.links import LEASE_S, make_context
 from monarch._wire.segments import Segments
 
 _PATIENCE = 1.0
@@ -43,13 +44,17 @@ class AgentConfig(msgspec.Struct):
     owner: str
     """Proc id of the controller; empty if that says so when it connects."""
     owner_pid: int
-    """Pid of the controller, if it is on this host and the agent is to end with it; else 0."""
+    """Pid of the process that the agent is to end with: the controller, or who has started it for one."""
     owner_start: int
     preload: list[str]
     listen: str = ""
     """Address for tcp, as in ``tcp://127.0.0.1``; empty for none."""
     owner_public: str = ""
     """Public key of the controller."""
+    keys: tuple[str, str] | None = None
+    """Its own key pair, public and secret; a new one if there is none."""
+    lease: float = LEASE_S
+    """Seconds of silence after which another host counts as lost."""
 
 
 class Agent:
@@ -62,14 +67,18 @@ class Agent:
         self.proc = f"{self.host}/agent"
         claim(self.folder)
         self.children = Children()
-        self.forks = Forks(config.preload, self.folder, (config.owner_pid, config.owner_start), self._died)
-        self.switch = Switch(make_context(), self.proc, self.folder)
+        # Of a folder that the agent has made itself, the controller knows nothing.
+        cleaner = (config.owner_pid, config.owner_start) if config.folder else (0, 0)
+        self.forks = Forks(config.preload, self.folder, cleaner, self._died)
+        keys = KeyPair(config.keys[0].encode(), config.keys[1].encode()) if config.keys else KeyPair.new()
+        self.switch = Switch(make_context(), self.proc, self.folder, keys, config.lease)
         self.casts = Casts(self.proc)
         self.segments = Segments()
         self.owner = config.owner
         self.poller = zmq.Poller()
         self.poller.register(self.switch.inbox.socket, zmq.POLLIN)
         self.closing = False
+        self.listening: m.Listening | None = None
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._raw: dict[int, Callable[[], None]] = {}
         self._handlers: dict[type, Callable[[Any, list[Any]], None]] = {
@@ -259,6 +268,9 @@ class Agent:
 
     def _on_hosts(self, hosts: m.Hosts, _: list[Any]) -> None:
         self.switch.learn(hosts)
+        if self.listening is not None and hosts.token and self.owner in hosts.hosts:
+            # An owner that has connected by address alone learns by this whom it is talking to.
+            self._tell(self.owner, msgspec.structs.replace(self.listening, token=hosts.token))
 
     def _on_listen(self, listen: m.Listen, _: list[Any]) -> None:
         allowed = [key.encode() for key in listen.allowed]
@@ -271,8 +283,9 @@ class Agent:
         for socket in (self.switch.owner_socket, self.switch.peer_socket):
             assert socket is not None
             self.poller.register(socket, zmq.POLLIN)
-        if not self.config.owner_pid and self.switch.owner_monitor is not None:
+        if self.config.listen and self.switch.owner_monitor is not None:
             self.poller.register(self.switch.owner_monitor, zmq.POLLIN)
+            self.listening = listening
         return listening
 
     def _on_bye(self, bye: m.Bye, _: list[Any]) -> None:
@@ -309,6 +322,7 @@ class Agent:
     def _died(self, dead: m.Dead) -> None:
         self.segments.forget(dead.proc)
         self.switch.drop(dead.proc)
+        remove_socket(self.folder, dead.proc)
         self._spread(dead)
 
     def _spread(self, dead: m.Dead) -> None:

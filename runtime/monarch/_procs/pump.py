@@ -179,6 +179,10 @@ class Pump:
             self._inbox.wake()
             if self._lead.acquire(timeout=0.01):
                 break
+        if self._closing:
+            # The wake-up of close() may have been received before: nobody may wait for another.
+            self._lead.release()
+            return False
         self._leader = get_ident()
         return True
 

@@ -69,6 +69,14 @@ def ipc_address(folder: str, proc: str) -> str:
     return f"ipc://{folder}/{proc.partition('/')[2]}"
 
 
+def remove_socket(folder: str, proc: str) -> None:
+    """Removes the file that a proc listened on; ZeroMQ leaves it, and the dead cannot remove theirs."""
+    try:
+        os.unlink(ipc_address(folder, proc).removeprefix("ipc://"))
+    except OSError:
+        pass
+
+
 def host_of(proc: str) -> str:
     """The host id in a proc id."""
     return proc.partition("/")[0]

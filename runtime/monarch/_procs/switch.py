@@ -23,15 +23,18 @@ class Switch:
         context: of this process.
         proc: id of the agent, ``<host id>/agent``.
         folder: where the ipc sockets of this host are.
+        keys: its key pair, for tcp.
+        lease: seconds of silence after which another host counts as lost.
     """
 
-    def __init__(self, context: zmq.Context[Any], proc: str, folder: str) -> None:
+    def __init__(self, context: zmq.Context[Any], proc: str, folder: str, keys: KeyPair, lease: float) -> None:
         self.context = context
         self.proc = proc
         self.host = host_of(proc)
         self.folder = folder
         self.inbox = Inbox(context, ipc_address(folder, proc))
-        self.keys = KeyPair.new()
+        self.keys = keys
+        self.lease = lease
         self.door: Doorkeeper | None = None
         self.owner_socket: zmq.Socket[bytes] | None = None
         self.peer_socket: zmq.Socket[bytes] | None = None
@@ -57,8 +60,8 @@ class Switch:
         bare = address if not address.rpartition(":")[2].isdigit() else address.rpartition(":")[0]
         return Listening(
             self.proc,
-            self.door.bind(self.owner_socket, address, self.keys, "owner"),
-            self.door.bind(self.peer_socket, bare, self.keys, "peers"),
+            self.door.bind(self.owner_socket, address, self.keys, "owner", self.lease),
+            self.door.bind(self.peer_socket, bare, self.keys, "peers", self.lease),
             self.keys.public.decode(),
         )
 
@@ -98,7 +101,7 @@ class Switch:
         link = self._links.get(name)
         if link is None:
             address, public = self._hosts[name]
-            link = Link(self.context, address, self._hello(), self.keys, public.encode())
+            link = Link(self.context, address, self._hello(), self.keys, public.encode(), self.lease)
             self._links[name] = link
             self._lost[link.monitor()] = name
         return link

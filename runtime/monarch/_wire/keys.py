@@ -40,13 +40,13 @@ class Doorkeeper:
             self._authenticator.configure_curve_callback(domain, credentials_provider=_Known(self._allowed[domain]))
         self._allowed[domain].update(keys)
 
-    def bind(self, socket: zmq.Socket[bytes], address: str, keys: KeyPair, domain: str) -> str:
+    def bind(self, socket: zmq.Socket[bytes], address: str, keys: KeyPair, domain: str, lease: float) -> str:
         """Binds a socket on a free port with CURVE; the address with the port. ZMQError if that cannot be."""
         socket.set(zmq.ZAP_DOMAIN, domain.encode())
         socket.set(zmq.CURVE_SERVER, 1)
         socket.set(zmq.CURVE_SECRETKEY, keys.secret)
         socket.set(zmq.CURVE_PUBLICKEY, keys.public)
-        over_network(socket)
+        over_network(socket, lease)
         has_port = address.rpartition(":")[2].isdigit()
         socket.bind(address if has_port else f"{address}:*")
         bound: Any = socket.get(zmq.LAST_ENDPOINT)

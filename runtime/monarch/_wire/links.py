@@ -35,9 +35,9 @@ def _plain(socket: zmq.Socket[bytes]) -> None:
     socket.set(zmq.LINGER, 0)
 
 
-def over_network(socket: zmq.Socket[bytes], lease: float = LEASE_S) -> None:
+def over_network(socket: zmq.Socket[bytes], lease: float) -> None:
     """Keepalive for tcp: ZeroMQ's own heartbeats, which go on while Python is busy."""
-    socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+    socket.set(zmq.HEARTBEAT_IVL, min(HEARTBEAT_MS, int(lease * 250)))
     socket.set(zmq.HEARTBEAT_TIMEOUT, int(lease * 1000))
     socket.set(zmq.HEARTBEAT_TTL, int(lease * 1000))
     socket.set(zmq.TCP_KEEPALIVE, 1)
@@ -90,6 +90,7 @@ class Link:
         hello: bytes,
         keys: KeyPair | None = None,
         server: bytes | None = None,
+        lease: float = LEASE_S,
     ) -> None:
         self.address = address
         self._lock = Lock()
@@ -101,7 +102,7 @@ class Link:
             socket.set(zmq.CURVE_SERVERKEY, server)
             socket.set(zmq.CURVE_PUBLICKEY, keys.public)
             socket.set(zmq.CURVE_SECRETKEY, keys.secret)
-            over_network(socket)
+            over_network(socket, lease)
         socket.connect(address)
         socket.send(hello)
 

@@ -229,6 +229,8 @@ class Hosts(_Message, tag=17):
     """
 
     hosts: dict[str, tuple[str, str]]
+    token: str = ""
+    """Asks for a Listening, which bears it too."""
 
 
 class Listen(_Message, tag=19):
@@ -248,6 +250,7 @@ class Listening(_Message, tag=20):
     owner_address: str
     peer_address: str
     public: str
+    token: str = ""
 
 
 class Level(_Message, tag=23):
