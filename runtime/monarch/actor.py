@@ -7,6 +7,7 @@ from monarch._actors.actor import Actor
 from monarch._actors.actormesh import ActorMesh
 from monarch._actors.call import Endpoint, as_endpoint, send
 from monarch._actors.channel import Channel, Port, PortReceiver
+from monarch._actors.clash import warn_of_torchmonarch
 from monarch._actors.client import shutdown_context
 from monarch._actors.context import (
     ActorInstance,
@@ -31,11 +32,14 @@ from monarch._actors.procmesh import ProcMesh, this_proc
 from monarch._actors.workers import (
     attach_to_workers,
     hosts_from_config,
+    new_key_file,
     run_worker_loop_forever,
 )
 from monarch._core.extent import Extent, Point
 from monarch._core.valuemesh import ValueMesh
 from monarch.exceptions import ActorError, SupervisionError
+
+warn_of_torchmonarch()
 
 unhandled_fault_hook = default_fault_hook
 """Called with a MeshFailure that no ``__supervise__`` has handled; a program may put a function of its own here."""
@@ -71,6 +75,7 @@ __all__ = [
     "endpoint",
     "get_or_spawn_controller",
     "hosts_from_config",
+    "new_key_file",
     "proc_mesh",
     "run_worker_loop_forever",
     "send",

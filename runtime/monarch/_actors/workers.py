@@ -157,8 +157,11 @@ def run_worker_loop_forever(*, address: str, ca: str, private_key: str | None = 
     public, secret = keys.public.decode(), keys.secret.decode()
     while True:
         config = AgentConfig("", "", "", *parent(), PRELOAD, address, public, (public, secret))
-        process = start_agent(config)
+        process = start_agent(config, stdout=subprocess.PIPE)
         try:
+            assert process.stdout is not None
+            if process.stdout.readline():
+                print(f"monarch: worker at {address} waits for a controller", flush=True)
             status = process.wait()
         except BaseException:
             process.terminate()
