@@ -24,7 +24,7 @@ from monarch._actors.runtime import Runtime
 from monarch._procs.agent import AgentConfig
 from monarch._procs.output import read_tail
 from monarch._procs.posix import memfd, proc_start_time
-from monarch._procs.session import host_of, make_folder, remove_folder
+from monarch._procs.session import host_id, host_of, make_folder, remove_folder
 from monarch._wire import messages as m
 from monarch._wire.keys import Doorkeeper, KeyPair
 from monarch._wire.links import Link
@@ -39,7 +39,7 @@ class Session:
 
     def __init__(self) -> None:
         self.folder = make_folder()
-        host = os.path.basename(self.folder)
+        host = host_id(self.folder)
         proc = f"{host}/c{secrets.token_hex(3)}"
         try:
             self.runtime = runtime = Runtime(proc, self.folder, proc)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -153,7 +154,7 @@ def group(failures: dict[int, Failure], extent: Extent, call: str, results: Valu
     if len(kinds) > 8:
         lines.append(f"  … and {len(kinds) - 8} more kinds of errors (see err.failures)")
     lines.append(f"Remote traceback of rank {first}:")
-    lines.extend(f"  {line}" for line in failure.trace.splitlines())
+    lines.extend(f"  {line}" for line in _with_source(failure.trace))
     return ActorError(
         "\n".join(lines),
         original if isinstance(original, Exception) else None,
@@ -162,6 +163,23 @@ def group(failures: dict[int, Failure], extent: Extent, call: str, results: Valu
         failures={rank: failure.trace for rank, failure in failures.items()},
         results=results,
     )
+
+
+_FRAME = re.compile(r'  File "(.+)", line (\d+), in ')
+
+
+def _with_source(trace: str) -> list[str]:
+    """The lines of a traceback; those of the program's own source that the rank did not have are put in here."""
+    lines = trace.splitlines()
+    whole: list[str] = []
+    for index, line in enumerate(lines):
+        whole.append(line)
+        frame = _FRAME.match(line)
+        if frame and not (index + 1 < len(lines) and lines[index + 1].startswith("    ")):
+            source = linecache.getline(frame[1], int(frame[2])).strip()
+            if source:
+                whole.append(f"    {source}")
+    return whole
 
 
 def _whose(ranks: Sequence[int], extent: Extent) -> str:

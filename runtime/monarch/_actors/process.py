@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 
@@ -34,6 +35,20 @@ def set_runtime(runtime: Runtime | None) -> None:
     """Makes it the one of this process."""
     global _runtime
     _runtime = runtime
+
+
+def _after_fork() -> None:
+    """A fork of this process has no part in its session: neither its sockets nor its threads are there."""
+    global _runtime, _lock
+    _lock = threading.RLock()
+    if _runtime is not None:
+        # Kept, so that nothing of it is closed or freed, which would reach into the parent's sockets.
+        _left_behind.append(_runtime)
+        _runtime = None
+
+
+_left_behind: list[Runtime] = []
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def set_starter(start: Callable[[], Runtime]) -> None:

@@ -22,7 +22,7 @@ import zmq
 from monarch._procs.casts import Casts
 from monarch._procs.children import Child, Children
 from monarch._procs.posix import memfd, proc_start_time, set_child_subreaper
-from monarch._procs.session import claim, host_of, make_folder, remove_folder, remove_socket
+from monarch._procs.session import claim, host_id, host_of, make_folder, remove_folder, remove_socket
 from monarch._procs.spawning import Forks
 from monarch._procs.switch import Frames, Switch
 from monarch._wire import messages as m
@@ -63,7 +63,7 @@ class Agent:
     def __init__(self, config: AgentConfig) -> None:
         self.config = config
         self.folder = config.folder or make_folder()
-        self.host = config.host or os.path.basename(self.folder)
+        self.host = config.host or host_id(self.folder)
         self.proc = f"{self.host}/agent"
         claim(self.folder)
         self.children = Children()

@@ -41,10 +41,11 @@ class Waiter(Protocol):
 class Turn:
     """One waiting thread: released when what it waits for is done, or when it is its turn to lead."""
 
-    __slots__ = ("ident", "semaphore")
+    __slots__ = ("ident", "semaphore", "waiter")
 
-    def __init__(self, ident: int) -> None:
+    def __init__(self, ident: int, waiter: Waiter) -> None:
         self.ident = ident
+        self.waiter = waiter
         self.semaphore = Semaphore(0)
 
 
@@ -72,6 +73,7 @@ class Pump:
         self._posted: deque[Callable[[], None]] = deque()
         self._closing = False
         self._interrupted = False
+        self._main_turn: Turn | None = None
         self._limited = -1
         self._sleeping = False
         self._urgent = False
@@ -89,30 +91,73 @@ class Pump:
         if waiter.done:
             return True
         deadline = None if timeout is None else _clock() + timeout
+        if not hold or get_ident() != _MAIN:
+            return self._wait(waiter, deadline)
+        # A Ctrl-C between receiving and handling would lose the message, and one in between taking the lead and
+        # leaving it would lose the lead; so it is held until that is done.
+        old = _signal.getsignal(signal.SIGINT)
+        if not callable(old):
+            return self._wait(waiter, deadline)
+        try:
+            _signal.signal(signal.SIGINT, self._on_interrupt)
+            return self._wait(waiter, deadline)
+        finally:
+            _signal.signal(signal.SIGINT, old)
+            if self._interrupted:
+                self._interrupted = False
+                old(signal.SIGINT, sys._getframe())  # pyright: ignore[reportPrivateUsage]
+
+    def _on_interrupt(self, _number: int, _frame: Any) -> None:
+        self._interrupted = True
+        # What wakes it may be in use by the very code that was interrupted.
+        Thread(target=self._wake_main, name="monarch-interrupt", daemon=True).start()
+
+    def _wake_main(self) -> None:
+        turn = self._main_turn
+        if turn is not None:
+            turn.semaphore.release()
+        self._inbox.wake()
+
+    def _wait(self, waiter: Waiter, deadline: float | None) -> bool:
+        """The same without thought of a Ctrl-C; ends early with False if one is held."""
         turn: Turn | None = None
         while not waiter.done:
             if self._take_lead():
                 try:
-                    self._pump(waiter, deadline, hold)
+                    self._receive(waiter, deadline)
                 finally:
                     self._leave()
+                if self._interrupted and get_ident() == _MAIN:
+                    return False
             else:
                 if turn is None:
-                    turn = Turn(get_ident())
+                    turn = Turn(get_ident(), waiter)
+                    if turn.ident == _MAIN:
+                        self._main_turn = turn
                 waiter.thread = turn
                 self._others.append(turn)
-                # The leader may have left before it could see this turn.
-                if not self._lead.locked() and not self._closing:
-                    self._pass_on()
-                if not waiter.done:
-                    left = None if deadline is None else max(0.0, deadline - _clock())
-                    turn.semaphore.acquire(timeout=left)
                 try:
-                    self._others.remove(turn)
-                except ValueError:
-                    # It was this thread's turn to lead; if it need not any more, it is the next one's.
-                    if waiter.done and self._others and not self._lead.locked():
+                    # The leader may have left before it could see this turn.
+                    if not self._lead.locked() and not self._closing:
                         self._pass_on()
+                    if not waiter.done and not (self._interrupted and turn.ident == _MAIN):
+                        left = None if deadline is None else max(0.0, deadline - _clock())
+                        turn.semaphore.acquire(timeout=left)
+                except BaseException:
+                    # A signal's handler raised.
+                    self._give_up(turn)
+                    raise
+                if self._interrupted and turn.ident == _MAIN:
+                    self._give_up(turn)
+                    return False
+                if waiter.done or (deadline is not None and _clock() >= deadline):
+                    self._give_up(turn)
+                else:
+                    try:
+                        self._others.remove(turn)
+                    except ValueError:
+                        # It is this thread's turn to lead.
+                        pass
             if deadline is not None and not waiter.done and _clock() >= deadline:
                 return False
         return True
@@ -122,8 +167,11 @@ class Pump:
         turn = waiter.thread
         if turn is not None:
             turn.semaphore.release()
+            for other in list(self._others):
+                if other.waiter is waiter and other is not turn:
+                    other.semaphore.release()
         # The leader sees it after the message at hand; from another thread it must be told.
-        elif self._leader and self._leader != get_ident() and not self._closing:
+        if self._leader and self._leader != get_ident() and not self._closing:
             self._inbox.wake()
 
     def background(self) -> None:
@@ -196,37 +244,25 @@ class Pump:
             self._sleeping = False
             self._kick.release()
 
+    def _give_up(self, turn: Turn) -> None:
+        """A thread waits no more; if it was its turn to lead, it is the next one's."""
+        try:
+            self._others.remove(turn)
+        except ValueError:
+            if self._others and not self._lead.locked() and not self._closing:
+                self._pass_on()
+
     def _pass_on(self) -> None:
         try:
             self._others.popleft().semaphore.release()
         except IndexError:
             pass
 
-    def _pump(self, waiter: Waiter | None, deadline: float | None, hold: bool = True) -> None:
-        """Receives and handles until the waiter is done or the deadline has passed; in the leader."""
-        if not hold or get_ident() != _MAIN:
-            self._receive(waiter, deadline)
-            return
-        # A Ctrl-C between receiving and handling would lose the message; so it is held until that is done.
-        old = _signal.getsignal(signal.SIGINT)
-        if not callable(old):
-            self._receive(waiter, deadline)
-            return
-        _signal.signal(signal.SIGINT, self._on_interrupt)
-        try:
-            self._receive(waiter, deadline)
-        finally:
-            _signal.signal(signal.SIGINT, old)
-            if self._interrupted:
-                self._interrupted = False
-                old(signal.SIGINT, sys._getframe())  # pyright: ignore[reportPrivateUsage]
-
-    def _on_interrupt(self, _number: int, _frame: Any) -> None:
-        self._interrupted = True
-        # The wake-up socket may be in use by the very code that was interrupted.
-        Thread(target=self._inbox.wake, name="monarch-interrupt", daemon=True).start()
-
     def _receive(self, waiter: Waiter | None, deadline: float | None) -> None:
+        """Receives and handles until the waiter is done or the deadline has passed; in the leader."""
+        if waiter is not None and waiter.done:
+            # Before there was a leader to be told.
+            return
         recv, handle = self._recv, self._handle
         while True:
             if deadline is not None or self._timers:
@@ -268,9 +304,9 @@ class Pump:
                 return
             until = deadline
         left = max(0, int((until - _clock()) * 1000) + 1)
-        # Setting it costs more than a timer that is somewhat late.
+        # Setting it costs more than a timer that is somewhat late; a deadline is met.
         now = self._limited
-        if not (left <= 2 * now and (now <= left or (left >= 100 and 2 * now <= 3 * left))):
+        if not (left <= 2 * now and (now <= left or (until != deadline and left >= 100 and 2 * now <= 3 * left))):
             self._limited = left
             self._inbox.socket.set(zmq.RCVTIMEO, left)
 
@@ -311,7 +347,7 @@ class Pump:
                 self._leader = get_ident()
                 try:
                     if not self._closing:
-                        self._pump(None, None)
+                        self._receive(None, None)
                 finally:
                     self._background_leads = False
                     self._leave()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 from pathlib import Path
@@ -31,9 +32,16 @@ def make_folder() -> str:
     """A new folder for the sockets of this process's session; those of sessions that have died are removed."""
     base = _base()
     sweep(base)
-    folder = tempfile.mkdtemp(prefix="s", dir=base)
-    claim(folder)
-    return folder
+    # Whose it is stands in its name, so that there is no moment at which it is nobody's.
+    pid = os.getpid()
+    folder = base / f"s{secrets.token_hex(4)}-{pid}-{proc_start_time(pid)}"
+    folder.mkdir(mode=0o700)
+    return str(folder)
+
+
+def host_id(folder: str) -> str:
+    """The id of the host that a session's folder is of."""
+    return os.path.basename(folder).partition("-")[0]
 
 
 def claim(folder: str) -> None:
@@ -45,8 +53,10 @@ def claim(folder: str) -> None:
 def sweep(base: Path) -> None:
     """Removes the folders whose processes have all died, as after a loss of power."""
     for folder in base.iterdir():
-        claims = [name.name.split("-") for name in folder.glob("pid-*-*")]
-        if claims and not any(is_alive(int(pid), int(start)) for _, pid, start in claims):
+        claims = [path.name.split("-")[1:] for path in (folder, *folder.glob("pid-*-*"))]
+        if all(len(known) == 2 for known in claims) and not any(
+            is_alive(int(pid), int(start)) for pid, start in claims
+        ):
             shutil.rmtree(folder, ignore_errors=True)
 
 
