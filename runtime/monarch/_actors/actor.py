@@ -14,9 +14,9 @@ from monarch.exceptions import ArgumentError
 class Actor:
     """Base of all actors: subclass it, mark methods with ``@endpoint``, and spawn the class on a mesh of procs.
 
-    A class may define ``__cleanup__(self, exc)``, sync or async, which runs when an actor is stopped, with None, or
-    has failed, with the error; and ``__supervise__(self, failure)``, which is told of failures in the meshes that the
-    actor spawned, and says by a true result that it has dealt with one.
+    A class may define ``__cleanup__(self, exc)``, sync or async, which runs when an actor is stopped, with None; and
+    ``__supervise__(self, failure)``, which is told of failures in the meshes that the actor spawned, and says by a true
+    result that it has dealt with one.
     """
 
     @cached_property

@@ -16,7 +16,7 @@ from monarch._actors.procs import Procs
 from monarch._actors.runtime import Runtime
 from monarch._core.meshview import MeshView
 from monarch._core.region import Region
-from monarch._core.tables import html_table, text_table
+from monarch._core.tables import html_table, rich_table, text_table
 from monarch._wire import messages as m
 from monarch.exceptions import ArgumentError, StoppedError
 
@@ -172,7 +172,7 @@ class ActorMesh(MeshView, Managed):
     def to_table(self) -> str:
         """Which actor is where, as text."""
         headers, rows = self._rows()
-        return text_table(headers, rows, SHOWN)
+        return text_table(headers, rows, SHOWN + 1)
 
     def _rows(self) -> tuple[list[str], list[list[object]]]:
         return member_rows(self._runtime, self._state.procs, self._region)
@@ -184,9 +184,12 @@ class ActorMesh(MeshView, Managed):
     def __repr__(self) -> str:
         return f"<{self._title()}>"
 
+    def __rich__(self) -> Any:
+        return rich_table(*self._rows(), SHOWN + 1, title=self._title())
+
     def _repr_html_(self) -> str:
         headers, rows = self._rows()
-        return html_table(headers, rows, SHOWN, title=self._title())
+        return html_table(headers, rows, SHOWN + 1, title=self._title())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ActorMesh) and self._key == other._key and self._region == other._region

@@ -11,6 +11,7 @@ from monarch._actors.channel import Port
 from monarch._actors.endpoint import Arity, methods_of
 from monarch._actors.future import Future
 from monarch._actors.gather import Gather, died
+from monarch._actors.peers import cost_of
 from monarch._actors.runtime import Runtime, current
 from monarch._core.extent import axes_text
 from monarch._core.valuemesh import ValueMesh
@@ -153,8 +154,11 @@ class Endpoint(Generic[P, R]):
         body, buffers = prepared
         here = current.get()
         sender = here[0].key if here is not None else ""
-        call = m.Call(runtime.proc, mesh._key, self.name, port, mesh._view_bytes, sender, self._flags, body)
-        send_to_all(runtime, mesh, call, buffers, 1 + (len(body) >> 12), gathered)
+        cost = cost_of(body, buffers)
+        call = m.Call(
+            runtime.proc, mesh._key, self.name, port, mesh._view_bytes, sender, self._flags, body, None, 0, cost
+        )
+        send_to_all(runtime, mesh, call, buffers, cost, gathered)
 
 
 def send_to_all(
@@ -170,13 +174,10 @@ def send_to_all(
         peer.sent += cost
     near = targets.near
     if near:
-        if buffers:
-            bulk = runtime.put(buffers, [peer.proc for peer in near if peer.dead is None])
-            frame = m.encode(_with(call, bulk, 0))
-        else:
-            frame = m.encode(call)
+        bulk = runtime.put(buffers, [peer.proc for peer in near if peer.dead is None]) if buffers else None
+        frame = m.encode(_with(call, bulk, 0 if bulk else len(buffers))) if buffers else m.encode(call)
         for peer in near:
-            peer.send(frame)
+            peer.send(frame, () if bulk else buffers)
     if targets.far:
         far = m.encode(_with(call, None, len(buffers))) if buffers else m.encode(call)
         for gateway, procs in targets.far:
@@ -185,7 +186,17 @@ def send_to_all(
 
 def _with(call: m.Call, bulk: m.PackedBulk | None, frames: int) -> m.Call:
     return m.Call(
-        call.src, call.actor, call.method, call.port, call.view, call.sender, call.flags, call.body, bulk, frames
+        call.src,
+        call.actor,
+        call.method,
+        call.port,
+        call.view,
+        call.sender,
+        call.flags,
+        call.body,
+        bulk,
+        frames,
+        call.cost,
     )
 
 

@@ -12,7 +12,6 @@ from monarch._actors.actor import is_async
 from monarch._actors.channel import ReplyPort
 from monarch._actors.endpoint import Method, methods_of
 from monarch._actors.failures import is_ours, pack_failure, unpack_failure
-from monarch._actors.peers import cost_of
 from monarch._actors.runtime import Runtime, current
 from monarch._actors.spec import ActorSpec
 from monarch._core.extent import Point
@@ -189,10 +188,10 @@ class Cell:
             except Exception as error:
                 self._answer_error(call, _unpicklable(self, call, error))
                 return
-            runtime.has_finished(call.src, call_cost(call), True)
+            runtime.has_finished(call.src, call.cost, True)
             runtime.reply(call.src, call.port, self._place(call.view), m.RESULT, body, buffers)
         else:
-            runtime.has_finished(call.src, call_cost(call), False)
+            runtime.has_finished(call.src, call.cost, False)
 
     def _answer_error(self, call: m.Call, error: BaseException) -> None:
         runtime = self.runtime
@@ -200,7 +199,7 @@ class Cell:
         runtime.settle()
         own = isinstance(error, MonarchError) and _raised_by_us(error)
         failure = pack_failure(error, own)
-        runtime.has_finished(call.src, call_cost(call), bool(call.port))
+        runtime.has_finished(call.src, call.cost, bool(call.port))
         if call.port:
             runtime.reply(call.src, call.port, self._place(call.view), m.ERROR, failure)
         else:
@@ -340,11 +339,6 @@ class Cell:
         self.executor.release()
 
 
-def call_cost(call: m.Call) -> int:
-    """What a call took of its sender's window."""
-    return cost_of(len(call.body))
-
-
 def unpack_text(failure: bytes) -> str:
     """The kind and message of a packed failure, in one line."""
     known = unpack_failure(failure)
@@ -374,7 +368,7 @@ def refuse(runtime: Runtime, call: m.Call, reason: str | None) -> None:
         if reason is not None
         else f"there is no actor {call.actor} in {runtime.proc}; it was never spawned there, or its spawn failed"
     )
-    runtime.has_finished(call.src, call_cost(call), bool(call.port))
+    runtime.has_finished(call.src, call.cost, bool(call.port))
     failure = pack_failure(error, True)
     if call.port:
         place = runtime.region_of(call.view).position_of(runtime.rank) or 0

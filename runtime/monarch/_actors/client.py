@@ -9,12 +9,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import msgspec
 import zmq
 
 from monarch._actors.cells import NOTHING, Cell
+from monarch._actors.controllers import CONTROLLERS, Desk
 from monarch._actors.executors import ThreadExecutor
 from monarch._actors.faults import Faults
 from monarch._actors.future import Future, Promise, in_thread
@@ -67,6 +68,7 @@ class Session:
         runtime.base_env = self._base_env
         runtime.on_listening = self._on_listening
         runtime.session = self
+        runtime.actors[CONTROLLERS] = cast("Cell", Desk(runtime))
 
     # The agent of this host
 
@@ -76,7 +78,7 @@ class Session:
             if self._agent is not None:
                 return
             runtime = self.runtime
-            # A new agent after one that died has a new name, and so have its ranks.
+            # A new agent after one that died has its name, so what is known of that one goes; ranks have new names.
             config = AgentConfig(
                 runtime.host, self.folder, runtime.proc, os.getpid(), proc_start_time(os.getpid()) or 0, PRELOAD
             )
@@ -105,9 +107,14 @@ class Session:
             return
         how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
         reason = f"was lost with the host agent, which {how}" + (f": {tail.splitlines()[-1]}" if tail else "")
-        with self._lock:
-            self._agent = None
-        self.runtime.pump.post(lambda: self.runtime.host_died(self.runtime.host, reason))
+
+        def lost() -> None:
+            self.runtime.host_died(self.runtime.host, reason)
+            with self._lock:
+                # Only now may there be another one: it is of the same name.
+                self._agent = None
+
+        self.runtime.pump.post(lost)
 
     def _base_env(self, host: str) -> dict[str, str | None]:
         if host != self.runtime.host:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 from monarch._actors.actor import Actor
 from monarch._actors.actormesh import ActorMesh
+from monarch._actors.failures import pack_failure
 from monarch._actors.future import Future, in_thread
 from monarch._actors.gather import Gather
 from monarch._actors.process import get_runtime
 from monarch._actors.procmesh import this_proc
+from monarch._actors.runtime import Runtime
 from monarch._core.extent import Extent
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
+from monarch.exceptions import MonarchError
 
 A = TypeVar("A", bound=Actor)
 
 _lock = threading.Lock()
-_controllers: dict[str, dict[str, ActorMesh]] = {}
+_controllers: dict[str, dict[str, _Named]] = {}
 
 
 def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) -> Future[A]:
@@ -39,29 +43,61 @@ def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) 
     )
     body, buffers = dumps(((name, cls, args, kwargs), {}))
     bulk = runtime.put(buffers, [runtime.root]) if buffers else None
-    call = m.Call(runtime.proc, CONTROLLERS, "get", gather.port, m.pack(((), 0, (), ())), "", 0, body, bulk)
-    runtime.peer(runtime.root).send(m.encode(call))
+    frames = 0 if bulk else len(buffers)
+    call = m.Call(runtime.proc, CONTROLLERS, "get", gather.port, m.pack(((), 0, (), ())), "", 0, body, bulk, frames)
+    runtime.peer(runtime.root).send(m.encode(call), () if bulk else buffers)
     return cast("Future[A]", gather)
 
 
+class _Named(NamedTuple):
+    """A controller to be: the lock is held while it is made."""
+
+    lock: threading.Lock
+    made: list[ActorMesh]
+
+
 def _local(name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh:
-    proc = get_runtime().proc
     with _lock:
-        known = _controllers.setdefault(proc, {})
-        if name not in known:
+        named = _controllers.setdefault(get_runtime().proc, {}).setdefault(name, _Named(threading.Lock(), []))
+    # A lock for each name, since the constructor of one may ask for another.
+    with named.lock:
+        if not named.made:
             mesh = cast("ActorMesh", this_proc().spawn(name, cls, *args, **kwargs))
-            mesh.initialized.get()
-            known[name] = mesh
-        return known[name]
+            try:
+                mesh.initialized.get()
+            except BaseException:
+                mesh.stop()
+                raise
+            named.made.append(mesh)
+        return named.made[0]
 
 
 CONTROLLERS = "controllers"
-"""Key of the actor that makes the others."""
+"""Key of what ranks send to, to ask the program for a controller."""
 
 
-class Controllers(Actor):
-    """Lives in the program, for those who ask from other processes."""
+class Desk:
+    """In the program, in place of an actor: gives controllers to ranks that ask. Each waits in a thread of its own."""
 
-    def get(self, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh:
-        """The actor of this name."""
-        return _local(name, cls, args, kwargs)
+    running = None
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def deliver(self, call: m.Call, more: Sequence[Any]) -> None:
+        """Takes the message of a rank."""
+        threading.Thread(target=self._answer, args=(call, more), name="monarch-controllers", daemon=True).start()
+
+    def state_of(self, proc: str, port: int) -> None:
+        """It is never what a circle of actors waits for."""
+
+    def _answer(self, call: m.Call, more: Sequence[Any]) -> None:
+        runtime = self._runtime
+        runtime.has_finished(call.src, call.cost, True)
+        try:
+            (name, cls, args, kwargs), _ = runtime.load(call, more)
+            body = dumps(_local(name, cls, args, kwargs))[0]
+        except BaseException as error:
+            runtime.reply(call.src, call.port, 0, m.ERROR, pack_failure(error, isinstance(error, MonarchError)))
+        else:
+            runtime.reply(call.src, call.port, 0, m.RESULT, body)

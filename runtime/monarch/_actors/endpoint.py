@@ -58,9 +58,9 @@ def endpoint(
     Sync methods run one at a time. Async methods of one actor take turns at each ``await``.
 
     Args:
-        propagate: how shapes of distributed tensors come out, for ``rref``.
+        propagate: how shapes of distributed tensors come out, for ``rref``; not used yet.
         explicit_response_port: the method gets a Port as first argument after self, and answers through that.
-        instrument: whether calls of it are traced.
+        instrument: whether calls of it are traced; not used yet.
 
     Raises:
         TypeError: it is put on something that is no function.

@@ -95,14 +95,14 @@ def _trace(error: BaseException) -> tuple[str, str]:
     linecache.checkcache()
     try:
         shown = traceback.TracebackException.from_exception(error)
-        _fold(shown)
+        fold_frames(shown)
         text = "".join(shown.format())
     except Exception as broken:
         text = f"{type(error).__name__}: <its traceback cannot be shown: {type(broken).__name__}>"
     return text[-_MAX_TEXT:].rstrip("\n"), where
 
 
-def _fold(shown: traceback.TracebackException | None) -> None:
+def fold_frames(shown: traceback.TracebackException | None) -> None:
     """Leaves our own frames out, unless there are no others."""
     seen: set[int] = set()
     while shown is not None and id(shown) not in seen:

@@ -105,7 +105,7 @@ class Faults:
             self._tell(MeshFailure(name, None, ranks, text), owner)
 
     def _owner(self, key: str) -> str:
-        return self._runtime.owners.get(key, "")
+        return self._runtime.owners.get(key) or self._runtime.proc_meshes.get(key, ("", ""))[1]
 
     def _tell(self, failure: MeshFailure, owner: str) -> None:
         runtime = self._runtime

@@ -75,7 +75,7 @@ class HostMesh(MeshView, Managed):
 
     @property
     def initialized(self) -> Future[bool]:
-        """True when the agents of all hosts can be reached."""
+        """True, at once: hosts that were attached have answered, and what is sent to this one waits until it is up."""
         promise: Promise[Any] = Promise(self._runtime, "hosts")
         promise.complete(lambda: True)
         return promise
@@ -164,6 +164,15 @@ class HostMesh(MeshView, Managed):
         return shared.stopping
 
     stop = shutdown
+
+    def __exit__(self, *error: Any) -> None:
+        # A host that was not attached, such as this one, is not this program's to end.
+        if self._shared.release is not None:
+            self.shutdown().get()
+
+    async def __aexit__(self, *error: Any) -> None:
+        if self._shared.release is not None:
+            await self.shutdown()
 
     def to_table(self) -> str:
         """The hosts, as text."""

@@ -64,13 +64,18 @@ class OutputView:
                 fresh = data[max(0, seen - offset) :]
                 if not fresh or source[0] in self._silent:
                     continue
+                rank = int(proc.rpartition(".")[2]) if "." in proc else 0
+                if offset > seen:
+                    folder.add(source, rank, stream, f"\n[{offset - seen:,} bytes of output were lost here]\n", now)
                 decoder = self._decoders.get(where)
                 if decoder is None:
                     decoder = self._decoders[where] = codecs.getincrementaldecoder("utf-8")("replace")
-                rank = int(proc.rpartition(".")[2]) if "." in proc else 0
                 folder.add(source, rank, stream, decoder.decode(fresh), now)
             if source[2]:
                 self._sources.setdefault(source[2], set()).add(source)
+                if source[2] not in self._runtime.ports:
+                    # Its call has ended: another actor of the proc, whose call goes on, may have printed this.
+                    self.done(source[2])
         self._time()
 
     def done(self, port: int) -> None:

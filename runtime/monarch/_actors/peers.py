@@ -18,9 +18,10 @@ WINDOW = 16_384
 """How far a sender may be ahead of a receiver: in messages, each counted once more for every 4 KiB of it."""
 
 
-def cost_of(size: int) -> int:
-    """What a message with a body of so many bytes takes of the window; the same at both ends."""
-    return 1 + (size >> 12)
+def cost_of(body: bytes, buffers: Sequence[memoryview]) -> int:
+    """What a message takes of its sender's window. Large buffers count less: their memory has bounds of its own."""
+    cost = 1 + (len(body) >> 12)
+    return cost + (sum(buffer.nbytes for buffer in buffers) >> 16) if buffers else cost
 
 
 class Peer:

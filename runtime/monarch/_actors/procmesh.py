@@ -19,7 +19,7 @@ from monarch._actors.runtime import Runtime, current
 from monarch._actors.spec import ActorSpec
 from monarch._core.meshview import MeshView
 from monarch._core.region import Region
-from monarch._core.tables import html_table, text_table
+from monarch._core.tables import html_table, rich_table, text_table
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 from monarch.exceptions import StoppedError
@@ -128,13 +128,11 @@ class ProcMesh(MeshView, Managed):
         state.initialized = gather
         create = m.Create(runtime.proc, key, gather.port, mesh._view_bytes, body)
         if targets.near:
-            if buffers:
-                bulk = runtime.put(buffers, [peer.proc for peer in targets.near])
-                frame = m.encode(m.Create(create.src, key, create.port, create.view, body, bulk))
-            else:
-                frame = m.encode(create)
+            bulk = runtime.put(buffers, [peer.proc for peer in targets.near]) if buffers else None
+            inline = () if bulk else buffers
+            frame = m.encode(m.Create(create.src, key, create.port, create.view, body, bulk, len(inline)))
             for peer in targets.near:
-                peer.send(frame)
+                peer.send(frame, inline)
         if targets.far:
             frame = m.encode(m.Create(create.src, key, create.port, create.view, body, None, len(buffers)))
             for gateway, procs in targets.far:
@@ -220,6 +218,9 @@ class ProcMesh(MeshView, Managed):
 
     def __repr__(self) -> str:
         return f"<{self._title()}>"
+
+    def __rich__(self) -> Any:
+        return rich_table(*member_rows(self._runtime, self._state.procs, self._region), SHOWN + 1, title=self._title())
 
     def _repr_html_(self) -> str:
         headers, rows = member_rows(self._runtime, self._state.procs, self._region)

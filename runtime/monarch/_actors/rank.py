@@ -37,6 +37,7 @@ class Rank:
         set_runtime(runtime)
         self.main = MainExecutor(runtime)
         self._capture = Capture()
+        self._flush_lock = threading.RLock()
         self._pause = _FLUSH_EVERY
         self._halting = 0
         self._halt_lock = threading.Lock()
@@ -83,6 +84,11 @@ class Rank:
 
     def flush(self) -> None:
         """Sends what was printed since the last time."""
+        # An answer is not sent before what another thread has just taken, which may be this call's.
+        with self._flush_lock:
+            self._flush()
+
+    def _flush(self) -> None:
         chunks = self._capture.take()
         if chunks:
             self._pause = _FLUSH_EVERY

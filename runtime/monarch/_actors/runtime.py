@@ -19,7 +19,7 @@ from monarch._procs.session import host_of, ipc_address
 from monarch._wire import messages as m
 from monarch._wire.links import LEASE_S, Inbox, Link, make_context
 from monarch._wire.mappings import Mappings
-from monarch._wire.pickling import loads
+from monarch._wire.pickling import dumps, loads
 from monarch._wire.segments import BulkRef, Segments
 from monarch.exceptions import DeadlockError
 
@@ -33,8 +33,12 @@ if TYPE_CHECKING:
 
 _SUSPICIOUS = 0.05
 """Seconds after which an actor that waits begins to look for a circle of actors that wait."""
+_EARLY = 5.0
+"""Seconds that a message waits for the actor that it is for to be made."""
 _CREDIT_EVERY = WINDOW // 4
 _VIEWS = 4096
+_PATIENCE = 2.0
+"""Seconds to wait for room in shared memory."""
 _FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch})
 
 current: ContextVar[tuple[Cell, m.Call] | None] = ContextVar("monarch_call", default=None)
@@ -84,7 +88,9 @@ class Runtime:
         """Seconds of silence after which a host counts as lost."""
         self.segments = Segments()
         self._releases: deque[tuple[int, int]] = deque()
+        self._space: _Space | None = None
         self._bulk_owners: dict[int, str] = {}
+        self._early: dict[str, list[tuple[m.Call, Sequence[Any]]]] = {}
         self.deferred: deque[Callable[[], None]] = deque()
         """What a garbage collection found to do, for when there is time."""
         self.mappings = Mappings(self._on_release)
@@ -109,6 +115,9 @@ class Runtime:
         """What belongs to it, if this process is the program."""
         self.config: RankConfig | None = None
         """What this process was started with, if it is a rank."""
+        self.services: dict[str, Callable[..., Any]] = {}
+        """What this process answers at once, in the thread that receives."""
+        self.on_open: Callable[[int], None] | None = None
         self.meshes: WeakValueDictionary[str, ActorMesh] = WeakValueDictionary()
         """Actor meshes that were spawned from here, by key."""
         self.owners: dict[str, str] = {}
@@ -125,7 +134,7 @@ class Runtime:
             m.Call: self._on_call,
             m.Reply: self._on_reply,
             m.Credit: self._on_credit,
-            m.Create: lambda create, more: self.on_create and self.on_create(create, more),
+            m.Create: self._on_create_message,
             m.Halt: lambda halt, _: self.on_halt and self.on_halt(halt),
             m.Ready: self._on_ready,
             m.Dead: lambda dead, _: self.peer_died(dead),
@@ -134,6 +143,7 @@ class Runtime:
             m.Fault: lambda fault, _: self.on_fault and self.on_fault(fault),
             m.Probe: self._on_probe,
             m.Level: lambda level, _: self.on_level and self.on_level(level),
+            m.Ask: self._on_ask,
             m.Batch: self._on_batch,
             m.Hello: self._on_hello,
             m.Refused: self._on_refused,
@@ -166,9 +176,43 @@ class Runtime:
         if cell is not None:
             cell.deliver(call, more)
         else:
-            from monarch._actors.cells import refuse
+            self._unknown(call, more)
 
-            refuse(self, call, self.gone.get(call.actor))
+    def _unknown(self, call: m.Call, more: Sequence[Any]) -> None:
+        """A message to an actor that is gone; or that is to come, if a reference to it was faster than its making."""
+        with self.peer_lock:
+            cell = self.actors.get(call.actor)
+            if cell is None and call.actor not in self.gone:
+                waiting = self._early.setdefault(call.actor, [])
+                waiting.append((call, more))
+                if len(waiting) == 1:
+                    self.pump.call_later(_EARLY, lambda: self._never_came(call.actor))
+                return
+        if cell is not None:
+            cell.deliver(call, more)
+        else:
+            self._refuse(call)
+
+    def _refuse(self, call: m.Call) -> None:
+        from monarch._actors.cells import refuse
+
+        refuse(self, call, self.gone.get(call.actor))
+
+    def _never_came(self, actor: str) -> None:
+        with self.peer_lock:
+            waiting = self._early.pop(actor, [])
+        for call, _ in waiting:
+            self._refuse(call)
+
+    def _on_create_message(self, create: m.Create, more: Sequence[Any]) -> None:
+        if self.on_create is None:
+            return
+        self.on_create(create, more)
+        if self._early:
+            with self.peer_lock:
+                waiting = self._early.pop(create.actor, [])
+            for call, frames in waiting:
+                self._on_call(call, frames)
 
     def _on_reply(self, reply: m.Reply, more: Sequence[Any]) -> None:
         peer = self.peers.get(reply.src)
@@ -201,6 +245,16 @@ class Runtime:
     def _on_refused(self, refused: m.Refused, _: Sequence[Any]) -> None:
         self.peer_died(m.Dead(refused.proc, f"refuses messages: {refused.reason}", False, []))
 
+    def _on_ask(self, ask: m.Ask, _: Sequence[Any]) -> None:
+        try:
+            service = self.services[ask.service]
+            status, body = m.RESULT, dumps(service(*loads(ask.body)))[0]
+        except Exception as error:
+            from monarch._actors.failures import pack_failure
+
+            status, body = m.ERROR, pack_failure(error)
+        self.reply(ask.src, ask.port, self.region_of(ask.view).position_of(self.rank) or 0, status, body)
+
     # Peers
 
     def peer(self, proc: str, starting: bool = False) -> Peer:
@@ -218,7 +272,8 @@ class Runtime:
             peer = self.peers.setdefault(proc, made)
         # An agent is missed by the loss of its host, and what this process belongs to takes it along.
         if peer is made and not starting and proc not in (self.proc, self.root) and not proc.endswith("/agent"):
-            self.to_agent(host_of(proc), m.Watch(self.proc, proc))
+            # A rank asks the agent of its own host, which hears of the loss of others as well.
+            self.to_agent(self.host if self.config is not None else host_of(proc), m.Watch(self.proc, proc))
         return peer
 
     def gateway(self, host: str) -> Gateway:
@@ -280,6 +335,8 @@ class Runtime:
         self.ports[port] = sink
         if hasattr(sink, "lost"):
             self._gathers[port] = sink
+        if self.on_open is not None:
+            self.on_open(port)
         return port
 
     def close_port(self, port: int) -> None:
@@ -309,15 +366,21 @@ class Runtime:
             peer.send(m.encode(m.Reply(self.proc, port, rank, status, done, body)))
         elif peer.host == self.host:
             bulk = self.put(buffers, [to])
-            peer.send(m.encode(m.Reply(self.proc, port, rank, status, done, body, bulk)))
+            frames = 0 if bulk else len(buffers)
+            peer.send(
+                m.encode(m.Reply(self.proc, port, rank, status, done, body, bulk, frames)), () if bulk else buffers
+            )
         else:
             frames = len(buffers)
             peer.send(m.encode(m.Reply(self.proc, port, rank, status, done, body, None, frames)), buffers)
 
-    def put(self, buffers: Sequence[memoryview], receivers: Sequence[str]) -> m.PackedBulk:
-        """Writes large buffers into shared memory, once for all receivers."""
+    def put(self, buffers: Sequence[memoryview], receivers: Sequence[str]) -> m.PackedBulk | None:
+        """Writes large buffers into shared memory, once for all receivers; None if that is and stays full."""
         if self.segments.over_limit:
-            self.wait(_Space(self.segments), 30.0)
+            space = self._space = _Space(self.segments)
+            # Whoever holds it all may never let go of it; then these buffers go through the socket.
+            if not self.wait(space, _PATIENCE):
+                return None
         ref = self.segments.put(list(buffers), receivers)
         return (self.proc, ref.pid, ref.fd, ref.segment, list(ref.spans))
 
@@ -357,6 +420,8 @@ class Runtime:
     def _on_released(self, release: m.Release, _: Sequence[Any]) -> None:
         for segment in release.segments:
             self.segments.release(segment, release.src)
+        if self._space is not None and self._space.done:
+            self.pump.notify(cast("Waiter", self._space))
 
     def has_finished(self, src: str, cost: int, replying: bool) -> None:
         """A message of a process was handled: its sender may send more."""

@@ -101,7 +101,7 @@ class WorkerHosts:
 
 
 def hosts_from_config(name: str) -> HostMesh:
-    """Hosts by the name of a configuration; without one, two hosts on this machine, along the axis ``hosts``."""
+    """Hosts by the name of a configuration. There are none yet: always two hosts on this machine, along ``hosts``."""
     return WorkerHosts(2).mesh
 
 

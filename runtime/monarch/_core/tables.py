@@ -72,6 +72,21 @@ def html_table(headers: Sequence[str], rows: Sequence[Sequence[object]], limit: 
     return "".join(parts)
 
 
+def rich_table(headers: Sequence[str], rows: Sequence[Sequence[object]], limit: int = 40, title: str = "") -> Any:
+    """The same table for rich, which prints it in the width of the terminal."""
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left", show_header=bool(headers), box=None, pad_edge=False)
+    columns = max([len(headers), *(len(row) for row in rows)], default=0)
+    right = _numeric(rows, columns)
+    for column in range(columns):
+        head = headers[column] if column < len(headers) else ""
+        table.add_column(head, justify="right" if right[column] else "left")
+    for row in _shorten(rows, limit):
+        table.add_row(*(_cell(cell) for cell in row))
+    return table
+
+
 def value_text(value: object, width: int = WIDTH) -> str:
     """A value in one line of at most ``width`` characters; it never raises, and takes little time.
 

@@ -12,7 +12,7 @@ from monarch._core.extent import Extent, Point, axes_text, no_rank
 from monarch._core.meshview import MeshView
 from monarch._core.ranks import describe_ranks
 from monarch._core.region import AxisIndex, Region
-from monarch._core.tables import html_table, same_value, text_table, value_text
+from monarch._core.tables import html_table, rich_table, same_value, text_table, value_text
 from monarch.exceptions import ShapeError
 
 if TYPE_CHECKING:
@@ -171,10 +171,15 @@ class ValueMesh(MeshView, Generic[R]):
         return f"{self._title()}\n{text_table([], rows, SHOWN + 1, gap=' ')}"
 
     def _repr_html_(self) -> str:
-        headers, rows = ["ranks", "at", "value"], self._rows()
-        if self.ndim < 2:
-            headers, rows = ["ranks", "value"], [row[::2] for row in rows]
-        return html_table(headers, rows, SHOWN + 1, title=self._title())
+        return html_table(*self._columns(), SHOWN + 1, title=self._title())
+
+    def __rich__(self) -> Any:
+        return rich_table(*self._columns(), SHOWN + 1, title=self._title())
+
+    def _columns(self) -> tuple[list[str], list[tuple[str, ...]]]:
+        """Headers and rows of the table."""
+        rows = self._rows()
+        return (["ranks", "at", "value"], rows) if self.ndim > 1 else (["ranks", "value"], [row[::2] for row in rows])
 
     def _title(self) -> str:
         return f"{type(self).__name__}({axes_text(self.extent) if self.ndim else ''})"

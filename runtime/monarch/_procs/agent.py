@@ -6,6 +6,7 @@ input, because keys must not be seen in a process list. It ends with its control
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import select
@@ -30,6 +31,8 @@ from monarch._wire.keys import KeyPair
 from monarch._wire.links import LEASE_S, make_context
 from monarch._wire.segments import Segments
 
+_PIECE = 1 << 20
+"""Bytes of output in one message."""
 _PATIENCE = 1.0
 """Seconds after which a proc that nobody has asked for yet counts as unknown."""
 
@@ -85,6 +88,7 @@ class Agent:
             m.Hello: self._on_hello,
             m.Spawn: self._on_spawn,
             m.Stop: self._on_stop,
+            m.Signal: self._on_signal,
             m.Watch: self._on_watch,
             m.Route: self._on_route,
             m.Cast: self._on_cast,
@@ -134,7 +138,8 @@ class Agent:
                 if action is not None:
                     action()
             elif source is self.switch.owner_monitor:
-                self._owner_died()
+                if self.switch.owner_lost():
+                    self._owner_died()
             elif source in self.switch.monitors():
                 self.poller.unregister(source)
                 self._host_lost(self.switch.lost(source))
@@ -191,8 +196,12 @@ class Agent:
             self.children.add(Child(proc, spawn.src, f"{spawn.title}[{place}]", pair))
         if not self.switch.is_here(spawn.src) and spawn.src != self.owner:
             # The owner is a rank of another host: its agent is to say when it dies.
+            self.children.watch(self.proc, spawn.src)
             self._watch_elsewhere(spawn.src)
         self.forks.spawn(spawn, fds)
+        ended = self.children.death_of(spawn.src)
+        if ended is not None:
+            self._end_owned(ended)
 
     def _on_stop(self, stop: m.Stop, _: list[Any]) -> None:
         for child in self.children.get(stop.procs):
@@ -203,6 +212,12 @@ class Agent:
                 child.kill(f"did not stop within {stop.grace:g} s and was killed")
 
         self._later(stop.grace, kill)
+
+    def _on_signal(self, given: m.Signal, _: list[Any]) -> None:
+        for child in self.children.get(given.procs):
+            if child.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, given.number)
 
     def _on_watch(self, watch: m.Watch, _: list[Any]) -> None:
         if not self.switch.is_here(watch.proc):
@@ -323,6 +338,10 @@ class Agent:
         self.segments.forget(dead.proc)
         self.switch.drop(dead.proc)
         remove_socket(self.folder, dead.proc)
+        words, self.children.last_words = self.children.last_words, []
+        for proc, stream, offset, data in words:
+            for at in range(0, len(data), _PIECE):
+                self._tell(self.owner, m.Output(proc, "", "", "", 0, [(stream, offset + at, data[at : at + _PIECE])]))
         self._spread(dead)
 
     def _spread(self, dead: m.Dead) -> None:
@@ -330,6 +349,9 @@ class Agent:
             self._tell(watcher, dead)
         for dst, batch in self.casts.died(dead.proc):
             self.switch.send(dst, batch)
+        self._end_owned(dead)
+
+    def _end_owned(self, dead: m.Dead) -> None:
         for child in self.children.owned_by(dead.proc):
             child.kill(f"was ended because its owner, {dead.proc}, {dead.reason}")
 

@@ -25,7 +25,9 @@ class Casts:
 
     def begin(self, src: str, port: int, procs: Iterable[str]) -> None:
         """Replies of these procs to this port are to go together."""
-        self._open[src, port] = _Gathering(procs)
+        gathering = _Gathering(procs)
+        if gathering.missing:
+            self._open[src, port] = gathering
 
     def add(self, dst: str, port: int, src: str, frames: list[bytes | memoryview]) -> list[bytes | memoryview] | None:
         """Takes a reply: none to send yet is an empty list, None if it is not one to be gathered."""

@@ -14,7 +14,9 @@ from monarch._wire.messages import Dead
 _REMEMBERED = 20_000
 """Deaths that an agent can still tell of."""
 _TAIL = 65536
-"""Bytes of output that are told with a death."""
+"""Bytes of each output that are told with a death, to all who want to know of it."""
+_LAST_WORDS = 64 << 20
+"""Bytes of each output that a dead proc had not sent yet and that still reach the program."""
 
 
 def how_it_ended(status: int) -> str:
@@ -66,6 +68,8 @@ class Children:
         self._dead: OrderedDict[str, Dead] = OrderedDict()
         self._watchers: dict[str, set[str]] = {}
         self._owned: dict[str, set[str]] = {}
+        self.last_words: list[tuple[str, str, int, bytes]] = []
+        """Output of procs that have died, before their tails: proc, stream, offset, bytes."""
 
     def add(self, child: Child) -> None:
         """A proc that was asked for; it has no pid yet."""
@@ -112,9 +116,12 @@ class Children:
     def _gone(self, child: Child, reason: str) -> Dead:
         tails: list[tuple[str, int, bytes]] = []
         for stream, fd in zip(("stdout", "stderr"), child.fds, strict=True):
-            chunk = read_tail(fd, _TAIL)
+            chunk = read_tail(fd, _LAST_WORDS)
             if chunk.data:
-                tails.append((stream, chunk.offset, chunk.data))
+                cut = max(0, len(chunk.data) - _TAIL)
+                tails.append((stream, chunk.offset + cut, chunk.data[cut:]))
+                if cut:
+                    self.last_words.append((child.proc, stream, chunk.offset, chunk.data[:cut]))
             os.close(fd)
         del self.by_proc[child.proc]
         self._owned.get(child.owner, set()).discard(child.proc)
@@ -130,6 +137,10 @@ class Children:
             return self._dead[proc]
         self._watchers.setdefault(proc, set()).add(watcher)
         return None
+
+    def death_of(self, proc: str) -> Dead | None:
+        """How a proc has died, if it has."""
+        return self._dead.get(proc)
 
     def watchers(self, proc: str) -> set[str]:
         """Takes out who wants to know that a proc has died."""

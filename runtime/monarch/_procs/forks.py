@@ -70,6 +70,8 @@ def run_rank(birth: Birth, spec: RankSpec, entry: str, stdout: int, stderr: int)
 
 
 def _run(birth: Birth, spec: RankSpec, entry: str) -> int:
+    # torch may start threads as it is set up.
+    posix.hold_parent_signal()
     _set_up(spec)
     function = find_entry(entry)
     if not posix.await_new_parent(birth.maker, _RELEASE_TIMEOUT) or not os.read(birth.release, 1):

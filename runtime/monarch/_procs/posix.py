@@ -13,6 +13,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
+# The kernel names the new parent before it sends the signal, so it can come late: one that by default does nothing.
+_PARENT_DIED = signal.SIGURG
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _prctl = _libc.prctl
@@ -47,28 +49,33 @@ def set_child_subreaper(on: bool = True) -> None:
     _check(_prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0))
 
 
+def hold_parent_signal() -> None:
+    """To be called before ``await_new_parent`` where there may be threads by then: each would take its signal away."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {_PARENT_DIED})
+
+
 def await_new_parent(parent: int, timeout: float) -> bool:
     """Wait until the process ``parent`` has died and this one has another parent.
 
     A parent's files are closed a moment before its children change hands, so the end of a pipe is not
     enough; the signal at the parent's death comes right after. Clears the signal of ``set_pdeathsig``.
-    For the main thread only.
+    For the main thread only; for a process with more of them, see ``hold_parent_signal``.
 
     Returns:
         False if ``parent`` still is the parent after ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    set_pdeathsig(signal.SIGUSR1)
+    hold_parent_signal()
+    set_pdeathsig(_PARENT_DIED)
     while os.getppid() == parent:
         remaining = deadline - time.monotonic()
-        if remaining <= 0 or signal.sigtimedwait({signal.SIGUSR1}, remaining) is None:
+        if remaining <= 0 or signal.sigtimedwait({_PARENT_DIED}, remaining) is None:
             break
     set_pdeathsig(0)
     # To ignore a signal drops one that is pending: the parent may have died just before the loop.
-    handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    handler = signal.signal(_PARENT_DIED, signal.SIG_IGN)
+    signal.signal(_PARENT_DIED, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {_PARENT_DIED})
     return os.getppid() != parent
 
 

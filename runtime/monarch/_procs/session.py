@@ -20,7 +20,10 @@ def _base() -> Path:
     for folder in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
         if folder and os.access(folder, os.W_OK) and len(folder) + 40 + _NAME_ROOM < IPC_PATH_LIMIT:
             base = Path(folder) / f"monarch-{os.getuid()}"
-            base.mkdir(mode=0o700, exist_ok=True)
+            try:
+                base.mkdir(mode=0o700)
+            except FileExistsError:
+                pass
             known = base.lstat()
             if known.st_uid == os.getuid() and not os.path.islink(base):
                 base.chmod(0o700)
@@ -30,13 +33,19 @@ def _base() -> Path:
 
 def make_folder() -> str:
     """A new folder for the sockets of this process's session; those of sessions that have died are removed."""
-    base = _base()
-    sweep(base)
     # Whose it is stands in its name, so that there is no moment at which it is nobody's.
     pid = os.getpid()
-    folder = base / f"s{secrets.token_hex(4)}-{pid}-{proc_start_time(pid)}"
-    folder.mkdir(mode=0o700)
-    return str(folder)
+    name = f"s{secrets.token_hex(4)}-{pid}-{proc_start_time(pid)}"
+    while True:
+        try:
+            base = _base()
+            sweep(base)
+            folder = base / name
+            folder.mkdir(mode=0o700)
+            return str(folder)
+        except FileNotFoundError:
+            # The last session of others has just ended, and removed the common folder.
+            continue
 
 
 def host_id(folder: str) -> str:

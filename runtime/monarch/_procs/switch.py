@@ -42,6 +42,9 @@ class Switch:
         self._hosts: dict[str, tuple[str, str]] = {}
         self._links: dict[str, Link] = {}
         self._lost: dict[zmq.Socket[bytes], str] = {}
+        # Descriptors of connections to the owner's socket: those there are, and among which the owner's is.
+        self._accepted: set[int] = set()
+        self._owned: set[int] | None = None
 
     def listen(self, address: str, owner: bytes, allowed: list[bytes]) -> Listening:
         """Binds the tcp sockets; ZMQError if the address is not one of this host."""
@@ -55,7 +58,9 @@ class Switch:
             socket.set(zmq.LINGER, 0)
             setattr(self, name, socket)
         assert self.owner_socket is not None and self.peer_socket is not None
-        self.owner_monitor = self.owner_socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self.owner_monitor = self.owner_socket.get_monitor_socket(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
         # A port that was named is the owner's; the other one is free to be any.
         bare = address if not address.rpartition(":")[2].isdigit() else address.rpartition(":")[0]
         return Listening(
@@ -122,6 +127,27 @@ class Switch:
         self._hosts.pop(name, None)
         self.drop(name)
         return name
+
+    def owner_lost(self) -> bool:
+        """Takes the news of the owner's socket: whether its connection is lost. A stranger may knock, and leave."""
+        from zmq.utils.monitor import recv_monitor_message
+
+        lost = False
+        while self.owner_monitor is not None and self.owner_monitor.poll(0):
+            news = recv_monitor_message(self.owner_monitor)
+            event, fd = news["event"], news["value"]
+            if event == zmq.EVENT_ACCEPTED:
+                self._accepted.add(fd)
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                # It does not say whose; those that do not hold the key are closed soon.
+                if self._owned is None:
+                    self._owned = set(self._accepted)
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._accepted.discard(fd)
+                if self._owned is not None and fd in self._owned:
+                    self._owned.discard(fd)
+                    lost = lost or not self._owned
+        return lost
 
     def close(self) -> None:
         """Closes everything; waits a moment for what was sent last."""

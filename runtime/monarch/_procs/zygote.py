@@ -231,12 +231,28 @@ def _close_all(fds: list[int]) -> None:
 
 
 def _farewell(setup: Setup) -> None:
-    """Remove the session's folder if agent and controller have died; whoever of them lives does it itself."""
+    """End what a dead agent has left, and remove the session's folder if the controller has died too."""
     if not posix.await_new_parent(setup.agent, timeout=5.0):
         return
+    _end_orphans()
     pid, start_time = setup.controller
     if setup.session_dir and not (pid and posix.outlives(pid, start_time, _CONTROLLER_GRACE)):
         shutil.rmtree(setup.session_dir, ignore_errors=True)
+
+
+def _end_orphans() -> None:
+    """Kill what the ranks have started: with the agent gone, nobody else knows of it. All are of one session."""
+    own = os.getpid()
+    found = True
+    while found:
+        found = False
+        for name in os.listdir("/proc"):
+            try:
+                if name.isdigit() and int(name) != own and os.getsid(int(name)) == own:
+                    os.kill(int(name), signal.SIGKILL)
+                    found = found or posix.proc_start_time(int(name)) is not None
+            except (ProcessLookupError, PermissionError):
+                continue
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The messages of the control plane: typed, versioned, one MessagePack array each.
 
-A message is one frame. Only large buffers that go to another host follow it as frames of their own; ``frames``
-says how many. The first message on every connection is a Hello with the version; docs/wire-protocol.md is the
-reference, and a change here that an older peer would misread raises VERSION.
+A message is one frame. Large buffers that go to another host follow it as frames of their own, and so does what a
+Route, Cast or Batch carries; ``frames`` says how many. The first message on every connection is a Hello with the
+version; docs/wire-protocol.md is the reference, and a change here that an older peer would misread raises VERSION.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class Call(_Message, tag=2):
     body: bytes
     bulk: PackedBulk | None = None
     frames: int = 0
+    cost: int = 1
+    """What it takes of the sender's window, and gives back when it is finished."""
 
 
 class Create(_Message, tag=21):
@@ -146,7 +148,7 @@ class Dead(_Message, tag=9):
 
     proc: str
     reason: str
-    """As in ``was killed by SIGKILL`` or ``exited with code 3``."""
+    """As in ``was killed by signal 9 (SIGKILL)`` or ``exited with code 3``."""
     expected: bool
     tails: list[tuple[str, int, bytes]]
     """The end of its output: stream, offset, bytes."""
@@ -260,6 +262,24 @@ class Level(_Message, tag=23):
     level: int
 
 
+class Ask(_Message, tag=24):
+    """Asks a process, whatever its actors do, for a service that it has by this name; answered by a Reply."""
+
+    src: str
+    port: int
+    view: bytes
+    service: str
+    body: bytes
+
+
+class Signal(_Message, tag=25):
+    """Has an agent send a signal to procs."""
+
+    src: str
+    procs: list[str]
+    number: int
+
+
 class Bye(_Message, tag=18):
     """The owner of an agent ends it, and with it all of its procs."""
 
@@ -290,6 +310,8 @@ AnyMessage: TypeAlias = (
     | Listen
     | Listening
     | Level
+    | Ask
+    | Signal
     | Bye
 )
 

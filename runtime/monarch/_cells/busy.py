@@ -1,0 +1,66 @@
+"""What a rank's main thread is doing, and how to free it from a collective: asked while a cell runs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from typing import Any, NamedTuple
+
+
+class Doing(NamedTuple):
+    """What the main thread of a rank does."""
+
+    where: str
+    """File, line and function of the innermost Python frame."""
+    line: int
+    """Line of the cell, 0 if none of its frames is of a cell."""
+    moves: bool
+    """Whether Python code goes on from one moment to the next; if not, it is inside a C call."""
+
+
+def doing(name: str) -> Doing:
+    """Looks at the main thread twice, a moment apart.
+
+    Args:
+        name: what the cell's frames call their file.
+    """
+    first = _position()
+    time.sleep(0.02)
+    second = _position()
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    line, where = 0, ""
+    while frame is not None:
+        if not where:
+            where = f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
+        if frame.f_code.co_filename == name:
+            line = frame.f_lineno
+            break
+        frame = frame.f_back
+    return Doing(where, line, first != second)
+
+
+def _position() -> tuple[Any, ...]:
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return () if frame is None else (id(frame), frame.f_lasti)
+
+
+def abort_communication() -> int:
+    """Shuts down the TCP connections of this process, which frees a rank that waits in a collective; how many."""
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            # A copy of the descriptor, so that closing this object leaves the one that is in use.
+            with socket.socket(fileno=os.dup(int(name))) as copy:
+                if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
+                    copy.getpeername()
+                    copy.shutdown(socket.SHUT_RDWR)
+                    count += 1
+        except OSError:
+            # Not connected, or closed meanwhile.
+            continue
+    return count

@@ -1,0 +1,64 @@
+"""What a name on a rank may become, and what it means: for help while typing."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import keyword
+import re
+from typing import Any
+
+_NAME = re.compile(r"([A-Za-z_][A-Za-z_0-9.]*)?$")
+_LIMIT = 500
+
+
+def complete(text: str, variables: dict[str, Any]) -> list[str]:
+    """Completions of the name that a piece of code ends in; of an attribute with what stands before it."""
+    found = _NAME.search(text)
+    name = (found[1] or "") if found else ""
+    before, dot, last = name.rpartition(".")
+    if not dot:
+        names = {*variables, *dir(builtins), *keyword.kwlist}
+        return sorted(each for each in names if each.startswith(last) and (last or not each.startswith("_")))[:_LIMIT]
+    value = _value(before, variables)
+    if value is _NOTHING:
+        return []
+    names = [each for each in _dir(value) if each.startswith(last) and (last or not each.startswith("_"))]
+    return [f"{before}.{each}" for each in sorted(names)][:_LIMIT]
+
+
+def inspect_name(name: str, variables: dict[str, Any]) -> str | None:
+    """Signature, type and docstring of what a name means; None if it means nothing."""
+    value = _value(name, variables)
+    if value is _NOTHING:
+        return None
+    try:
+        head = f"{name}{inspect.signature(value)}" if callable(value) else f"{name}: {type(value).__name__}"
+    except (TypeError, ValueError):
+        head = f"{name}: {type(value).__name__}"
+    document = inspect.getdoc(value) or ""
+    return f"{head}\n\n{document}".rstrip()
+
+
+_NOTHING: Any = object()
+
+
+def _value(name: str, variables: dict[str, Any]) -> Any:
+    """What a dotted name means, without running code of properties that are not there already."""
+    first, *rest = name.split(".")
+    value = variables.get(first, getattr(builtins, first, _NOTHING))
+    for part in rest:
+        if value is _NOTHING:
+            break
+        if isinstance(inspect.getattr_static(type(value), part, None), property):
+            # It may do anything, and take any time.
+            return _NOTHING
+        value = getattr(value, part, _NOTHING)
+    return value
+
+
+def _dir(value: Any) -> list[str]:
+    try:
+        return dir(value)
+    except Exception:
+        return []

@@ -1,0 +1,121 @@
+"""Running a cell: its statements, and the value of its last expression."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import linecache
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from monarch._actors.failures import fold_frames
+from monarch._cells.show import Bundle, Display, bundle_of
+from monarch._wire.pickling import dumps
+from monarch.exceptions import SerializationError
+
+RESULT_LIMIT = 64 << 20
+"""Bytes of a cell's value that come back; of a larger one only what it shows."""
+
+
+@dataclass
+class CellError:
+    """What a cell raised on one rank."""
+
+    kind: str
+    text: str
+    line: int
+    """Line of the cell that it was at; 0 if it is none of the cell's."""
+    source: str
+    """That line."""
+    trace: str
+    """The whole traceback."""
+    interrupted: bool
+
+
+@dataclass
+class CellResult:
+    """What a cell gave on one rank."""
+
+    bundle: Bundle | None
+    """How its value shows; None if the cell does not end in an expression, or that is None."""
+    value: Any
+    has_value: bool
+    """Whether the value came along."""
+    error: CellError | None
+    seconds: float
+
+
+def run_cell(
+    source: str, name: str, variables: dict[str, Any], display: Display, sink: Any, instance: Any = None
+) -> CellResult:
+    """Runs a cell in a namespace; what it raises is a part of the result."""
+    begun = time.perf_counter()
+    lines = source.splitlines(keepends=True)
+    linecache.cache[name] = (len(source), None, lines, name)
+    if instance is not None:
+        variables["self"] = instance
+    try:
+        with display.to(sink):
+            value, shown = _execute(source, name, variables)
+            bundle = bundle_of(value) if shown and value is not None else None
+    except BaseException as error:
+        failed = _error(error, name, lines)
+        return CellResult(None, None, False, failed, time.perf_counter() - begun)
+    if bundle is not None:
+        variables["_"] = value
+    sent, has_value = _portable(value) if bundle is not None else (None, False)
+    return CellResult(bundle, sent, has_value, None, time.perf_counter() - begun)
+
+
+def _execute(source: str, name: str, variables: dict[str, Any]) -> tuple[Any, bool]:
+    """The value of the last expression, and whether it is to be shown."""
+    tree = ast.parse(source, name)
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    last: ast.Expr | None = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = tree.body.pop()  # pyright: ignore[reportAssignmentType]
+    if tree.body:
+        _run(compile(tree, name, "exec", flags), variables)
+    if last is None:
+        return None, False
+    value = _run(compile(ast.Expression(last.value), name, "eval", flags), variables)
+    return value, not source.rstrip().endswith(";")
+
+
+def _run(code: Any, variables: dict[str, Any]) -> Any:
+    if code.co_flags & inspect.CO_COROUTINE:
+
+        async def wait() -> Any:
+            return await eval(code, variables)
+
+        return asyncio.run(wait())
+    return eval(code, variables)
+
+
+def _portable(value: Any) -> tuple[Any, bool]:
+    """The value if it can be sent and is not too large, else nothing."""
+    try:
+        body, buffers = dumps(value)
+    except SerializationError:
+        return None, False
+    if len(body) + sum(buffer.nbytes for buffer in buffers) > RESULT_LIMIT:
+        return None, False
+    return value, True
+
+
+def _error(error: BaseException, name: str, lines: list[str]) -> CellError:
+    line = 0
+    if isinstance(error, SyntaxError) and error.filename == name:
+        line = error.lineno or 0
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_filename == name:
+            line = number
+    shown = traceback.TracebackException.from_exception(error)
+    fold_frames(shown)
+    text = str(error)
+    source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    interrupted = isinstance(error, KeyboardInterrupt)
+    return CellError(type(error).__name__, text, line, source, "".join(shown.format()), interrupted)

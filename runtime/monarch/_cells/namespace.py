@@ -1,0 +1,94 @@
+"""The notebook's namespace on each rank: an actor whose state is the variables of the cells."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import types
+from typing import Any
+
+from monarch._actors.actor import Actor
+from monarch._actors.context import context
+from monarch._actors.endpoint import endpoint
+from monarch._actors.process import get_runtime
+from monarch._cells.busy import abort_communication, doing
+from monarch._cells.complete import complete, inspect_name
+from monarch._cells.dist import LazyDist
+from monarch._cells.execute import CellResult, run_cell
+from monarch._cells.show import Display
+from monarch._core.extent import Point
+
+
+class Namespace(Actor):
+    """Runs cells in one namespace, which lives as long as the mesh.
+
+    Args:
+        name: name of the mesh.
+        rendezvous: a file that the ranks of one host share, for the process group.
+    """
+
+    def __init__(self, name: str, rendezvous: str) -> None:
+        instance = context().actor_instance
+        self.point: Point = instance.rank
+        module = sys.modules["__main__"]
+        self.variables: dict[str, Any] = module.__dict__
+        self.display = Display()
+        size = self.point.extent.nelements
+        self.variables.update(
+            rank=self.point.rank,
+            world_size=size,
+            point=self.point,
+            mesh=types.SimpleNamespace(name=name, sizes=dict(self.point.extent)),
+            dist=LazyDist(self.point.rank, size, rendezvous),
+            display=self.display,
+        )
+        try:
+            # Quick, since a rank is a fork of a process that has imported it.
+            import torch
+        except ImportError:
+            pass
+        else:
+            self.variables.update(torch=torch, device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        services = get_runtime().services
+        services["doing"] = doing
+        services["abort"] = abort_communication
+        services["complete"] = lambda text: complete(text, self.variables)
+        services["inspect"] = lambda given: inspect_name(given, self.variables)
+        self.given = set(self.variables)
+        # As in a notebook, display is there without a name of its own being taken.
+        builtins.__dict__.setdefault("display", self.display)
+
+    @endpoint
+    def run(self, source: str, name: str, sink: Any) -> CellResult:
+        """Runs a cell.
+
+        Args:
+            source: its text.
+            name: what its tracebacks call it, such as ``cell [12]``.
+            sink: a Port for what it displays while it runs.
+        """
+        return run_cell(source, name, self.variables, self.display, sink)
+
+    @endpoint
+    def push(self, values: dict[str, Any]) -> None:
+        """Sets variables."""
+        self.variables.update(values)
+
+    @endpoint
+    def pull(self, name: str) -> Any:
+        """The value of an expression, most often a variable."""
+        try:
+            return eval(name, self.variables)
+        except NameError as error:
+            mine = ", ".join(each for each, _ in self.names_of()) or "no variables"
+            raise NameError(f"{error} on rank {self.point.rank}, which has {mine}") from None
+
+    @endpoint
+    def names(self) -> list[tuple[str, str]]:
+        """The variables of the cells with the names of their types."""
+        return self.names_of()
+
+    def names_of(self) -> list[tuple[str, str]]:
+        """The same, for use here."""
+        mine = [name for name in self.variables if name not in self.given and not name.startswith("_")]
+        return [(name, type(self.variables[name]).__name__) for name in sorted(mine)]

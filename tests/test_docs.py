@@ -1,0 +1,108 @@
+"""The documents that say what there is are held to it: the wire protocol, the public API, the README, the links."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from monarch._wire import messages
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "runtime" / "monarch"
+PROTOCOL = (ROOT / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
+API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PUBLIC = sorted(
+    "monarch" if path.stem == "__init__" else f"monarch.{path.stem}"
+    for path in PACKAGE.glob("*.py")
+    if path.stem == "__init__" or not path.stem.startswith("_")
+)
+MESSAGES = get_args(messages.AnyMessage)
+
+
+def sections(text: str, mark: str) -> dict[str, str]:
+    """The parts of a page by heading, for headings of one depth."""
+    parts = re.split(rf"^{mark} (.+)$", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def first_column(section: str) -> list[str]:
+    """What stands in backticks in the first column of the tables of a part."""
+    return re.findall(r"^\| `([^`]+)` \|", section, flags=re.MULTILINE)
+
+
+def readme_code() -> str:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return "\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
+
+
+def test_each_message_of_the_wire_is_documented() -> None:
+    found = {heading for heading in sections(PROTOCOL, "###") if heading[0].isdigit()}
+    assert found == {f"{each.__struct_config__.tag} {each.__name__}" for each in MESSAGES}
+
+
+def test_all_messages_are_of_the_union() -> None:
+    made = {each for each in vars(messages).values() if inspect.isclass(each) and issubclass(each, messages._Message)}
+    assert made - {messages._Message} == set(MESSAGES)
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.__name__)
+def test_the_fields_of_a_message_are_documented_in_order(message: Any) -> None:
+    section = sections(PROTOCOL, "###")[f"{message.__struct_config__.tag} {message.__name__}"]
+    assert first_column(section) == list(message.__struct_fields__)
+
+
+def test_the_protocol_says_its_version() -> None:
+    assert f"version {messages.VERSION}." in PROTOCOL
+
+
+def test_each_public_module_is_in_the_api_page() -> None:
+    assert [heading.strip("`") for heading in sections(API, "##")] == PUBLIC
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_the_api_page_names_what_a_module_exports(module: str) -> None:
+    named = first_column(sections(API, "##")[f"`{module}`"])
+    assert sorted(named) == sorted(importlib.import_module(module).__all__)
+
+
+def test_what_the_readme_imports_is_exported() -> None:
+    imports = re.findall(r"^from (monarch\S*) import (.+)$", readme_code(), flags=re.MULTILINE)
+    assert imports
+    for module, names in imports:
+        assert {name.strip() for name in names.split(",")} <= set(importlib.import_module(module).__all__)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_names_is_there(page: Path) -> None:
+    """Links between pages, headings that they lead to, and paths to files of the source."""
+    text = page.read_text(encoding="utf-8")
+    missing: list[str] = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        if not path.exists():
+            missing.append(target)
+        elif anchor:
+            headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            if anchor not in slugs:
+                missing.append(target)
+    for name in re.findall(r"`(\w+(?:/\w+)*/\w+\.py)`", text):
+        if not any((base / name).exists() for base in (ROOT, PACKAGE, PACKAGE.parent)):
+            missing.append(name)
+    assert not missing
+
+
+@pytest.mark.slow
+def test_the_readmes_example_runs(program: Any) -> None:
+    out = program(readme_code()).ok()
+    assert "108" in out
+    assert out.endswith("105\n")
