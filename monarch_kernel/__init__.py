@@ -4,7 +4,9 @@ The runtime itself is the package ``monarch``, which needs no Jupyter. This pack
 imported; ``__version__`` is looked up when it is asked for.
 """
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "load_ipython_extension"]
+
+from typing import Any
 
 __version__: str
 
@@ -20,3 +22,10 @@ def __getattr__(name: str) -> str:
         found = "0+unknown"
     globals()["__version__"] = found
     return found
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """``%load_ext monarch_kernel``: the magics, in any IPython shell or kernel."""
+    from monarch_kernel.magics import MeshMagics
+
+    shell.register_magics(MeshMagics(shell))

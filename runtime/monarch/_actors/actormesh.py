@@ -23,6 +23,8 @@ from monarch.exceptions import ArgumentError, StoppedError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from monarch._actors.spec import ActorSpec
+
 SHOWN = 32
 """Rows that a mesh shows at most."""
 
@@ -30,7 +32,7 @@ SHOWN = 32
 class _State:
     """What all views of one mesh in this process share."""
 
-    __slots__ = ("cls", "initialized", "key", "name", "owned", "procs", "region", "stopped", "stopping")
+    __slots__ = ("cls", "initialized", "key", "name", "owned", "procs", "region", "spec", "stopped", "stopping")
 
     def __init__(self, key: str, name: str, cls: type, procs: Procs, region: Region, owned: bool) -> None:
         self.key = key
@@ -42,6 +44,7 @@ class _State:
         self.stopped: str | None = None
         self.stopping: Future[None] | None = None
         self.initialized: Future[Any] | None = None
+        self.spec: ActorSpec | None = None
 
 
 class ActorMesh(MeshView, Managed):
@@ -56,9 +59,10 @@ class ActorMesh(MeshView, Managed):
         self._runtime = runtime
         self._view_bytes = m.pack(region.pack())
         self._found: Targets | None = None
+        self._found_in = 0
 
     @classmethod
-    def make(cls, key: str, name: str, actor: type, procs: Procs, region: Region, owned: bool) -> ActorMesh:
+    def _make(cls, key: str, name: str, actor: type, procs: Procs, region: Region, owned: bool) -> ActorMesh:
         """A mesh of this process's runtime."""
         return cls(_State(key, name, actor, procs, region, owned), region, get_runtime())
 
@@ -111,13 +115,13 @@ class ActorMesh(MeshView, Managed):
 
     def _members_at(self) -> Targets:
         """Where its members are."""
-        targets = self._found
-        if targets is None:
-            runtime, procs = self._runtime, self._state.procs
+        targets, procs = self._found, self._state.procs
+        if targets is None or self._found_in != procs.generation:
+            runtime = self._runtime
             if runtime.closed:
                 raise StoppedError(f"{self._name} was ended by the shutdown of its session", mesh=self._name)
             targets = Targets(runtime, [runtime.peer(procs.proc(rank)) for rank in self._region.base_ranks()])
-            self._found = targets
+            self._found, self._found_in = targets, procs.generation
         return targets
 
     def _member(self, position: int) -> ActorMesh:
@@ -199,7 +203,7 @@ class ActorMesh(MeshView, Managed):
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = self._state
-        return ActorMesh.make, (state.key, state.name, state.cls, state.procs, self._region, False)
+        return ActorMesh._make, (state.key, state.name, state.cls, state.procs, self._region, False)
 
 
 class _Tolerant(Future[None]):

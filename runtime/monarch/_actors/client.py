@@ -25,7 +25,7 @@ from monarch._actors.runtime import Runtime
 from monarch._procs.agent import AgentConfig
 from monarch._procs.output import read_tail
 from monarch._procs.posix import memfd, proc_start_time
-from monarch._procs.session import host_id, host_of, make_folder, remove_folder
+from monarch._procs.session import host_id, host_of, make_folder, remove_folder, remove_socket
 from monarch._wire import messages as m
 from monarch._wire.keys import Doorkeeper, KeyPair
 from monarch._wire.links import Link
@@ -105,6 +105,10 @@ class Session:
         os.close(errors)
         if self.runtime.closed or self._agent is not agent:
             return
+        # Its ranks die with it, and cannot remove what they listened on.
+        for name in os.listdir(self.folder):
+            if not self.runtime.proc.endswith(f"/{name}"):
+                remove_socket(self.folder, f"{self.runtime.host}/{name}")
         how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
         reason = f"was lost with the host agent, which {how}" + (f": {tail.splitlines()[-1]}" if tail else "")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from monarch._actors.failures import pack_failure, unpack_failure
 from monarch._actors.gather import last_lines
+from monarch._actors.procs import split_proc
 from monarch._actors.runtime import Runtime
 from monarch._core.ranks import describe_ranks
 from monarch._wire import messages as m
@@ -83,7 +84,7 @@ class Faults:
         """A process has died. Whoever waited for it has an error already; else its owner is told."""
         if waited or dead.expected or self._runtime.closed:
             return
-        if _uid(dead.proc) not in self._runtime.proc_meshes:
+        if split_proc(dead.proc)[0] not in self._runtime.proc_meshes:
             return
         self._dead.append(dead)
         if len(self._dead) == 1:
@@ -93,10 +94,10 @@ class Faults:
         dead, self._dead = self._dead, []
         groups: dict[tuple[str, str], list[m.Dead]] = {}
         for each in dead:
-            uid = _uid(each.proc)
+            uid = split_proc(each.proc)[0]
             groups.setdefault((uid, each.reason), []).append(each)
         for (uid, reason), several in groups.items():
-            ranks = tuple(sorted(int(each.proc.rpartition(".")[2]) for each in several))
+            ranks = tuple(sorted(split_proc(each.proc)[1] for each in several))
             tail = last_lines(several[0])
             text = f"its process {reason}" if len(ranks) == 1 else f"their processes each {reason}"
             if tail:
@@ -143,11 +144,6 @@ def _call(hook: Callable[[MeshFailure], None], failure: MeshFailure) -> None:
         import _thread
 
         _thread.interrupt_main()
-
-
-def _uid(proc: str) -> str:
-    """That of the mesh of a proc."""
-    return proc.partition("/")[2].rpartition(".")[0]
 
 
 def _pack(failure: MeshFailure) -> bytes:

@@ -125,25 +125,23 @@ class HostMesh(MeshView, Managed):
         mesh = ProcMesh(shared, procs.region(), runtime)
         runtime.proc_meshes[uid] = (called, own_by_current(mesh))
         packed = dumps(bootstrap, "bootstrap")[0] if bootstrap is not None else None
-        for index, host in enumerate(hosts):
-            places = list(range(index * count, (index + 1) * count))
-            config = RankConfig(runtime.proc, runtime.root, procs, gather.port, packed, here[0].key if here else "")
-            runtime.to_agent(
-                host,
-                m.Spawn(
-                    runtime.proc,
-                    [procs.proc(rank) for rank in places],
-                    RANK_ENTRY,
-                    dumps(config)[0],
-                    places,
-                    variables,
-                    runtime.base_env(host),
-                    binds,
-                    called,
-                    [path for path in sys.path if isinstance(path, str)],
-                    _cwd(),
-                ),
-            )
+        path, cwd = [path for path in sys.path if isinstance(path, str)], _cwd()
+
+        def start(ranks: list[int], port: int) -> None:
+            config = dumps(RankConfig(runtime.proc, runtime.root, procs, port, packed, here[0].key if here else ""))[0]
+            by_host: dict[str, list[int]] = {}
+            for rank in ranks:
+                by_host.setdefault(hosts[rank // count], []).append(rank)
+            for host, places in by_host.items():
+                names = [procs.proc(rank) for rank in places]
+                base = runtime.base_env(host)
+                spawn = m.Spawn(
+                    runtime.proc, names, RANK_ENTRY, config, places, variables, base, binds, count, called, path, cwd
+                )
+                runtime.to_agent(host, spawn)
+
+        shared.start = start
+        start(list(range(extent.nelements)), gather.port)
         gather.check()
         return mesh
 

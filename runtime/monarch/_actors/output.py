@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from threading import RLock
 
+from monarch._actors.procs import split_proc
 from monarch._actors.runtime import Runtime
 from monarch._core.fold import Folder, Line
 from monarch._wire import messages as m
@@ -50,7 +51,7 @@ class OutputView:
     def take(self, output: m.Output) -> None:
         """Takes what a rank has printed."""
         port = output.port if output.caller == self._runtime.proc else 0
-        self.add(output.src, (_uid(output.src), output.actor, port), output.pieces)
+        self.add(output.src, (split_proc(output.src)[0], output.actor, port), output.pieces)
 
     def add(self, proc: str, source: tuple[str, str, int], pieces: list[tuple[str, int, bytes]]) -> None:
         """Takes pieces of a proc's streams; what was taken before is left out."""
@@ -64,7 +65,7 @@ class OutputView:
                 fresh = data[max(0, seen - offset) :]
                 if not fresh or source[0] in self._silent:
                     continue
-                rank = int(proc.rpartition(".")[2]) if "." in proc else 0
+                rank = split_proc(proc)[1]
                 if offset > seen:
                     folder.add(source, rank, stream, f"\n[{offset - seen:,} bytes of output were lost here]\n", now)
                 decoder = self._decoders.get(where)
@@ -89,7 +90,7 @@ class OutputView:
     def ended(self, dead: m.Dead) -> None:
         """The last words of a proc that has died."""
         if dead.tails:
-            self.add(dead.proc, (_uid(dead.proc), "", 0), dead.tails)
+            self.add(dead.proc, (split_proc(dead.proc)[0], "", 0), dead.tails)
         with self._lock:
             for stream in ("stdout", "stderr"):
                 self._decoders.pop((dead.proc, stream), None)
@@ -130,7 +131,3 @@ def show(line: Line) -> None:
         except (OSError, ValueError):
             # The program has closed it, so nobody wants to read this.
             pass
-
-
-def _uid(proc: str) -> str:
-    return proc.partition("/")[2].rpartition(".")[0]

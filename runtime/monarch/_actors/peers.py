@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 WINDOW = 16_384
 """How far a sender may be ahead of a receiver: in messages, each counted once more for every 4 KiB of it."""
 
+PATIENCE = 0.1
+"""Seconds for which an actor waits for room at first, where nothing moves and messages wait for it: see go_beyond."""
+
 
 def cost_of(body: bytes, buffers: Sequence[memoryview]) -> int:
     """What a message takes of its sender's window. Large buffers count less: their memory has bounds of its own."""
@@ -27,7 +30,7 @@ def cost_of(body: bytes, buffers: Sequence[memoryview]) -> int:
 class Peer:
     """Another process, or this one; ``send`` puts a message on the one path to it."""
 
-    __slots__ = ("credit", "dead", "host", "proc", "runtime", "sent", "thread")
+    __slots__ = ("credit", "dead", "host", "patience", "proc", "runtime", "sent", "thread")
 
     def __init__(self, runtime: Runtime, proc: str) -> None:
         self.runtime = runtime
@@ -36,6 +39,7 @@ class Peer:
         self.dead: Dead | None = None
         self.sent = 0
         self.credit = WINDOW
+        self.patience = PATIENCE
         self.thread: Turn | None = None
 
     @property
@@ -48,8 +52,14 @@ class Peer:
         if done + WINDOW > self.credit:
             full = self.sent >= self.credit
             self.credit = done + WINDOW
+            self.patience = PATIENCE
             if full:
                 self.runtime.pump.notify(self)
+
+    def go_beyond(self) -> None:
+        """One window more, since it may itself wait for room at the sender. It takes twice as long to have another."""
+        self.credit += WINDOW
+        self.patience *= 2
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
         """Sends a message, whatever the window."""

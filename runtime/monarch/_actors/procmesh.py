@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from monarch._actors.actor import Actor, check_class
@@ -38,7 +39,7 @@ GRACE = 3.0
 class _Shared:
     """What all views of one mesh of procs in this process share."""
 
-    __slots__ = ("initialized", "meshes", "output", "owned", "procs", "stopped", "stopping")
+    __slots__ = ("initialized", "owned", "procs", "start", "stopped", "stopping")
 
     def __init__(self, procs: Procs, owned: bool) -> None:
         self.procs = procs
@@ -46,7 +47,8 @@ class _Shared:
         self.stopped: str | None = None
         self.stopping: Future[None] | None = None
         self.initialized: Future[Any] | None = None
-        self.meshes: list[ActorMesh] = []
+        self.start: Callable[[list[int], int], None] | None = None
+        """Has the processes of some ranks started, which answer to a port when they are set up."""
 
 
 class ProcMesh(MeshView, Managed):
@@ -123,6 +125,7 @@ class ProcMesh(MeshView, Managed):
         spec = ActorSpec(
             name, cls, args, kwargs, self._state.procs, self._region, runtime.proc, here[0].key if here else ""
         )
+        state.spec = spec
         body, buffers = dumps(spec, f"spawn({name!r}, {cls.__name__})")
         gather: Gather[Any] = Gather(runtime, targets.peers, self.extent, name, "__init__", lambda _, __: None, key)
         state.initialized = gather

@@ -20,9 +20,21 @@ class Procs:
         sizes: their sizes.
         host_axes: how many of these axes are those of the hosts.
         owner: proc id of the process that spawned it.
+        incarnations: of ranks whose process was replaced, how often: each has a proc id of its own.
     """
 
-    __slots__ = ("host_axes", "hosts", "labels", "name", "owner", "per_host", "sizes", "uid")
+    __slots__ = (
+        "generation",
+        "host_axes",
+        "hosts",
+        "incarnations",
+        "labels",
+        "name",
+        "owner",
+        "per_host",
+        "sizes",
+        "uid",
+    )
 
     def __init__(
         self,
@@ -34,6 +46,7 @@ class Procs:
         sizes: tuple[int, ...],
         host_axes: int,
         owner: str,
+        incarnations: dict[int, int] | None = None,
     ) -> None:
         self.uid = uid
         self.name = name
@@ -43,6 +56,9 @@ class Procs:
         self.sizes = sizes
         self.host_axes = host_axes
         self.owner = owner
+        self.incarnations = incarnations or {}
+        self.generation = 0
+        """Grows with each replacement, so that it can be seen that there was one."""
 
     def region(self) -> Region:
         """All of them."""
@@ -52,11 +68,12 @@ class Procs:
         """The proc id of a base rank."""
         if "/" in self.uid:
             return self.uid
-        return f"{self.hosts[rank // self.per_host]}/{self.uid}.{rank}"
+        again = self.incarnations.get(rank)
+        return f"{self.hosts[rank // self.per_host]}/{self.uid}.{rank}" + (f"~{again}" if again else "")
 
     def rank_of(self, proc: str) -> int:
         """The base rank of a proc id."""
-        return 0 if "/" in self.uid else int(proc.rpartition(".")[2])
+        return 0 if "/" in self.uid else split_proc(proc)[1]
 
     def host_region(self) -> Region:
         """The hosts, by their axes."""
@@ -71,5 +88,11 @@ class Procs:
     def __reduce__(self) -> tuple[Any, ...]:
         return Procs, tuple(
             getattr(self, name)
-            for name in ("uid", "name", "hosts", "per_host", "labels", "sizes", "host_axes", "owner")
+            for name in ("uid", "name", "hosts", "per_host", "labels", "sizes", "host_axes", "owner", "incarnations")
         )
+
+
+def split_proc(proc: str) -> tuple[str, int]:
+    """The uid of the mesh that a proc is of, and its base rank there; empty and 0 for the program."""
+    uid, _, rank = proc.partition("/")[2].rpartition(".")
+    return (uid, int(rank.partition("~")[0])) if uid else ("", 0)

@@ -320,7 +320,8 @@ class Runtime:
 
     def host_died(self, host: str, reason: str, expected: bool = False) -> None:
         """A host is lost with all of its processes, or was shut down."""
-        gateway = self._gateways.pop(host, None)
+        # It stays, closed: what is still sent to a lost host leads nowhere.
+        gateway = self._gateways.get(host)
         if gateway is not None:
             gateway.close()
         for proc, peer in list(self.peers.items()):
@@ -352,8 +353,23 @@ class Runtime:
         """Waits until each may be sent a message more: a sender that is far ahead slows down here."""
         for peer in peers:
             if peer.sent >= peer.credit and peer.dead is None:
-                # Where the window is full, the receiver is to say so before the sender can go on.
-                self.wait(peer, None)
+                here = current.get()
+                if here is None:
+                    self.wait(peer, None)
+                else:
+                    self._wait_for_room(here[0], peer)
+
+    def _wait_for_room(self, cell: Cell, peer: Peer) -> None:
+        """In an actor: what it waits for may itself wait for room here, so a standstill is to end.
+
+        Where nothing moves, and messages wait for this actor, it goes beyond the window: but so seldom that it is not
+        far beyond if the receiver is only slow.
+        """
+        while not self.pump.wait(peer, peer.patience):
+            self.idle()
+            if cell.queue or peer.proc == self.proc:
+                peer.go_beyond()
+                return
 
     def reply(
         self, to: str, port: int, rank: int, status: int, body: bytes, buffers: Sequence[memoryview] = ()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 from typing import Any, NamedTuple
+
+_MOMENT = 0.1
+"""Seconds that Python code may take for one step; what takes longer is a C call."""
 
 
 class Doing(NamedTuple):
@@ -18,19 +22,37 @@ class Doing(NamedTuple):
     line: int
     """Line of the cell, 0 if none of its frames is of a cell."""
     moves: bool
-    """Whether Python code goes on from one moment to the next; if not, it is inside a C call."""
+    """Whether Python code goes on; if not, it is inside a C call."""
+
+
+_NOTICE = signal.SIGRTMIN + 7
+"""A signal that does nothing but have Python's own handler run, which it does between two steps of Python code."""
+_noticed = 0
+
+
+def listen() -> None:
+    """Prepares the main thread to be asked; called from it."""
+    signal.signal(_NOTICE, _notice)
+
+
+def _notice(*_: Any) -> None:
+    global _noticed
+    _noticed += 1
 
 
 def doing(name: str) -> Doing:
-    """Looks at the main thread twice, a moment apart.
+    """Looks at the main thread, from another one.
 
     Args:
         name: what the cell's frames call their file.
     """
-    first = _position()
-    time.sleep(0.02)
-    second = _position()
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    main = threading.main_thread().ident or 0
+    before = _noticed
+    signal.pthread_kill(main, _NOTICE)
+    until = time.monotonic() + _MOMENT
+    while _noticed == before and time.monotonic() < until:
+        time.sleep(0.002)
+    frame = sys._current_frames().get(main)
     line, where = 0, ""
     while frame is not None:
         if not where:
@@ -39,12 +61,7 @@ def doing(name: str) -> Doing:
             line = frame.f_lineno
             break
         frame = frame.f_back
-    return Doing(where, line, first != second)
-
-
-def _position() -> tuple[Any, ...]:
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return () if frame is None else (id(frame), frame.f_lasti)
+    return Doing(where, line, _noticed != before)
 
 
 def abort_communication() -> int:

@@ -1,4 +1,4 @@
-"""``dist`` in cells: torch.distributed with a process group over the whole mesh, made when it is first used."""
+"""``dist`` in cells: torch.distributed with a process group over the whole mesh, made when it is first named."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ _WITHOUT = {"is_available", "is_initialized", "is_gloo_available", "is_nccl_avai
 
 
 class LazyDist(ModuleType):
-    """torch.distributed, with the default process group made on the first use of anything in it.
+    """torch.distributed, with a default process group that the ranks have made together.
 
     Args:
         rank: of this process in its mesh.
-        size: how many ranks the mesh has; all of them must come to the first use, as to any collective.
-        rendezvous: a file that they share.
+        size: how many ranks the mesh has.
     """
 
-    def __init__(self, rank: int, size: int, rendezvous: str) -> None:
-        super().__init__("dist", "torch.distributed; its process group is made when it is first used")
-        self.__dict__.update(_rank=rank, _size=size, _rendezvous=rendezvous)
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__("dist", "torch.distributed; its process group is made before the first cell that names it")
+        self.__dict__.update(_rank=rank, _size=size)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -35,14 +34,24 @@ class LazyDist(ModuleType):
         return found
 
     def _start(self, dist: Any) -> None:
-        import torch
+        raise RuntimeError(
+            "the process group of this mesh is not made yet; name dist in the cell itself, so that all ranks make it "
+            "before the cell runs, or call dist.init_process_group"
+        )
 
+    def _form(self, rendezvous: str) -> None:
+        """Makes the process group, anew if there is one that may be broken; all ranks of the mesh do so together."""
+        import torch
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
         os.environ.setdefault("RANK", str(self._rank))
         os.environ.setdefault("WORLD_SIZE", str(self._size))
         cuda = torch.cuda.is_available()
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if cuda else "gloo",
-            store=dist.FileStore(self._rendezvous, self._size),
+            store=dist.FileStore(rendezvous, self._size),  # pyright: ignore[reportPrivateImportUsage]
             rank=self._rank,
             world_size=self._size,
             timeout=datetime.timedelta(minutes=30),

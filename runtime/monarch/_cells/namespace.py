@@ -11,7 +11,7 @@ from monarch._actors.actor import Actor
 from monarch._actors.context import context
 from monarch._actors.endpoint import endpoint
 from monarch._actors.process import get_runtime
-from monarch._cells.busy import abort_communication, doing
+from monarch._cells.busy import abort_communication, doing, listen
 from monarch._cells.complete import complete, inspect_name
 from monarch._cells.dist import LazyDist
 from monarch._cells.execute import CellResult, run_cell
@@ -24,10 +24,9 @@ class Namespace(Actor):
 
     Args:
         name: name of the mesh.
-        rendezvous: a file that the ranks of one host share, for the process group.
     """
 
-    def __init__(self, name: str, rendezvous: str) -> None:
+    def __init__(self, name: str) -> None:
         instance = context().actor_instance
         self.point: Point = instance.rank
         module = sys.modules["__main__"]
@@ -39,7 +38,7 @@ class Namespace(Actor):
             world_size=size,
             point=self.point,
             mesh=types.SimpleNamespace(name=name, sizes=dict(self.point.extent)),
-            dist=LazyDist(self.point.rank, size, rendezvous),
+            dist=LazyDist(self.point.rank, size),
             display=self.display,
         )
         try:
@@ -49,6 +48,7 @@ class Namespace(Actor):
             pass
         else:
             self.variables.update(torch=torch, device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        listen()
         services = get_runtime().services
         services["doing"] = doing
         services["abort"] = abort_communication
@@ -68,6 +68,15 @@ class Namespace(Actor):
             sink: a Port for what it displays while it runs.
         """
         return run_cell(source, name, self.variables, self.display, sink)
+
+    @endpoint
+    def form_group(self, rendezvous: str) -> None:
+        """Makes the process group of the mesh; to be called on all ranks together.
+
+        Args:
+            rendezvous: a new file that all of them can write to.
+        """
+        self.variables["dist"]._form(rendezvous)
 
     @endpoint
     def push(self, values: dict[str, Any]) -> None:

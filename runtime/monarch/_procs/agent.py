@@ -392,11 +392,12 @@ def _end_descendants() -> None:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        try:
-            while os.waitpid(-1, 0)[0]:
+        for pid in found:
+            # Not for any child: when it ends, its own become children of the agent, and nobody has killed those yet.
+            try:
+                os.waitpid(pid, 0)
+            except ChildProcessError:
                 pass
-        except ChildProcessError:
-            pass
 
 
 def _children(pid: int) -> Iterable[int]:

@@ -50,12 +50,13 @@ class Forks:
     def spawn(self, spawn: Spawn, fds: list[tuple[int, int]]) -> None:
         """Has the ranks of a request forked."""
         zygote = self._zygote(needs_cold_zygote(spawn.env))
-        count = len(spawn.procs)
+        count = spawn.count
         cores = sorted(os.sched_getaffinity(0))
         shares = spawn.binds or (list(affinity_plan(count, cores)) if count <= len(cores) else [None] * count)
         gpus = visible_gpus()
         ranks: list[RankSpec] = []
-        for index, (proc, place) in enumerate(zip(spawn.procs, spawn.places, strict=True)):
+        for proc, place in zip(spawn.procs, spawn.places, strict=True):
+            index = place % count
             env = {**spawn.base_env, **spawn.env}
             if gpus:
                 env.setdefault("CUDA_VISIBLE_DEVICES", gpus[index % len(gpus)])

@@ -238,6 +238,11 @@ def _farewell(setup: Setup) -> None:
     pid, start_time = setup.controller
     if setup.session_dir and not (pid and posix.outlives(pid, start_time, _CONTROLLER_GRACE)):
         shutil.rmtree(setup.session_dir, ignore_errors=True)
+        try:
+            # That of all sessions, if this was the last.
+            os.rmdir(os.path.dirname(setup.session_dir))
+        except OSError:
+            pass
 
 
 def _end_orphans() -> None:

@@ -186,7 +186,9 @@ class Spawn(_Message, tag=12):
     base_env: dict[str, str | None]
     """How the environment of the program differs from that of the agent."""
     binds: list[list[int] | None]
-    """Cores of each proc; empty if the agent is to share them out."""
+    """Cores of each proc of the host; empty if the agent is to share them out."""
+    count: int
+    """How many procs of the mesh the host has in all; these may be some of them."""
     title: str
     path: list[str]
     cwd: str

@@ -1,0 +1,138 @@
+"""The first line of a ``%%mesh`` cell: which mesh, which of its ranks, which options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+_HEAD = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)?\s*(?:\[(?P<where>[^\]]*)\])?(?P<rest>(?:\s.*)?)$", re.S)
+_RANGE = re.compile(r"\s*(-?\d*)\s*(?::\s*(-?\d*)\s*(?::\s*(\d*)\s*)?)?\s*")
+
+
+class HeaderError(ValueError):
+    """The first line cannot be understood; the text says where."""
+
+
+@dataclass
+class Header:
+    """What the first line of a cell says."""
+
+    name: str | None = None
+    """The mesh; None for the one in use."""
+    axes: dict[str, int | slice] | None = None
+    """Ranks by axis."""
+    ranks: list[int | slice] | None = None
+    """Ranks by number, in the mesh laid out in one row."""
+    nowait: bool = False
+    timeout: float | None = None
+    out: str | None = None
+    stream: bool = True
+    quiet: bool = False
+    rank_prefix: bool | None = None
+
+
+OPTIONS = {
+    "--nowait": "go on with the notebook while the cell runs; gives a handle",
+    "--timeout": "SECONDS to wait at most; the ranks are interrupted then",
+    "--out": "NAME of a variable of the notebook for the results",
+    "--collect": "show what is printed when the cell has ended",
+    "--stream": "show what is printed as it comes (as usual)",
+    "--quiet": "show nothing that is printed or returned",
+    "--rank-prefix": "name the rank on each line even if the cell runs on one only",
+}
+
+
+def parse(line: str) -> Header:
+    """Understands the first line of a cell.
+
+    Raises:
+        HeaderError: it is none.
+    """
+    match = _HEAD.match(line)
+    if match is None:
+        raise HeaderError(f"cannot understand {line.strip()!r}; write %%mesh [MESH][SLICE] [options], as in "
+                          f"%%mesh trainers[gpus=0:4] --timeout 10")  # fmt: skip
+    header = Header(name=match["name"])
+    if match["where"] is not None:
+        header.axes, header.ranks = parse_where(match["where"])
+    _options(header, match["rest"])
+    return header
+
+
+def _options(header: Header, text: str) -> None:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise HeaderError(f"cannot understand {text.strip()!r}: {error}") from None
+    while words:
+        word = words.pop(0)
+        if word not in OPTIONS:
+            raise HeaderError(f"there is no option {word!r}; there are {', '.join(OPTIONS)}")
+        if word in ("--timeout", "--out"):
+            if not words:
+                raise HeaderError(f"{word} needs a value: {OPTIONS[word]}")
+            value = words.pop(0)
+            if word == "--out":
+                if not value.isidentifier():
+                    raise HeaderError(f"--out needs the name of a variable, and {value!r} is none")
+                header.out = value
+            else:
+                try:
+                    header.timeout = float(value)
+                except ValueError:
+                    raise HeaderError(f"--timeout needs a number of seconds, and {value!r} is none") from None
+        elif word == "--collect":
+            header.stream = False
+        elif word == "--stream":
+            header.stream = True
+        else:
+            setattr(header, word[2:].replace("-", "_"), True)
+
+
+def parse_where(text: str) -> tuple[dict[str, int | slice] | None, list[int | slice] | None]:
+    """What stands in the brackets: axes, as in ``gpus=0:4, hosts=1``, or ranks, as in ``0,3`` and ``::2``."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise HeaderError("the brackets are empty; name axes, as in [gpus=0:4], or ranks, as in [0,3] or [::2]")
+    if all("=" in part for part in parts):
+        axes: dict[str, int | slice] = {}
+        for part in parts:
+            label, _, value = part.partition("=")
+            if label.strip() in axes:
+                raise HeaderError(f"the axis {label.strip()!r} is there twice in [{text}]")
+            axes[label.strip()] = _index(value)
+        return axes, None
+    if any("=" in part for part in parts):
+        raise HeaderError(f"[{text}] has both axes and ranks; use the one or the other")
+    return None, [_index(part) for part in parts]
+
+
+def _index(text: str) -> int | slice:
+    match = _RANGE.fullmatch(text)
+    if match is None or not text.strip():
+        raise HeaderError(f"{text.strip()!r} is neither a number nor a range such as 0:4 or ::2")
+    if ":" not in text:
+        return int(text)
+    start, stop, step = (int(part) if part else None for part in match.groups())
+    return slice(start, stop, step)
+
+
+def ranks_of(chosen: list[int | slice], total: int) -> list[int]:
+    """The ranks that numbers and ranges name, in the order given, each once.
+
+    Raises:
+        HeaderError: there is no such rank.
+    """
+    ranks: dict[int, Any] = {}
+    for each in chosen:
+        if isinstance(each, slice):
+            ranks.update(dict.fromkeys(range(*each.indices(total))))
+        elif -total <= each < total:
+            ranks[each % total] = None
+        else:
+            raise HeaderError(f"there is no rank {each}; this mesh has ranks 0 to {total - 1}")
+    if not ranks:
+        raise HeaderError(f"this names no rank at all; the mesh has ranks 0 to {total - 1}")
+    return list(ranks)

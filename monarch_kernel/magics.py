@@ -1,0 +1,274 @@
+"""``%mesh`` and ``%%mesh``: the notebook's words for meshes."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import shlex
+import sys
+import time
+from typing import Any
+
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class  # pyright: ignore[reportUnknownVariableType]
+
+from monarch._actors.channel import Channel
+from monarch._actors.process import get_runtime
+from monarch._core.extent import Extent
+from monarch._core.ranks import describe_ranks
+from monarch._core.valuemesh import ValueMesh
+from monarch_kernel.header import OPTIONS, Header, HeaderError, parse
+from monarch_kernel.meshes import Mesh, Meshes, usual_axes
+from monarch_kernel.render import MeshCellError, bundle_of_results, tagged
+from monarch_kernel.running import Run
+from monarch_kernel.stop import Stopped, climb
+from monarch_kernel.streams import Streams
+
+USAGE = """\
+%mesh up [NAME] [--procs N | --gpus N] [--env K=V]   start a mesh, and use it
+%mesh                                                the meshes and their ranks
+%mesh use NAME                                       cells without a name go there
+%mesh down [NAME]                                    end a mesh
+%mesh restart [NAME]                                 end it and start it anew, empty
+%mesh push a b                                       copy variables to all ranks
+%mesh pull x [--rank R] [--as y]                     bring a variable here
+%mesh log                                            all that ranks have printed
+%%mesh [MESH][SLICE] [options]                       run the cell on ranks, as in %%mesh [0,3] or %%mesh m[gpus=0:4]
+"""
+
+
+class Usage(HeaderError):
+    """A ``%mesh`` line that cannot be understood."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise Usage(f"{self.prog}: {message}")
+
+
+def names_dist(cell: str) -> bool:
+    """Whether a cell uses ``dist``, for which the ranks need a process group."""
+    try:
+        tree = ast.parse(cell)
+    except SyntaxError:
+        return False
+    return any(isinstance(node, ast.Name) and node.id == "dist" for node in ast.walk(tree))
+
+
+@magics_class
+class MeshMagics(Magics):
+    """The magics, and the meshes of the notebook."""
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self.meshes = Meshes()
+        self._streams: Streams | None = None
+        self._count = 0
+
+    # The line magic
+
+    @line_magic("mesh")
+    def line(self, line: str) -> Any:
+        """Meshes: ``%mesh help`` lists what there is."""
+        words = shlex.split(line)
+        verb = words.pop(0) if words else "table"
+        action = getattr(self, f"do_{verb}", None)
+        if action is None:
+            raise Usage(f"there is no %mesh {verb}; there are:\n{USAGE}")
+        return action(words)
+
+    def do_help(self, words: list[str]) -> None:
+        """Lists what there is."""
+        print(USAGE)
+        print("Options of %%mesh:")
+        for option, meaning in OPTIONS.items():
+            print(f"  {option:14} {meaning}")
+
+    def do_up(self, words: list[str]) -> None:
+        """Starts a mesh."""
+        parser = _Parser("%mesh up", add_help=False)
+        parser.add_argument("name", nargs="?", default="mesh")
+        parser.add_argument("--procs", type=int)
+        parser.add_argument("--gpus", type=int)
+        parser.add_argument("--env", action="append", default=[])
+        given = parser.parse_args(words)
+        if given.procs and given.gpus:
+            raise Usage("%mesh up: give either --procs or --gpus")
+        axes = {"procs": given.procs} if given.procs else {"gpus": given.gpus} if given.gpus else usual_axes()
+        env: dict[str, str] = {}
+        for pair in given.env:
+            key, equals, value = pair.partition("=")
+            if not equals:
+                raise Usage(f"%mesh up: --env takes K=V, and not {pair!r}")
+            env[key] = value
+        begun = time.perf_counter()
+        self._attach_streams()
+        mesh = self.meshes.up(given.name, axes, env)
+        count = len(mesh.procs)
+        self._progress(f"starting {count} processes")
+        mesh.procs.initialized.get()
+        self._progress(f"{count} processes run; making their namespaces")
+        mesh.cells.initialized.get()
+        axes_text = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
+        print(f"mesh {mesh.name!r} is up: {axes_text}, in {time.perf_counter() - begun:.2f} s")
+
+    def _progress(self, text: str) -> None:
+        # Only where a line can be overwritten; a notebook keeps the last one.
+        print(text, end="\r", flush=True)
+
+    def do_table(self, words: list[str]) -> None:
+        """Shows the meshes and their ranks."""
+        if not self.meshes.by_name:
+            print("there is no mesh; start one by %mesh up")
+            return
+        for mesh in self.meshes.by_name.values():
+            used = " (in use)" if mesh.name == self.meshes.used else ""
+            print(f"mesh {mesh.name!r}{used}")
+            print(mesh.procs.to_table())
+
+    def do_use(self, words: list[str]) -> None:
+        """Chooses the mesh of cells that name none."""
+        if len(words) != 1:
+            raise Usage("%mesh use needs the name of a mesh")
+        print(f"cells run on mesh {self.meshes.use(words[0]).name!r} now")
+
+    def do_down(self, words: list[str]) -> None:
+        """Ends a mesh."""
+        mesh = self.meshes.down(words[0] if words else None)
+        print(f"mesh {mesh.name!r} is down")
+
+    def do_restart(self, words: list[str]) -> None:
+        """Ends a mesh and starts it anew."""
+        mesh = self.meshes.get(words[0] if words else None)
+        sizes = mesh.procs.sizes
+        self.meshes.down(mesh.name)
+        anew = self.meshes.up(mesh.name, sizes, {})
+        anew.cells.initialized.get()
+        print(f"mesh {anew.name!r} is up again, with empty namespaces")
+
+    def do_push(self, words: list[str]) -> None:
+        """Copies variables of the notebook to all ranks."""
+        if not words:
+            raise Usage("%mesh push needs the names of variables")
+        missing = [word for word in words if word not in self.shell.user_ns]
+        if missing:
+            raise Usage(f"the notebook has no variable {missing[0]!r}")
+        mesh = self.meshes.get(None)
+        mesh.cells.push.call({word: self.shell.user_ns[word] for word in words}).get()
+
+    def do_pull(self, words: list[str]) -> None:
+        """Brings a variable of the ranks into the notebook."""
+        parser = _Parser("%mesh pull", add_help=False)
+        parser.add_argument("name")
+        parser.add_argument("--rank", type=int)
+        parser.add_argument("--as", dest="target")
+        given = parser.parse_args(words)
+        mesh = self.meshes.get(None)
+        cells: Any = mesh.cells
+        if given.rank is not None:
+            if not 0 <= given.rank < len(mesh.cells):
+                raise Usage(f"there is no rank {given.rank}; mesh {mesh.name!r} has ranks 0 to {len(mesh.cells) - 1}")
+            value = mesh.cells._member(given.rank).pull.call_one(given.name).get()
+        else:
+            value = cells.pull.call(given.name).get()
+        self.shell.user_ns[given.target or given.name] = value
+
+    def do_log(self, words: list[str]) -> None:
+        """Shows all that ranks have printed."""
+        for line in self._attach_streams().log:
+            sys.stdout.write(line)
+
+    # The cell magic
+
+    @cell_magic("mesh")
+    def cell(self, line: str, cell: str) -> Any:
+        """Runs the cell on ranks: ``%%mesh [MESH][SLICE] [options]``."""
+        header = parse(line)
+        mesh = self.meshes.get(header.name)
+        self._attach_streams()
+        finishing = mesh.finishing()
+        if finishing:
+            where = describe_ranks(finishing)
+            print(f"waiting for {where}, still inside a C call of a cell that was stopped", file=sys.stderr)
+        if names_dist(cell):
+            mesh.form_group()
+        run, displays = self._start(mesh, header, cell)
+        stopped: Stopped | None = None
+        try:
+            until = None if header.timeout is None else time.monotonic() + header.timeout
+            if not run.wait(until):
+                stopped = self._stop(mesh, run, finishing)
+                stopped.timeout = header.timeout
+        except KeyboardInterrupt:
+            stopped = self._stop(mesh, run, finishing)
+        displays.close()
+        return self._finish(mesh, header, run, stopped)
+
+    def _stop(self, mesh: Mesh, run: Run, finishing: list[int]) -> Stopped:
+        """Stops a cell; ranks that cannot be stopped otherwise are replaced, those inside C at the second stop."""
+        stopped = climb(run, set(finishing))
+        # Some may have left a collective that others are in.
+        mesh.grouped = False
+        if stopped.finishing:
+            mesh.unfinished.append(run)
+        if stopped.replaced:
+            mesh.replace(stopped.replaced)
+        return stopped
+
+    def _start(self, mesh: Mesh, header: Header, cell: str) -> tuple[Run, Any]:
+        # The number of the cell that runs, as the notebook shows it.
+        self._count += 1
+        name = f"cell [{self.shell.execution_count}]"
+        port, displays = Channel.open_ranked()
+        shown = displays.reply
+
+        def show(reply: Any, frames: Any) -> None:
+            shown(reply, frames)
+            rank, bundle = displays.recv().get()
+            if not header.quiet:
+                self._publish(tagged(rank, bundle))
+
+        displays.reply = show
+        views = mesh.choose(header)
+        run = Run(name, cell, views, port)
+        streams = self._attach_streams()
+        if header.quiet or not header.stream:
+            for future in run.futures:
+                streams.hidden[future.port] = None if header.quiet else []
+        return run, displays
+
+    def _finish(self, mesh: Mesh, header: Header, run: Run, stopped: Stopped | None) -> Any:
+        streams = self._attach_streams()
+        for future in run.futures:
+            kept = streams.hidden.pop(future.port, None)
+            if kept:
+                sys.stdout.write("".join(kept))
+        results = run.results()
+        ordered = sorted(results.items())
+        values = ValueMesh(
+            run.views[0].extent if len(run.views) == 1 else Extent(("ranks",), (len(run.ranks),)),
+            [results[rank].value if rank in results else None for rank in run.ranks],
+        )
+        self.shell.user_ns["_mesh"] = values
+        if header.out:
+            self.shell.user_ns[header.out] = values
+        if not header.quiet:
+            bundle = bundle_of_results(ordered, len(mesh.cells))
+            if bundle is not None:
+                self._publish(bundle)
+        if stopped is not None:
+            print(stopped.text(), file=sys.stderr)
+            raise KeyboardInterrupt("the cell was stopped on its ranks")
+        errors = {rank: result.error for rank, result in ordered if result.error is not None}
+        if errors:
+            raise MeshCellError(run.name, errors, len(mesh.cells), values)
+        return None
+
+    def _publish(self, bundle: dict[str, Any]) -> None:
+        self.shell.display_pub.publish(bundle)
+
+    def _attach_streams(self) -> Streams:
+        runtime = get_runtime()
+        if self._streams is None or runtime.session.output.on_line != self._streams.take:
+            self._streams = Streams(runtime, getattr(self.shell, "kernel", None))
+            runtime.session.output.on_line = self._streams.take
+        return self._streams

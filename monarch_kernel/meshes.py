@@ -1,0 +1,115 @@
+"""The meshes of a notebook, by name."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from typing import Any
+
+from monarch._actors.actormesh import ActorMesh
+from monarch._actors.process import get_runtime
+from monarch._actors.procmesh import ProcMesh
+from monarch._actors.replace import replace
+from monarch._cells.namespace import Namespace
+from monarch._procs.gpus import visible_gpus
+from monarch.actor import this_host
+from monarch.exceptions import MonarchError
+from monarch_kernel.header import Header, HeaderError, ranks_of
+from monarch_kernel.running import Run
+
+
+class NoMesh(MonarchError):
+    """There is no mesh, or none of that name."""
+
+
+class Mesh:
+    """A mesh that was started by ``%mesh up``: its processes, and the namespace on each."""
+
+    def __init__(self, name: str, procs: ProcMesh, cells: ActorMesh) -> None:
+        self.name = name
+        self.procs = procs
+        self.cells = cells
+        self.grouped = False
+        """Whether its ranks have a process group that works."""
+        self.unfinished: list[Run] = []
+        """Cells that were stopped while ranks were inside C calls, which they leave when those return."""
+
+    def finishing(self) -> list[int]:
+        """The ranks that are still inside a C call of a cell that was stopped."""
+        self.unfinished = [run for run in self.unfinished if not run.done]
+        return sorted({rank for run in self.unfinished for rank, _ in run.missing()})
+
+    def form_group(self) -> None:
+        """Makes the process group of the mesh, on all of its ranks together."""
+        if not self.grouped:
+            # In the session's folder, which goes with the session.
+            rendezvous = os.path.join(get_runtime().folder, f"rendezvous-{secrets.token_hex(4)}")
+            cells: Any = self.cells
+            cells.form_group.call(rendezvous).get()
+            self.grouped = True
+
+    def replace(self, ranks: list[int]) -> None:
+        """Puts new processes in the place of some ranks, with empty namespaces."""
+        for made in replace(self.procs, ranks, [self.cells]):
+            made.get(20)
+        self.grouped = False
+
+    def choose(self, header: Header) -> list[ActorMesh]:
+        """The ranks that a cell is for, as views of the namespaces: one, if the ranks make a regular view."""
+        if header.axes is not None:
+            return [self.cells.slice(**header.axes)]
+        if header.ranks is None:
+            return [self.cells]
+        chosen = ranks_of(header.ranks, len(self.cells))
+        if chosen == list(range(len(self.cells))):
+            return [self.cells]
+        return [self.cells._member(rank) for rank in chosen]
+
+
+class Meshes:
+    """All meshes of the notebook, and the one that is in use."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Mesh] = {}
+        self.used: str | None = None
+
+    def up(self, name: str, axes: dict[str, int], env: dict[str, str]) -> Mesh:
+        """Starts a mesh on this host, and makes it the one in use."""
+        if name in self.by_name:
+            raise HeaderError(f"there is a mesh {name!r} already; take it down first by %mesh down {name}")
+        procs = this_host().spawn_procs(axes, name=name, env=env or None)
+        cells: Any = procs.spawn("cells", Namespace, name)
+        mesh = self.by_name[name] = Mesh(name, procs, cells)
+        self.used = name
+        return mesh
+
+    def get(self, name: str | None) -> Mesh:
+        """A mesh by its name; the one in use if none is given."""
+        wanted = name or self.used
+        if wanted is None:
+            raise NoMesh("there is no mesh yet; start one by %mesh up, or %mesh up --procs 4")
+        if wanted not in self.by_name:
+            there = ", ".join(self.by_name) or "none"
+            raise NoMesh(f"there is no mesh {wanted!r}; there are: {there}")
+        return self.by_name[wanted]
+
+    def use(self, name: str) -> Mesh:
+        """Makes a mesh the one in use."""
+        mesh = self.get(name)
+        self.used = name
+        return mesh
+
+    def down(self, name: str | None) -> Mesh:
+        """Ends a mesh."""
+        mesh = self.get(name)
+        del self.by_name[mesh.name]
+        if self.used == mesh.name:
+            self.used = next(iter(self.by_name), None)
+        mesh.procs.stop().get(15)
+        return mesh
+
+
+def usual_axes() -> dict[str, int]:
+    """What a mesh has if nothing is said: a rank for each GPU, or one for each core, but not more than eight."""
+    gpus = len(visible_gpus())
+    return {"gpus": gpus} if gpus else {"procs": max(1, min(8, len(os.sched_getaffinity(0))))}

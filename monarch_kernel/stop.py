@@ -1,0 +1,82 @@
+"""Stop: the ladder from a polite interrupt to the replacement of a rank, within two seconds."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass, field
+
+from monarch._actors.services import ask
+from monarch._core.ranks import describe_ranks
+from monarch.exceptions import CallTimeoutError, MonarchError
+from monarch_kernel.running import Run
+
+_POLITE = 0.5
+_ABORT = 0.9
+_LAST = 1.3
+
+
+@dataclass
+class Stopped:
+    """What it took to stop each rank, by its rank in the mesh."""
+
+    interrupted: list[int] = field(default_factory=list)
+    """By a KeyboardInterrupt in their Python code."""
+    aborted: list[int] = field(default_factory=list)
+    """By closing the connections of a collective that they waited in."""
+    finishing: list[int] = field(default_factory=list)
+    """Not yet: they are inside a C call that will return."""
+    replaced: list[int] = field(default_factory=list)
+    """By a new process, because their Python code goes on after each interrupt."""
+    timeout: float | None = None
+    """The time that ran out, if that was the reason."""
+
+    def text(self) -> str:
+        """What it took, in words."""
+        rungs = [
+            (self.interrupted, "stopped by an interrupt"),
+            (self.aborted, "freed from a collective by closing its connections"),
+            (self.finishing, "inside a C call, will stop when that returns; stop again to replace"),
+            (self.replaced, "replaced by a new process, with its variables lost, since nothing else stopped it"),
+        ]
+        parts = [f"{describe_ranks(ranks)}: {meaning}" for ranks, meaning in rungs if ranks]
+        head = f"stopped after {self.timeout:g} s" if self.timeout is not None else "stopped"
+        return f"{head}: " + "; ".join(parts or ["nothing ran any more"])
+
+
+def climb(run: Run, again: set[int]) -> Stopped:
+    """Stops a cell on the ranks where it still runs.
+
+    Args:
+        run: the cell.
+        again: ranks that were inside a C call at the last stop already, and are to be replaced if they still are.
+    """
+    stopped = Stopped()
+    begun = time.monotonic()
+    everybody = {rank for rank, _ in run.missing()}
+    run.signal(signal.SIGINT)
+    run.wait(begun + _POLITE)
+    left = {rank for rank, _ in run.missing()}
+    stopped.interrupted = sorted(everybody - left)
+    if left:
+        for _, mesh in run.missing():
+            ask(mesh, "abort")
+        run.wait(begun + _ABORT)
+        still = {rank for rank, _ in run.missing()}
+        stopped.aborted = sorted(left - still)
+        left = still
+    if left:
+        run.signal(signal.SIGINT)
+        states = [(rank, ask(mesh, "doing", run.name)) for rank, mesh in run.missing()]
+        for rank, state in states:
+            try:
+                moves = state.get(max(0.05, begun + _LAST - time.monotonic()))[0].moves
+            except (CallTimeoutError, MonarchError):
+                # It does not even answer: a C call that keeps Python's lock.
+                moves = False
+            (stopped.replaced if moves or rank in again else stopped.finishing).append(rank)
+        ended = left - {rank for rank, _ in run.missing()}
+        stopped.interrupted.extend(sorted(ended))
+        stopped.finishing = [rank for rank in stopped.finishing if rank not in ended]
+        stopped.replaced = [rank for rank in stopped.replaced if rank not in ended]
+    return stopped
