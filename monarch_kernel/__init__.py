@@ -26,6 +26,8 @@ def __getattr__(name: str) -> str:
 
 def load_ipython_extension(shell: Any) -> None:
     """``%load_ext monarch_kernel``: the magics, in any IPython shell or kernel."""
+    from monarch_kernel.errors import install
     from monarch_kernel.magics import MeshMagics
 
     shell.register_magics(MeshMagics(shell))
+    install(shell)

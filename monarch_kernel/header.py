@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import Any
 
-_HEAD = re.compile(r"\s*(?P<name>[A-Za-z_]\w*)?\s*(?:\[(?P<where>[^\]]*)\])?(?P<rest>(?:\s.*)?)$", re.S)
-_RANGE = re.compile(r"\s*(-?\d*)\s*(?::\s*(-?\d*)\s*(?::\s*(\d*)\s*)?)?\s*")
+_HEAD = re.compile(r"(?P<name>[A-Za-z_]\w*)?\s*(?:\[(?P<where>[^\]]*)\])?\s*(?P<rest>--.*)?", re.S)
+_RANGE = re.compile(
+    r"\s*(-?[0-9]{1,9})?\s*(?::\s*(-?[0-9]{1,9})?\s*(?::\s*([0-9]{1,9})?\s*)?)?\s*"
+)
+_VALUED = ("--timeout", "--out")
+_LONGEST = 1e9
+"""Seconds; more than anybody waits, and less than clocks take."""
 
 
 class HeaderError(ValueError):
@@ -50,14 +57,14 @@ def parse(line: str) -> Header:
     Raises:
         HeaderError: it is none.
     """
-    match = _HEAD.match(line)
+    match = _HEAD.fullmatch(line.strip())
     if match is None:
         raise HeaderError(f"cannot understand {line.strip()!r}; write %%mesh [MESH][SLICE] [options], as in "
                           f"%%mesh trainers[gpus=0:4] --timeout 10")  # fmt: skip
     header = Header(name=match["name"])
     if match["where"] is not None:
         header.axes, header.ranks = parse_where(match["where"])
-    _options(header, match["rest"])
+    _options(header, match["rest"] or "")
     return header
 
 
@@ -67,22 +74,27 @@ def _options(header: Header, text: str) -> None:
     except ValueError as error:
         raise HeaderError(f"cannot understand {text.strip()!r}: {error}") from None
     while words:
-        word = words.pop(0)
-        if word not in OPTIONS:
+        word, equals, given = words.pop(0).partition("=")
+        if equals and word in _VALUED:
+            words.insert(0, given)
+        elif equals or word not in OPTIONS:
+            word = word + equals + given
             raise HeaderError(f"there is no option {word!r}; there are {', '.join(OPTIONS)}")
-        if word in ("--timeout", "--out"):
+        if word in _VALUED:
             if not words:
                 raise HeaderError(f"{word} needs a value: {OPTIONS[word]}")
             value = words.pop(0)
             if word == "--out":
-                if not value.isidentifier():
+                if not value.isidentifier() or iskeyword(value):
                     raise HeaderError(f"--out needs the name of a variable, and {value!r} is none")
                 header.out = value
             else:
                 try:
                     header.timeout = float(value)
                 except ValueError:
-                    raise HeaderError(f"--timeout needs a number of seconds, and {value!r} is none") from None
+                    header.timeout = math.nan
+                if not 0 <= header.timeout <= _LONGEST:
+                    raise HeaderError(f"--timeout needs a number of seconds, and {value!r} is none")
         elif word == "--collect":
             header.stream = False
         elif word == "--stream":
@@ -100,6 +112,8 @@ def parse_where(text: str) -> tuple[dict[str, int | slice] | None, list[int | sl
         axes: dict[str, int | slice] = {}
         for part in parts:
             label, _, value = part.partition("=")
+            if not label.strip().isidentifier():
+                raise HeaderError(f"{part!r} names no axis; write it as in [gpus=0:4]")
             if label.strip() in axes:
                 raise HeaderError(f"the axis {label.strip()!r} is there twice in [{text}]")
             axes[label.strip()] = _index(value)
@@ -112,10 +126,13 @@ def parse_where(text: str) -> tuple[dict[str, int | slice] | None, list[int | sl
 def _index(text: str) -> int | slice:
     match = _RANGE.fullmatch(text)
     if match is None or not text.strip():
-        raise HeaderError(f"{text.strip()!r} is neither a number nor a range such as 0:4 or ::2")
-    if ":" not in text:
-        return int(text)
+        raise HeaderError(f"{text.strip()[:80]!r} is neither a number nor a range such as 0:4 or ::2")
     start, stop, step = (int(part) if part else None for part in match.groups())
+    if ":" not in text:
+        assert start is not None
+        return start
+    if step == 0:
+        raise HeaderError(f"the step of {text.strip()!r} is 0, so it goes nowhere; the least is 1")
     return slice(start, stop, step)
 
 
@@ -132,7 +149,11 @@ def ranks_of(chosen: list[int | slice], total: int) -> list[int]:
         elif -total <= each < total:
             ranks[each % total] = None
         else:
-            raise HeaderError(f"there is no rank {each}; this mesh has ranks 0 to {total - 1}")
+            raise HeaderError(f"there is no rank {each}; {_there(total)}")
     if not ranks:
-        raise HeaderError(f"this names no rank at all; the mesh has ranks 0 to {total - 1}")
+        raise HeaderError(f"this names no rank at all; {_there(total)}")
     return list(ranks)
+
+
+def _there(total: int) -> str:
+    return f"this mesh has ranks 0 to {total - 1}" if total > 1 else "this mesh has rank 0 only"

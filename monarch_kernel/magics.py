@@ -13,9 +13,10 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class  # p
 
 from monarch._actors.channel import Channel
 from monarch._actors.process import get_runtime
+from monarch._cells.execute import CellResult
 from monarch._core.extent import Extent
 from monarch._core.ranks import describe_ranks
-from monarch._core.valuemesh import ValueMesh
+from monarch._core.valuemesh import Deferred, ValueMesh
 from monarch_kernel.header import OPTIONS, Header, HeaderError, parse
 from monarch_kernel.meshes import Mesh, Meshes, usual_axes
 from monarch_kernel.render import MeshCellError, bundle_of_results, tagged
@@ -52,6 +53,11 @@ def names_dist(cell: str) -> bool:
     except SyntaxError:
         return False
     return any(isinstance(node, ast.Name) and node.id == "dist" for node in ast.walk(tree))
+
+
+def _value(result: CellResult | None) -> Any:
+    sealed = result.value if result is not None else None
+    return Deferred(sealed.open) if sealed is not None else None
 
 
 @magics_class
@@ -246,7 +252,7 @@ class MeshMagics(Magics):
         ordered = sorted(results.items())
         values = ValueMesh(
             run.views[0].extent if len(run.views) == 1 else Extent(("ranks",), (len(run.ranks),)),
-            [results[rank].value if rank in results else None for rank in run.ranks],
+            [_value(results.get(rank)) for rank in run.ranks],
         )
         self.shell.user_ns["_mesh"] = values
         if header.out:

@@ -78,7 +78,7 @@ class Meshes:
         if name in self.by_name:
             raise HeaderError(f"there is a mesh {name!r} already; take it down first by %mesh down {name}")
         procs = this_host().spawn_procs(axes, name=name, env=env or None)
-        cells: Any = procs.spawn("cells", Namespace, name)
+        cells: Any = procs.spawn(name, Namespace, name)
         mesh = self.by_name[name] = Mesh(name, procs, cells)
         self.used = name
         return mesh

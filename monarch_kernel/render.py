@@ -110,7 +110,8 @@ def error_lines(name: str, errors: dict[int, CellError], total: int) -> list[str
     lines = [f"{name} failed on {describe_ranks(errors, total)}"]
     for (kind, text, line), ranks in groups.items():
         where = f" at {name} line {line}" if line else ""
-        first = f"{kind}: {text}".splitlines()[0] if text else kind
+        said = text.strip().splitlines()
+        first = f"{kind}: {said[0]}" if said else kind
         lines.append(f"  {describe_ranks(ranks)}: {first}{where}")
         source = errors[ranks[0]].source
         if source:

@@ -79,5 +79,5 @@ class Run:
 
 
 def _failed(error: BaseException | None) -> CellResult:
-    text = str(error).splitlines()[0] if error is not None else "no answer"
-    return CellResult(None, None, False, CellError(type(error).__name__, text, 0, "", str(error), False), 0.0)
+    text = str(error).splitlines()[0].partition("failed: ")[2] if error is not None else "no answer"
+    return CellResult(None, None, CellError(type(error).__name__, text, 0, "", str(error), False), 0.0)

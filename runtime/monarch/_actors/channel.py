@@ -16,6 +16,9 @@ from monarch.exceptions import ActorError, MonarchError
 
 T = TypeVar("T")
 
+RANKED = -1
+"""In place of a rank: that of the actor that sends."""
+
 
 class Port(Generic[T]):
     """The end of a channel that values are sent to. It can be pickled, and used in any process of the session."""
@@ -43,6 +46,9 @@ class Port(Generic[T]):
 
     def _send(self, status: int, body: bytes, buffers: Sequence[memoryview] = (), rank: int | None = None) -> None:
         rank = self._rank if rank is None else rank
+        if rank == RANKED:
+            here = current.get()
+            rank = here[0].rank if here is not None else 0
         get_runtime().reply(self._proc, self._port, rank, status, body, buffers)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -149,5 +155,6 @@ class Channel(Generic[T]):
     @staticmethod
     def open_ranked(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
         """As ``open``; the receiver gives pairs of the sender's rank and the value."""
-        port, receiver = Channel.open(once)
-        return port, receiver.ranked()
+        runtime = get_runtime()
+        receiver: PortReceiver[Any] = PortReceiver(runtime, once, True)
+        return Port(runtime.proc, receiver.port, RANKED), receiver

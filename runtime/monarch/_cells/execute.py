@@ -8,12 +8,14 @@ import inspect
 import linecache
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pickle import PickleBuffer
 from typing import Any
 
 from monarch._actors.failures import fold_frames
 from monarch._cells.show import Bundle, Display, bundle_of
-from monarch._wire.pickling import dumps
+from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import SerializationError
 
 RESULT_LIMIT = 64 << 20
@@ -35,15 +37,29 @@ class CellError:
     interrupted: bool
 
 
+class Sealed:
+    """A value that is unpickled where it is read, and only then."""
+
+    def __init__(self, body: bytes, buffers: Sequence[Any]) -> None:
+        self._body = body
+        self._buffers = buffers
+
+    def open(self) -> Any:
+        """The value."""
+        return loads(self._body, [memoryview(buffer) for buffer in self._buffers])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Sealed, (self._body, [PickleBuffer(buffer) for buffer in self._buffers])
+
+
 @dataclass
 class CellResult:
     """What a cell gave on one rank."""
 
     bundle: Bundle | None
     """How its value shows; None if the cell does not end in an expression, or that is None."""
-    value: Any
-    has_value: bool
-    """Whether the value came along."""
+    value: Sealed | None
+    """The value, if it could come along."""
     error: CellError | None
     seconds: float
 
@@ -63,11 +79,11 @@ def run_cell(
             bundle = bundle_of(value) if shown and value is not None else None
     except BaseException as error:
         failed = _error(error, name, lines)
-        return CellResult(None, None, False, failed, time.perf_counter() - begun)
+        return CellResult(None, None, failed, time.perf_counter() - begun)
     if bundle is not None:
         variables["_"] = value
-    sent, has_value = _portable(value) if bundle is not None else (None, False)
-    return CellResult(bundle, sent, has_value, None, time.perf_counter() - begun)
+    sealed = _sealed(value) if bundle is not None else None
+    return CellResult(bundle, sealed, None, time.perf_counter() - begun)
 
 
 def _execute(source: str, name: str, variables: dict[str, Any]) -> tuple[Any, bool]:
@@ -95,15 +111,15 @@ def _run(code: Any, variables: dict[str, Any]) -> Any:
     return eval(code, variables)
 
 
-def _portable(value: Any) -> tuple[Any, bool]:
+def _sealed(value: Any) -> Sealed | None:
     """The value if it can be sent and is not too large, else nothing."""
     try:
         body, buffers = dumps(value)
     except SerializationError:
-        return None, False
+        return None
     if len(body) + sum(buffer.nbytes for buffer in buffers) > RESULT_LIMIT:
-        return None, False
-    return value, True
+        return None
+    return Sealed(body, buffers)
 
 
 def _error(error: BaseException, name: str, lines: list[str]) -> CellError:
