@@ -116,6 +116,8 @@ def parse_where(text: str) -> tuple[dict[str, int | slice] | None, list[int | sl
                 raise HeaderError(f"{part!r} names no axis; write it as in [gpus=0:4]")
             if label.strip() in axes:
                 raise HeaderError(f"the axis {label.strip()!r} is there twice in [{text}]")
+            if not value.strip():
+                raise HeaderError(f"{part!r} names no ranks; write a number or a range, as in [gpus=0:4]")
             axes[label.strip()] = _index(value)
         return axes, None
     if any("=" in part for part in parts):

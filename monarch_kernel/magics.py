@@ -64,6 +64,8 @@ def _value(result: CellResult | None) -> Any:
 class MeshMagics(Magics):
     """The magics, and the meshes of the notebook."""
 
+    shell: Any  # pyright: ignore[reportIncompatibleVariableOverride]
+
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self.meshes = Meshes()

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from monarch._actors.failures import exception_of, pack_failure, unpack_failure
 from monarch._actors.future import Future, Promise
 from monarch._actors.process import get_runtime
-from monarch._actors.runtime import Runtime
+from monarch._actors.runtime import Runtime, current
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 from monarch.exceptions import ActorError, MonarchError
