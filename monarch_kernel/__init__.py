@@ -28,6 +28,9 @@ def load_ipython_extension(shell: Any) -> None:
     """``%load_ext monarch_kernel``: the magics, in any IPython shell or kernel."""
     from monarch_kernel.errors import install
     from monarch_kernel.magics import MeshMagics
+    from monarch_kernel.typing_help import install as install_help
 
-    shell.register_magics(MeshMagics(shell))
+    magics = MeshMagics(shell)
+    shell.register_magics(magics)
     install(shell)
+    shell.monarch_help = install_help(shell, magics)

@@ -10,9 +10,7 @@ from keyword import iskeyword
 from typing import Any
 
 _HEAD = re.compile(r"(?P<name>[A-Za-z_]\w*)?\s*(?:\[(?P<where>[^\]]*)\])?\s*(?P<rest>--.*)?", re.S)
-_RANGE = re.compile(
-    r"\s*(-?[0-9]{1,9})?\s*(?::\s*(-?[0-9]{1,9})?\s*(?::\s*([0-9]{1,9})?\s*)?)?\s*"
-)
+_RANGE = re.compile(r"\s*(-?[0-9]{1,9})?\s*(?::\s*(-?[0-9]{1,9})?\s*(?::\s*([0-9]{1,9})?\s*)?)?\s*")
 _VALUED = ("--timeout", "--out")
 _LONGEST = 1e9
 """Seconds; more than anybody waits, and less than clocks take."""

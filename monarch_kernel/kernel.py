@@ -26,12 +26,31 @@ class MonarchKernel(IPythonKernel):
         # While the person reads, the process that ranks are forked from imports torch.
         threading.Thread(target=_warm_up, name="monarch-warm-up", daemon=True).start()
 
+    def do_inspect(self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
+        """What a name means; in a ``%%mesh`` cell on the rank."""
+        text = _shell(self).monarch_help.inspect(code, cursor_pos)
+        if text is None:
+            return super().do_inspect(code, cursor_pos, detail_level, omit_sections)
+        return {"status": "ok", "found": True, "data": {"text/plain": text}, "metadata": {}}
+
+    def do_is_complete(self, code: str) -> Any:
+        """Whether a cell can be run; of a ``%%mesh`` cell its body, as Python."""
+        first, newline, body = code.partition("\n")
+        if first.startswith("%%mesh") and newline:
+            status, indent = _shell(self).input_transformer_manager.check_complete(body)
+            return {"status": status, "indent": " " * (indent or 0)} if status == "incomplete" else {"status": status}
+        return super().do_is_complete(code)
+
     def do_shutdown(self, restart: bool) -> Any:
         """Ends the meshes with the kernel."""
         from monarch._actors.client import shutdown_context
 
         shutdown_context(2).get()
         return super().do_shutdown(restart)
+
+
+def _shell(kernel: MonarchKernel) -> Any:
+    return kernel.shell
 
 
 def _warm_up() -> None:
