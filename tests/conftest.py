@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from leaks import MARKER, Kit, Snapshot, mark_this_run, processes, session_folders, wait_until
+from leaks import Kit, Snapshot, mark_this_run, processes, session_folders, wait_until
 
 _FOLDER = mark_this_run()
 _start: Snapshot | None = None
@@ -27,7 +28,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Ends the shared session and looks whether anything at all is left."""
     assert _start is not None
     if "monarch.actor" in sys.modules:
-        sys.modules["monarch.actor"].shutdown_context().get(timeout=30)
+        try:
+            sys.modules["monarch.actor"].shutdown_context().get(timeout=30)
+        except TimeoutError as error:
+            print(f"\n{error}", file=sys.stderr)
+            faulthandler.dump_traceback(all_threads=True)
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
     kit = Kit()
     kit.before = _start
     # Torch, numpy and so on keep what they have opened; processes, threads and files of ours do not stay.
@@ -51,13 +57,16 @@ def leaks() -> Iterator[Kit]:
 @pytest.fixture
 def host(leaks: Kit) -> Any:
     """This host, in a session that tests share: its agent and zygote are warm."""
-    from monarch._actors.process import get_runtime
+    from monarch._actors.client import PRELOAD
+    from monarch._actors.process import get_runtime, has_runtime
     from monarch.actor import this_host
 
-    if not any("agent" in each or "zygote" in each for each in processes().values()):
+    if not has_runtime() or get_runtime().session._agent is None:
+        # What the test modules import is warm too, where each rank would import it.
+        for name in ("pytest", "hypothesis", "leaks"):
+            if name not in PRELOAD:
+                PRELOAD.append(name)
         this_host().spawn_procs().stop().get(timeout=60)
-        agent = get_runtime().agent
-        assert wait_until(lambda: agent in get_runtime().peers)
         leaks.rebase()
     return this_host()
 
@@ -119,6 +128,3 @@ def program(leaks: Kit, tmp_path: Any) -> Callable[..., Program]:
         return Program(done, left)
 
     return run
-
-
-__all__ = ["MARKER"]

@@ -88,17 +88,41 @@ def shared_memory() -> set[str]:
     found: set[str] = set()
     for entry in os.scandir("/dev/shm"):
         try:
-            if entry.stat().st_uid == os.getuid():
+            # Semaphores of multiprocessing are other programs'; nothing here makes any.
+            if entry.stat().st_uid == os.getuid() and not entry.name.startswith("sem.mp-"):
                 found.add(entry.name)
         except OSError:
             continue
     return found
 
 
+def not_of_others(names: set[str]) -> set[str]:
+    """Without the shared memory that processes hold which have nothing to do with this run."""
+    if not names:
+        return names
+    ours = {os.getpid(), *processes()}
+    rest = set(names)
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and int(entry.name) not in ours:
+            try:
+                maps = Path(entry.path, "maps").read_text()
+                maps += "".join(os.readlink(each.path) for each in os.scandir(f"{entry.path}/fd"))
+            except OSError:
+                continue
+            rest = {name for name in rest if f"/dev/shm/{name}" not in maps}
+    # What is gone by now was on its way out, or a thing of the moment.
+    return rest & shared_memory()
+
+
 def session_folders() -> set[str]:
     """Session folders, of this run alone since it has a runtime folder of its own, with the sockets in them."""
     base = Path(os.environ["XDG_RUNTIME_DIR"])
-    return {str(path.relative_to(base)) for path in base.rglob("*")}
+    while True:
+        try:
+            return {str(path.relative_to(base)) for path in base.rglob("*")}
+        except FileNotFoundError:
+            # One was removed in the middle of this.
+            continue
 
 
 def live_segments() -> int:
@@ -126,7 +150,7 @@ class Snapshot:
         more = self.descriptors - before.descriptors
         # Of anonymous things only the number counts, since one may have gone and another come.
         found += [f"{count} more open {target}" for target, count in more.items()]
-        found += [f"/dev/shm/{name}" for name in self.shared_memory - before.shared_memory]
+        found += [f"/dev/shm/{name}" for name in not_of_others(self.shared_memory - before.shared_memory)]
         found += [f"session file {name}" for name in sorted(self.folders - before.folders)]
         if self.segments > before.segments:
             found.append(f"{self.segments - before.segments} messages in shared memory")

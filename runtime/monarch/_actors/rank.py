@@ -18,6 +18,7 @@ from monarch._actors.faults import Faults
 from monarch._actors.process import set_runtime
 from monarch._actors.runtime import Runtime, current
 from monarch._actors.spec import RankConfig
+from monarch._procs.children import STOPPED
 from monarch._procs.output import Capture
 from monarch._wire import messages as m
 from monarch._wire.pickling import loads
@@ -184,4 +185,4 @@ def main(config: bytes) -> int:
     # Not the program's own mesh, whatever the zygote's memory held.
     del config, packed
     rank.run()
-    return 0
+    return STOPPED

@@ -98,7 +98,15 @@ def _execute(source: str, name: str, variables: dict[str, Any]) -> tuple[Any, bo
     if last is None:
         return None, False
     value = _run(compile(ast.Expression(last.value), name, "eval", flags), variables)
-    return value, not source.rstrip().endswith(";")
+    return value, not _ends_in_semicolon(source, last)
+
+
+def _ends_in_semicolon(source: str, last: ast.Expr) -> bool:
+    """Whether there is one behind the last expression, where otherwise only comments can be."""
+    assert last.end_lineno is not None and last.end_col_offset is not None
+    # Offsets of ast are in bytes, and its lines are not those of splitlines.
+    first, *others = source.encode().split(b"\n")[last.end_lineno - 1 :]
+    return any(b";" in line.partition(b"#")[0] for line in [first[last.end_col_offset :], *others])
 
 
 def _run(code: Any, variables: dict[str, Any]) -> Any:

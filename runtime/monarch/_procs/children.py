@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from monarch._procs.output import read_tail
 from monarch._wire.messages import Dead
 
+STOPPED = 79
+"""Exit code of a rank that ends because its owner has stopped it, which is no failure."""
 _REMEMBERED = 20_000
 """Deaths that an agent can still tell of."""
 _TAIL = 65536
@@ -109,6 +111,9 @@ class Children:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
         reason = how_it_ended(status)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == STOPPED:
+            # The news that it is to stop may come by another way, after its end.
+            child.stopping, reason = True, "was stopped"
         if child.killed and child.reason:
             reason = child.reason
         return self._gone(child, reason)

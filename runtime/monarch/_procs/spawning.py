@@ -13,6 +13,10 @@ from monarch._procs.zygotes import Failed, Forked, Gone, RankSpec, Ready, Zygote
 from monarch._wire.messages import Dead, Spawn
 
 
+_COLD = 3
+"""Zygotes with an environment of their own that are kept for another use; each has torch in its memory."""
+
+
 class Forks:
     """Forks under way.
 
@@ -39,13 +43,24 @@ class Forks:
 
     def _zygote(self, env: dict[str, str | None]) -> Zygote:
         key = tuple(sorted(env.items()))
-        zygote = self._zygotes.get(key)
+        zygote = self._zygotes.pop(key, None)
         if zygote is None:
+            self._make_room()
             zygote = Zygote(
                 preload=self._preload, env=env or None, session_dir=self._folder, controller=self._controller
             )
-            self._zygotes[key] = zygote
+        # Kept in the order of use.
+        self._zygotes[key] = zygote
         return zygote
+
+    def _make_room(self) -> None:
+        """Ends the zygote with an environment of its own that was not used for longest, if there are many."""
+        busy = {id(zygote) for _, zygote in self._waiting.values()}
+        idle = [key for key, zygote in self._zygotes.items() if key and id(zygote) not in busy]
+        if len(self._zygotes) > _COLD and idle:
+            zygote = self._zygotes.pop(idle[0])
+            self._ended.add(zygote.pid)
+            zygote.close()
 
     def spawn(self, spawn: Spawn, fds: list[tuple[int, int]]) -> None:
         """Has the ranks of a request forked."""

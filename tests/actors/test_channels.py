@@ -1,0 +1,136 @@
+"""Channels: ports that are sent to other actors, and answered from anywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import numpy
+import pytest
+
+from monarch.actor import Actor, Channel, Port, current_rank, endpoint
+from monarch.exceptions import SerializationError
+
+
+class Teller(Actor):
+    @endpoint
+    def tell(self, port: Port[Any], values: list[Any]) -> None:
+        for value in values:
+            port.send(value)
+
+    @endpoint
+    def fail(self, port: Port[Any]) -> None:
+        port.exception(ValueError("sent as it is"))
+
+    @endpoint
+    def open(self) -> Any:
+        self.port, self.receiver = Channel.open()
+        return self.port
+
+    @endpoint
+    def wait(self) -> Any:
+        return self.receiver.recv().get()
+
+    @endpoint
+    def hand_on(self, other: Any, port: Port[Any]) -> None:
+        other.tell.broadcast(port, [current_rank().rank])
+
+    @endpoint(explicit_response_port=True)
+    def count(self, port: Port[int], upto: int) -> None:
+        for number in range(upto):
+            port.send(number)
+
+
+@pytest.fixture
+def tellers(procs: Any) -> Any:
+    return procs(2).spawn("tellers", Teller)
+
+
+@pytest.fixture
+def channel() -> Any:
+    port, receiver = Channel.open()
+    yield port, receiver
+    receiver.close()
+
+
+def test_values_of_one_sender_come_in_order(tellers: Any, channel: Any) -> None:
+    port, receiver = channel
+    tellers.slice(gpus=0).tell.broadcast(port, list(range(1000)))
+    assert [receiver.recv().get(timeout=20) for _ in range(1000)] == list(range(1000))
+
+
+def test_waiting_before_and_after_the_value(tellers: Any, channel: Any) -> None:
+    port, receiver = channel
+    early = [receiver.recv() for _ in range(3)]
+    tellers.slice(gpus=0).tell.call_one(port, [1, 2, 3, 4]).get(timeout=20)
+    assert [future.get(timeout=20) for future in early] == [1, 2, 3]
+
+    async def main() -> Any:
+        return await receiver.recv()
+
+    assert asyncio.run(main()) == 4
+    late = receiver.recv()
+    with pytest.raises(TimeoutError):
+        late.get(timeout=0.05)
+    port.send("from here")
+    assert late.get(timeout=20) == "from here"
+
+
+def test_once_takes_one_value(host: Any, tellers: Any) -> None:
+    port, receiver = Channel.open(once=True)
+    tellers.tell.call(port, ["a", "b"]).get(timeout=20)
+    assert receiver.recv().get(timeout=20) == "a"
+    second = receiver.recv()
+    with pytest.raises(TimeoutError):
+        second.get(timeout=0.05)
+
+
+def test_exceptions_are_raised_as_they_were_sent(tellers: Any, channel: Any) -> None:
+    port, receiver = channel
+    tellers.slice(gpus=0).fail.broadcast(port)
+    with pytest.raises(ValueError, match=r"^sent as it is$") as caught:
+        receiver.recv().get(timeout=20)
+    assert type(caught.value) is ValueError
+
+
+def test_ports_travel_from_actor_to_actor(tellers: Any, channel: Any, procs: Any) -> None:
+    port, receiver = channel
+    other = procs(1).spawn("other", Teller)
+    tellers.hand_on.broadcast(other, port)
+    assert {receiver.recv().get(timeout=20) for _ in range(2)} == {0, 1}
+    there = other.open.call_one().get(timeout=20)
+    waiting = other.wait.call_one()
+    there.send({"from": "here"})
+    assert waiting.get(timeout=20) == {"from": "here"}
+
+
+def test_ranked_receivers_tell_who_sent(tellers: Any) -> None:
+    from monarch.actor import send
+
+    port, receiver = Channel.open_ranked()
+    send(tellers.count, (2,), {}, port)
+    pairs = sorted(receiver.recv().get(timeout=20) for _ in range(4))
+    assert pairs == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    receiver.close()
+
+
+def test_a_port_with_no_receiver_any_more_is_no_error(tellers: Any) -> None:
+    port, receiver = Channel.open()
+    receiver.close()
+    tellers.tell.call(port, [1]).get(timeout=20)
+    port.send(2)
+
+
+def test_what_cannot_be_pickled_is_said_to_the_sender(channel: Any) -> None:
+    port, _ = channel
+    with pytest.raises(SerializationError, match="lock"):
+        port.send(threading.Lock())
+
+
+def test_large_values(tellers: Any, channel: Any) -> None:
+    port, receiver = channel
+    tellers.slice(gpus=1).tell.broadcast(port, [numpy.arange(1_000_000)])
+    array = receiver.recv().get(timeout=20)
+    assert array.sum() == 499999500000
+    del array

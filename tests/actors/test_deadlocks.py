@@ -1,0 +1,133 @@
+"""Actors that wait for themselves, or for each other in a circle: an error that names it, and everything goes on."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from monarch.actor import Actor, endpoint
+from monarch.exceptions import ActorError, DeadlockError, SupervisionError
+
+
+class Link(Actor):
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @endpoint
+    def follow(self, chain: list[Any]) -> str:
+        if not chain:
+            return self.name
+        return self.name + chain[0].follow.call_one(chain[1:]).get()
+
+    @endpoint
+    def follow_all(self, mesh: Any) -> int:
+        return len(mesh.follow.call([]).get())
+
+    @endpoint
+    def fine(self) -> str:
+        return self.name
+
+    @endpoint
+    def sleep_on(self, path: str) -> str:
+        import time
+
+        # Until the test says so; it ends by itself if that never comes.
+        deadline = time.monotonic() + 30
+        while not os.path.exists(path) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self.name
+
+
+class AsyncLink(Actor):
+    @endpoint
+    async def follow(self, chain: list[Any]) -> int:
+        return 1 + (await chain[0].follow.call_one(chain[1:]) if chain else 0)
+
+
+def check(error: BaseException | None, *words: str) -> None:
+    assert isinstance(error, (ActorError, DeadlockError)), error
+    text = str(error)
+    assert "DeadlockError" in text or isinstance(error, DeadlockError)
+    for word in words:
+        assert word in text, text
+
+
+def test_an_actor_that_waits_for_itself(procs: Any) -> None:
+    one = procs(1).spawn("one", Link, "1")
+    check(one.follow.call_one([one]).exception(timeout=20), "one[gpus=0].follow() waits for one.follow()")
+    assert one.fine.call_one().get(timeout=20) == "1"
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("same_proc", [False, True])
+def test_a_circle(procs: Any, count: int, same_proc: bool) -> None:
+    if same_proc:
+        mesh = procs(1)
+        links = [mesh.spawn(f"link{index}", Link, str(index)) for index in range(count)]
+    else:
+        whole = procs(count)
+        links = [whole.slice(gpus=index).spawn(f"link{index}", Link, str(index)) for index in range(count)]
+    error = links[0].follow.call_one([*links[1:], links[0]]).exception(timeout=20)
+    check(error, *(f"link{index}" for index in range(count)))
+    assert [link.fine.call_one().get(timeout=20) for link in links] == [str(index) for index in range(count)]
+    assert links[0].follow.call_one(links[1:]).get(timeout=20) == "".join(map(str, range(count)))
+
+
+def test_a_member_that_calls_its_whole_mesh(procs: Any) -> None:
+    links = procs(3).spawn("links", Link, "x")
+    error = links.slice(gpus=1).follow_all.call_one(links).exception(timeout=20)
+    check(error, "links[gpus=1]")
+    assert list(links.fine.call().get(timeout=20).values()) == ["x"] * 3
+
+
+def test_two_circles_at_once(procs: Any) -> None:
+    links = [procs(1).spawn(f"link{index}", Link, str(index)) for index in range(4)]
+    errors = [
+        links[0].follow.call_one([links[1], links[0]]),
+        links[2].follow.call_one([links[3], links[2]]),
+    ]
+    for error in errors:
+        check(error.exception(timeout=20))
+    assert [link.fine.call_one().get(timeout=20) for link in links] == ["0", "1", "2", "3"]
+
+
+def test_two_that_call_each_other_at_once(procs: Any) -> None:
+    one, two = procs(1).spawn("one", Link, "1"), procs(1).spawn("two", Link, "2")
+    for _ in range(20):
+        futures = one.follow.call_one([two]), two.follow.call_one([one])
+        outcomes = [future.exception(timeout=20) for future in futures]
+        for outcome in outcomes:
+            if outcome is not None:
+                check(outcome)
+        assert one.fine.call_one().get(timeout=20) == "1" and two.fine.call_one().get(timeout=20) == "2"
+
+
+def test_a_long_wait_is_no_circle(procs: Any, tmp_path: Any) -> None:
+    one, two = procs(1).spawn("one", Link, "1"), procs(1).spawn("two", Link, "2")
+    busy = two.sleep_on.call_one(str(tmp_path / "go"))
+    waiting = [one.follow.call_one([two]) for _ in range(3)]
+    with pytest.raises(TimeoutError):
+        waiting[-1].get(timeout=1.5)
+    (tmp_path / "go").touch()
+    assert busy.get(timeout=20) == "2"
+    assert [future.get(timeout=20) for future in waiting] == ["12"] * 3
+
+
+def test_async_actors_wait_in_circles_without_harm(procs: Any) -> None:
+    one, two = procs(1).spawn("one", AsyncLink), procs(1).spawn("two", AsyncLink)
+    assert one.follow.call_one([two, one, two, one]).get(timeout=20) == 5
+    assert one.follow.call_one([one, one]).get(timeout=20) == 3
+
+
+def test_a_death_in_the_middle_of_a_chain_is_no_hang(procs: Any) -> None:
+    class Dies(Actor):
+        @endpoint
+        def follow(self, chain: list[Any]) -> str:
+            os._exit(9)
+
+    one, dies = procs(1).spawn("one", Link, "1"), procs(1).spawn("dies", Dies)
+    error = one.follow.call_one([dies]).exception(timeout=20)
+    assert "exited with code 9" in str(error) and isinstance(error, (ActorError, SupervisionError))
+    assert one.fine.call_one().get(timeout=20) == "1"

@@ -1,0 +1,36 @@
+"""However a program ends, nothing of it is left: no process, no file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["", "sys.exit(3)", "raise ValueError('the end')", "os._exit(4)", "os.kill(os.getpid(), 9)", "del procs, a"],
+)
+def test_however_a_program_ends_it_leaves_nothing(program: Any, end: str) -> None:
+    done = program(
+        f"""
+import os, sys
+from monarch.actor import Actor, endpoint, this_host
+
+class A(Actor):
+    @endpoint
+    def f(self):
+        print("said")
+        return 1
+
+procs = this_host().spawn_procs(per_host={{"gpus": 2}})
+a = procs.spawn("a", A)
+assert list(a.f.call().get(timeout=50).values()) == [1, 1]
+{end}
+"""
+    )
+    codes = {"sys.exit(3)": 3, "raise ValueError('the end')": 1, "os._exit(4)": 4, "os.kill(os.getpid(), 9)": -9}
+    assert done.code == codes.get(end, 0), done.err
+    assert done.left == []
+    if end in ("", "del procs, a"):
+        assert done.err == "" and done.out == "[ranks 0-1] said\n"

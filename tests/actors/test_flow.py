@@ -1,0 +1,151 @@
+"""Flow control: who is far ahead of a slow actor slows down; nothing is lost, and memory is bounded."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+
+from leaks import wait_until
+from monarch.actor import Actor, endpoint
+
+MB = 1 << 20
+
+
+def resident() -> int:
+    """Bytes of memory that this process has."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+class Slow(Actor):
+    def __init__(self) -> None:
+        self.last = -1
+        self.wrong = 0
+        self.most = 0
+
+    @endpoint
+    def take(self, number: int, ballast: bytes = b"") -> None:
+        self.wrong += number != self.last + 1
+        self.last = number
+        if number % 100 == 0:
+            # What makes it slow: a hundredth of this for each message.
+            time.sleep(0.002)
+            self.most = max(self.most, resident())
+
+    @endpoint
+    def state(self) -> tuple[int, int, int, int]:
+        return self.last, self.wrong, self.most, resident()
+
+
+class SlowAsync(Slow):
+    @endpoint
+    async def take(self, number: int, ballast: bytes = b"") -> None:
+        Slow.take.method(self, number, ballast)
+
+
+class Floods(Actor):
+    def __init__(self) -> None:
+        self.taken = 0
+
+    @endpoint
+    def meet(self, other: Any) -> None:
+        self.other = other
+
+    @endpoint
+    def flood(self, count: int) -> int:
+        for _ in range(count):
+            self.other.take.broadcast()
+        return count
+
+    @endpoint
+    def take(self) -> None:
+        self.taken += 1
+
+    @endpoint
+    def count(self) -> int:
+        return self.taken
+
+
+class FloodsAsync(Floods):
+    @endpoint
+    async def flood(self, count: int) -> int:
+        for _ in range(count):
+            self.other.take.broadcast()
+        return count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", [Slow, SlowAsync])
+def test_a_hundred_thousand_broadcasts_to_a_slow_actor(procs: Any, cls: type) -> None:
+    slow = procs(1).spawn("slow", cls).slice(gpus=0)
+    _, _, _, before = slow.state.call_one().get(timeout=20)
+    ours = resident()
+    behind = 0
+    for number in range(100_000):
+        slow.take.broadcast(number)
+        if number % 10_000 == 9_999:
+            peer = slow._members_at().peers[0]
+            behind = max(behind, peer.sent - (peer.credit - 16_384))
+    assert behind <= 20_000, "the sender did not slow down"
+    most = resident() - ours
+    last, wrong, peak, _ = slow.state.call_one().get(timeout=60)
+    assert (last, wrong) == (99_999, 0)
+    assert most < 100 * MB and peak - before < 150 * MB
+
+
+def test_messages_with_ballast_count_for_more(procs: Any) -> None:
+    slow = procs(1).spawn("slow", Slow).slice(gpus=0)
+    _, _, _, before = slow.state.call_one().get(timeout=20)
+    ours = resident()
+    # 30,000 times 20 kB, which is 600 MB: below what goes by shared memory.
+    ballast = bytes(20_000)
+    for number in range(30_000):
+        slow.take.broadcast(number, ballast)
+    last, wrong, peak, _ = slow.state.call_one().get(timeout=60)
+    assert (last, wrong) == (29_999, 0)
+    assert resident() - ours < 200 * MB and peak - before < 200 * MB
+
+
+def test_calls_in_flight_are_bounded_too(procs: Any) -> None:
+    slow = procs(2).spawn("slow", Slow)
+    futures = [slow.take.call(number) for number in range(20_000)]
+    for future in futures:
+        future.get(timeout=60)
+    assert [state[:2] for state in slow.state.call().get(timeout=20).values()] == [(19_999, 0)] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cls", [Floods, FloodsAsync])
+def test_two_that_flood_each_other_do_not_hang(procs: Any, cls: type) -> None:
+    one, two = procs(1).spawn("one", cls), procs(1).spawn("two", cls)
+    one.meet.call_one(two).get(timeout=20)
+    two.meet.call_one(one).get(timeout=20)
+    floods = [one.flood.call_one(50_000), two.flood.call_one(50_000)]
+    assert [flood.get(timeout=60) for flood in floods] == [50_000] * 2
+    # To each it is the other that sends, so this may overtake the last of it.
+    for each in (one, two):
+        assert wait_until(lambda each=each: each.count.call_one().get(timeout=60) == 50_000, 60)
+
+
+def test_one_that_floods_itself_does_not_hang(procs: Any) -> None:
+    one = procs(1).spawn("one", Floods)
+    one.meet.call_one(one).get(timeout=20)
+    assert one.flood.call_one(40_000).get(timeout=60) == 40_000
+    assert one.count.call_one().get(timeout=60) == 40_000
+
+
+def test_a_death_sets_a_sender_free_that_waits_for_room(procs: Any) -> None:
+    class Stuck(Actor):
+        @endpoint
+        def take(self, number: int) -> None:
+            if number == 100:
+                time.sleep(0.5)
+                os._exit(5)
+
+    stuck = procs(1).spawn("stuck", Stuck).slice(gpus=0)
+    with pytest.raises(Exception, match="exited with code 5"):
+        for number in range(1_000_000):
+            stuck.take.broadcast(number)

@@ -1,0 +1,228 @@
+"""What ranks print: where it goes, in which order, and what is said once for all."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from leaks import wait_until
+from monarch._actors.process import get_runtime
+from monarch._core.fold import Line
+from monarch.actor import Actor, current_rank, endpoint
+
+
+class Prints(Actor):
+    @endpoint
+    def say(self, text: str) -> None:
+        print(text)
+
+    @endpoint
+    def say_rank(self, count: int = 1) -> int:
+        for index in range(count):
+            print(f"line {index} of rank {current_rank().rank}")
+        return current_rank().rank
+
+    @endpoint
+    def by_all_ways(self) -> None:
+        print("python stdout")
+        print("python stderr", file=sys.stderr)
+        os.write(1, b"descriptor 1\n")
+        os.write(2, b"descriptor 2\n")
+        libc = ctypes.CDLL(None)
+        libc.printf(b"c printf\n")
+        subprocess.run(["sh", "-c", "echo subprocess; echo subprocess stderr >&2"], check=True)
+
+    @endpoint
+    def write(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            os.write(1, piece)
+
+    @endpoint
+    async def say_async(self, text: str) -> None:
+        print(text)
+
+    @endpoint
+    def unfinished(self) -> None:
+        print("no line end", end="")
+
+    @endpoint
+    def log(self, text: str) -> None:
+        logging.getLogger("user").info(text)
+
+    @endpoint
+    def nothing(self) -> None:
+        pass
+
+
+@pytest.fixture
+def lines(host: Any) -> Iterator[list[Line]]:
+    """The lines as they come, not shown."""
+    output = get_runtime().session.output
+    output.flush()
+    seen: list[Line] = []
+    old, output.on_line = output.on_line, seen.append
+    yield seen
+    output.flush()
+    output.on_line = old
+
+
+def texts(lines: list[Line], stream: str = "stdout") -> list[str]:
+    return [line.text for line in lines if line.stream == stream]
+
+
+def test_output_of_a_call_is_there_before_its_result(procs: Any, lines: list[Line]) -> None:
+    prints = procs(2).spawn("prints", Prints)
+    prints.nothing.call().get(timeout=20)
+    for number in range(50):
+        prints.say.call(f"number {number}").get(timeout=20)
+        assert texts(lines)[-1] == f"number {number}"
+        assert lines[-1].ranks == (0, 1) and lines[-1].prefix() == "[ranks 0-1]"
+    assert len(lines) == 50
+
+
+def test_every_way_to_print(procs: Any, lines: list[Line]) -> None:
+    procs(1).spawn("prints", Prints).by_all_ways.call().get(timeout=20)
+    assert sorted(texts(lines)) == ["c printf", "descriptor 1", "python stdout", "subprocess"]
+    assert sorted(texts(lines, "stderr")) == ["descriptor 2", "python stderr", "subprocess stderr"]
+    assert {line.prefix() for line in lines} == {"[rank 0]"}
+
+
+def test_the_order_of_each_rank_is_kept(procs: Any, lines: list[Line]) -> None:
+    prints = procs(3).spawn("prints", Prints)
+    prints.say_rank.call(300).get(timeout=20)
+    assert wait_until(lambda: len(lines) == 900)
+    for rank in range(3):
+        mine = [line.text for line in lines if line.ranks == (rank,)]
+        assert mine == [f"line {index} of rank {rank}" for index in range(300)]
+
+
+def test_what_all_say_is_folded_and_the_rest_is_not(procs: Any, lines: list[Line]) -> None:
+    prints = procs(4).spawn("prints", Prints)
+    prints.nothing.call().get(timeout=20)
+    prints.say.call("the same").get(timeout=20)
+    prints.slice(gpus=slice(1, 3)).say.call("some").get(timeout=20)
+    prints.say_rank.call().get(timeout=20)
+    assert [(line.prefix(), line.text) for line in lines[:2]] == [("[ranks 0-3]", "the same"), ("[ranks 1-2]", "some")]
+    assert wait_until(lambda: len(lines) == 6)
+    assert sorted(line.prefix() for line in lines[2:]) == [f"[rank {rank}]" for rank in range(4)]
+
+
+def test_characters_that_are_split_and_bytes_that_are_none(procs: Any, lines: list[Line]) -> None:
+    prints = procs(1).spawn("prints", Prints)
+    data = "größe 🙂 Ende\n".encode()
+    prints.write.call(*(bytes([byte]) for byte in data)).get(timeout=20)
+    assert texts(lines) == ["größe 🙂 Ende"]
+    # At the end of a call its output is shown, though the line has not ended; no character is lost by that.
+    for piece in (b"h\xc3", b"\xbc", b"h \xff\n"):
+        prints.write.call(piece).get(timeout=20)
+    assert texts(lines)[1:] == ["h", "ü", "h \ufffd"]
+
+
+def test_a_long_line_and_much_output(procs: Any, lines: list[Line]) -> None:
+    prints = procs(1).spawn("prints", Prints)
+    prints.say.call("x" * 3_000_000).get(timeout=20)
+    assert [len(text) for text in texts(lines)] == [3_000_000]
+    prints.write.call(b"y" * 99 + b"\n", *[b"z" * 99 + b"\n"] * 40_000).get(timeout=30)
+    assert wait_until(lambda: len(lines) == 40_002)
+
+
+def test_a_line_without_an_end_is_shown_at_last(procs: Any, lines: list[Line]) -> None:
+    mesh = procs(1)
+    prints = mesh.spawn("prints", Prints)
+    prints.unfinished.call().get(timeout=20)
+    prints.say.call(", and its end").get(timeout=20)
+    assert wait_until(lambda: "no line end, and its end" in "".join(texts(lines)))
+
+
+def test_async_endpoints_and_broadcasts(procs: Any, lines: list[Line]) -> None:
+    prints = procs(2).spawn("prints", Prints)
+    prints.nothing.call().get(timeout=20)
+    prints.say_async.call("async").get(timeout=20)
+    assert texts(lines) == ["async"]
+    prints.say.broadcast("broadcast")
+    assert wait_until(lambda: texts(lines)[-1] == "broadcast")
+
+
+def test_the_source_says_whose_call_it_was(procs: Any, lines: list[Line]) -> None:
+    mesh = procs(1)
+    first, second = mesh.spawn("first", Prints), mesh.spawn("second", Prints)
+    one = first.say.call("one")
+    one.get(timeout=20)
+    two = second.say.call("two")
+    two.get(timeout=20)
+    found = {line.text: line.source for line in lines}
+    assert found["one"][1:] == (first._key, one.port) and found["two"][1:] == (second._key, two.port)
+
+
+def test_actors_of_one_proc_that_print_at_once_lose_nothing(procs: Any, lines: list[Line]) -> None:
+    mesh = procs(1)
+    actors = [mesh.spawn(f"a{index}", Prints) for index in range(3)]
+    for number in range(100):
+        futures = [actor.say.call(f"{index} says {number}") for index, actor in enumerate(actors)]
+        for index, future in enumerate(futures):
+            future.get(timeout=20)
+            assert f"{index} says {number}" in texts(lines)
+    assert len(lines) == 300
+
+
+def test_it_goes_to_stdout_and_stderr_of_the_program(procs: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    prints = procs(2).spawn("prints", Prints)
+    prints.nothing.call().get(timeout=20)
+    prints.by_all_ways.call().get(timeout=20)
+    out, err = capsys.readouterr()
+    assert "[ranks 0-1] python stdout\n" in out and "[ranks 0-1] python stderr\n" in err
+    assert "python stderr" not in out
+
+
+def test_logging_option(procs: Any, lines: list[Line]) -> None:
+    import asyncio
+
+    mesh = procs(2)
+    prints = mesh.spawn("prints", Prints)
+    asyncio.run(mesh.logging_option(stream_to_client=False))
+    prints.say.call("unseen").get(timeout=20)
+    asyncio.run(mesh.logging_option(stream_to_client=True, aggregate_window_sec=0, level=logging.INFO))
+    prints.log.call("a record").get(timeout=20)
+    prints.say.call("seen").get(timeout=20)
+    assert wait_until(lambda: "seen" in texts(lines))
+    assert "unseen" not in texts(lines)
+    assert any("a record" in text for text in texts(lines, "stderr"))
+    asyncio.run(mesh.logging_option(level=logging.WARNING))
+    prints.log.call("too little").get(timeout=20)
+    assert not any("too little" in text for text in texts(lines, "stderr"))
+    for wrong in ({"aggregate_window_sec": -1}, {"level": 256}, {"level": -1}):
+        with pytest.raises(ValueError):
+            asyncio.run(mesh.logging_option(**wrong))
+
+
+def test_last_words_of_stopped_procs_are_shown(procs: Any, lines: list[Line]) -> None:
+    class Says(Actor):
+        @endpoint
+        def f(self) -> None: ...
+
+        def __cleanup__(self, error: Exception | None) -> None:
+            print("good bye")
+
+    mesh = procs(2)
+    mesh.spawn("says", Says).f.call().get(timeout=20)
+    mesh.stop().get(timeout=20)
+    assert wait_until(lambda: "good bye" in texts(lines))
+
+
+def test_silence_costs_no_messages(procs: Any, lines: list[Line], monkeypatch: pytest.MonkeyPatch) -> None:
+    prints = procs(1).spawn("prints", Prints)
+    prints.nothing.call().get(timeout=20)
+    runtime = get_runtime()
+    told: list[Any] = []
+    take = runtime.on_output
+    monkeypatch.setattr(runtime, "on_output", lambda output: (told.append(output), take and take(output)))
+    for _ in range(100):
+        prints.nothing.call().get(timeout=20)
+    assert not told

@@ -1,0 +1,186 @@
+"""Processes: their environment, bootstrap, cores and threads."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import pytest
+
+from monarch.actor import Actor, default_bootstrap_cmd, endpoint, proc_mesh, this_host
+from monarch.exceptions import ActorError, ArgumentError, ShapeError, SpawnError
+
+CORES = sorted(os.sched_getaffinity(0))
+
+
+class Looks(Actor):
+    @endpoint
+    def env(self, *names: str) -> list[str | None]:
+        return [os.environ.get(name) for name in names]
+
+    @endpoint
+    def child_env(self, name: str) -> str:
+        import subprocess
+
+        return subprocess.run(["printenv", name], capture_output=True, text=True).stdout.strip()
+
+    @endpoint
+    def run(self, code: str) -> Any:
+        return eval(code, {})
+
+    @endpoint
+    def cores(self) -> list[int]:
+        return sorted(os.sched_getaffinity(0))
+
+    @endpoint
+    def torch_threads(self) -> tuple[int, str | None]:
+        import torch
+
+        return torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
+
+    @endpoint
+    def modules(self) -> list[str]:
+        return [name for name in ("IPython", "ipykernel", "jupyterlab", "notebook") if name in sys.modules]
+
+
+def test_env_is_in_place_and_none_removes(procs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MK_GOES", "here")
+    mesh = procs(2, env={"MK_A": "x", "MK_NUMBER": 3, "HOME": None, "MK_UNICODE": "größe"})
+    looks = mesh.spawn("looks", Looks)
+    for seen in looks.env.call("MK_A", "MK_NUMBER", "HOME", "MK_UNICODE", "MK_GOES").get(timeout=20).values():
+        assert seen == ["x", "3", None, "größe", "here"]
+    assert looks.child_env.call("MK_A").get(timeout=20)[0] == "x"
+    assert looks.child_env.call("HOME").get(timeout=20)[1] == ""
+    monkeypatch.delenv("MK_GOES")
+    assert procs(1).spawn("looks", Looks).env.call_one("MK_GOES").get(timeout=20) == [None]
+
+
+def test_env_of_one_mesh_is_not_that_of_another(procs: Any) -> None:
+    with_it, without = procs(1, env={"MK_B": "1"}), procs(1)
+    assert with_it.spawn("a", Looks).env.call_one("MK_B").get(timeout=20) == ["1"]
+    assert without.spawn("b", Looks).env.call_one("MK_B").get(timeout=20) == [None]
+
+
+def test_env_by_a_bootstrap_command(procs: Any) -> None:
+    command = default_bootstrap_cmd().with_env({"MK_C": "command", "MK_D": "command"})
+    mesh = procs(1, bootstrap_command=command, env={"MK_D": "given"})
+    assert mesh.spawn("a", Looks).env.call_one("MK_C", "MK_D").get(timeout=20) == ["command", "given"]
+
+
+@pytest.mark.parametrize("env", [{"A=B": "1"}, {"": "1"}, {"A": object()}, {3: "x"}, {"A\0": "x"}])
+def test_env_that_cannot_be(host: Any, env: Any) -> None:
+    with pytest.raises(ValueError):
+        host.spawn_procs(env=env)
+
+
+def test_bootstrap_runs_before_any_actor(procs: Any) -> None:
+    def setup() -> None:
+        os.environ["MK_SETUP"] = "done"
+
+    async def setup_async() -> None:
+        import asyncio
+
+        await asyncio.sleep(0)
+        os.environ["MK_SETUP"] = "done too"
+
+    mesh = procs(2, bootstrap=setup)
+    assert mesh.initialized.get(timeout=20) is True
+    assert mesh.spawn("a", Looks).env.call("MK_SETUP").get(timeout=20)[1] == ["done"]
+    other = procs(1, bootstrap=setup_async)
+    assert other.spawn("a", Looks).env.call_one("MK_SETUP").get(timeout=20) == ["done too"]
+
+
+def test_a_bootstrap_that_raises_is_the_error_of_initialized(procs: Any) -> None:
+    def setup() -> None:
+        raise OSError("no such disk")
+
+    mesh = procs(2, bootstrap=setup)
+    with pytest.raises(ActorError, match="OSError: no such disk") as caught:
+        mesh.initialized.get(timeout=20)
+    assert "test_procs.py" in str(caught.value) and sorted(caught.value.failures) == [0, 1]
+
+
+def test_shapes_that_cannot_be(host: Any) -> None:
+    for per_host in ({"gpus": 0}, {"gpus": -1}, {"gpus": 1.5}, {"gpus": True}, {"gpus": "2"}):
+        with pytest.raises(ValueError, match="gpus"):
+            host.spawn_procs(per_host=per_host)
+    with pytest.raises(ShapeError, match="this host only"):
+        proc_mesh(gpus=1, hosts=2)
+
+
+def test_cores_are_shared_out(procs: Any) -> None:
+    each = procs(len(CORES)).spawn("a", Looks).cores.call().get(timeout=20)
+    assert sorted(core for cores in each.values() for core in cores) == CORES
+    whole = procs(1).spawn("a", Looks)
+    assert whole.cores.call_one().get(timeout=20) == CORES
+    many = procs(len(CORES) + 1).spawn("a", Looks)
+    assert set(many.torch_threads.call().get(timeout=20).values()) == {(1, "1")}
+    assert whole.torch_threads.call_one().get(timeout=20) == (len(CORES), str(len(CORES)))
+
+
+def test_the_user_has_the_last_word_on_threads(procs: Any) -> None:
+    mesh = procs(2, env={"OMP_NUM_THREADS": "3"})
+    assert mesh.spawn("a", Looks).torch_threads.call().get(timeout=20)[0] == (3, "3")
+
+
+def test_cores_by_hand(procs: Any, host: Any) -> None:
+    mesh = procs(2, proc_bind=[[CORES[0]], {"cpus": str(CORES[-1])}])
+    cores = mesh.spawn("a", Looks).cores.call().get(timeout=20)
+    assert list(cores.values()) == [[CORES[0]], [CORES[-1]]]
+    with pytest.raises(ShapeError, match="1 entries for 2"):
+        host.spawn_procs({"gpus": 2}, proc_bind=[[0]])
+    with pytest.raises(ValueError, match="9999"):
+        host.spawn_procs({"gpus": 1}, proc_bind=[[9999]])
+
+
+def test_ranks_have_no_jupyter(procs: Any) -> None:
+    assert procs(1).spawn("a", Looks).modules.call_one().get(timeout=20) == []
+
+
+def test_a_bootstrap_that_ends_its_process_is_no_hang(procs: Any) -> None:
+    mesh = procs(2, bootstrap=lambda: os._exit(3))
+    with pytest.raises(Exception, match="exited with code 3"):
+        mesh.initialized.get(timeout=20)
+    assert issubclass(SpawnError, RuntimeError) and issubclass(ArgumentError, TypeError)
+
+
+def test_proc_mesh_can_be_awaited(host: Any) -> None:
+    import asyncio
+
+    async def main() -> list[str | None]:
+        async with await proc_mesh(gpus=2, env={"MASTER_PORT": 12455}) as mesh:
+            assert mesh.sizes == {"gpus": 2}
+            looks = await mesh.spawn("looks", Looks)
+            return (await looks.env.call("MASTER_PORT"))[1]
+
+    assert asyncio.run(asyncio.wait_for(main(), 30)) == ["12455"]
+
+
+def test_a_variable_that_counts_only_at_the_start_of_python(program: Any) -> None:
+    out = program(
+        """
+from monarch.actor import Actor, endpoint, shutdown_context, this_host
+
+class Hashes(Actor):
+    @endpoint
+    def of(self, text):
+        return hash(text)
+
+def fixed(seed):
+    with this_host().spawn_procs(per_host={"gpus": 2}, env={"PYTHONHASHSEED": seed}) as mesh:
+        values = list(mesh.spawn("hashes", Hashes).of.call("a text").get(timeout=50).values())
+        assert values[0] == values[1]
+        return values[0]
+
+if __name__ == "__main__":
+    print(fixed("7") == fixed("7"), fixed("7") == fixed("8"))
+    shutdown_context().get(timeout=20)
+"""
+    ).ok()
+    assert out.split() == ["True", "False"]
+
+
+def test_the_host_mesh_itself() -> None:
+    assert this_host().sizes == {} and len(this_host()) == 1
+    assert this_host().initialized.get(timeout=20) is True

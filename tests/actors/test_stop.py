@@ -1,0 +1,207 @@
+"""The end of actors and procs: what came before is handled, cleanup runs, and later calls say what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import monarch.actor
+from leaks import processes, wait_until
+from monarch.actor import Actor, endpoint, this_host
+from monarch.exceptions import ActorError, DeviceMeshError, MonarchError, StoppedError
+
+
+class Cleans(Actor):
+    def __init__(self, path: str, fail: bool = False) -> None:
+        self.path = Path(path)
+        self.fail = fail
+        self.count = 0
+
+    @endpoint
+    def add(self) -> int:
+        self.count += 1
+        return self.count
+
+    def __cleanup__(self, error: Exception | None) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{self.count} {error}\n")
+        if self.fail:
+            raise ValueError("cleanup failed")
+
+
+class CleansAsync(Actor):
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self.count = 0
+
+    @endpoint
+    async def add(self) -> int:
+        await asyncio.sleep(0)
+        self.count += 1
+        return self.count
+
+    async def __cleanup__(self, error: Exception | None) -> None:
+        await asyncio.sleep(0)
+        self.path.write_text(f"{self.count} {error}\n")
+
+
+@pytest.mark.parametrize("cls", [Cleans, CleansAsync])
+def test_cleanup_runs_after_what_was_sent_before(procs: Any, tmp_path: Path, cls: type) -> None:
+    mesh = procs(1)
+    actor = mesh.spawn("cleans", cls, str(tmp_path / "said"))
+    for _ in range(500):
+        actor.add.broadcast()
+    last = actor.add.call_one()
+    actor.stop().get(timeout=20)
+    assert last.get(timeout=20) == 501
+    assert (tmp_path / "said").read_text() == "501 None\n"
+    # The proc goes on.
+    again = mesh.spawn("again", cls, str(tmp_path / "again"))
+    assert again.add.call_one().get(timeout=20) == 1
+
+
+@pytest.mark.parametrize("cls", [Cleans, CleansAsync])
+def test_stopping_the_procs_cleans_up_too(procs: Any, tmp_path: Path, cls: type) -> None:
+    mesh = procs(1)
+    actor = mesh.spawn("cleans", cls, str(tmp_path / "said"))
+    for _ in range(100):
+        actor.add.broadcast()
+    mesh.stop().get(timeout=20)
+    assert (tmp_path / "said").read_text() == "100 None\n"
+
+
+def test_an_error_in_cleanup_is_that_of_stop(procs: Any, tmp_path: Path) -> None:
+    actor = procs(2).spawn("cleans", Cleans, str(tmp_path / "said"), fail=True)
+    with pytest.raises(ActorError, match="cleanup failed"):
+        actor.stop().get(timeout=20)
+    with pytest.raises(StoppedError):
+        actor.add.call()
+
+
+def test_an_error_in_cleanup_at_the_end_of_the_procs_is_reported(
+    procs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", told.append)
+    mesh = procs(1)
+    mesh.spawn("cleans", Cleans, str(tmp_path / "said"), fail=True).add.call().get(timeout=20)
+    mesh.stop().get(timeout=20)
+    assert wait_until(lambda: told), "nobody was told"
+    assert "cleanup failed" in str(told[0])
+
+
+def test_calls_after_a_stop_fail_at_once(procs: Any, tmp_path: Path) -> None:
+    mesh = procs(2)
+    actor = mesh.spawn("cleans", Cleans, str(tmp_path / "said"))
+    view = actor.slice(gpus=0)
+    actor.stop("not needed any more").get(timeout=20)
+    for call in (actor.add.call, actor.add.broadcast, actor.add.stream, actor.add.choose, view.add.call_one):
+        with pytest.raises(StoppedError, match=r"cleans was stopped \(not needed any more\); spawn a new one"):
+            call()
+    assert actor.stop().get(timeout=20) is None
+    mesh.stop("enough").get(timeout=20)
+    with pytest.raises(StoppedError, match="enough"):
+        mesh.spawn("late", Cleans, "x")
+    assert mesh.stop().get(timeout=20) is None
+
+
+def test_actors_of_stopped_procs_say_so(procs: Any, tmp_path: Path) -> None:
+    mesh = procs(1)
+    actor = mesh.spawn("cleans", Cleans, str(tmp_path / "said"))
+    actor.add.call().get(timeout=20)
+    mesh.stop().get(timeout=20)
+    with pytest.raises(StoppedError):
+        actor.add.call().get(timeout=20)
+
+
+def test_a_reference_to_a_stopped_actor_is_told(procs: Any, tmp_path: Path) -> None:
+    class Asks(Actor):
+        @endpoint
+        def ask(self, other: Any) -> Any:
+            return other.add.call().get()
+
+    asks = procs(1).spawn("asks", Asks)
+    actor = procs(1).spawn("cleans", Cleans, str(tmp_path / "said"))
+    asks.ask.call_one(actor).get(timeout=20)
+    actor.stop().get(timeout=20)
+    with pytest.raises(ActorError, match="was stopped") as caught:
+        asks.ask.call_one(actor).get(timeout=20)
+    assert isinstance(caught.value.exception, MonarchError)
+
+
+def test_calls_under_way_end_with_the_procs(procs: Any) -> None:
+    class Waits(Actor):
+        @endpoint
+        async def wait(self) -> None:
+            await asyncio.Event().wait()
+
+    mesh = procs(2)
+    waiting = mesh.spawn("waits", Waits).wait.call()
+    with pytest.raises(TimeoutError):
+        waiting.get(timeout=0.1)
+    stopping = mesh.stop()
+    with pytest.raises((DeviceMeshError, ActorError)):
+        waiting.get(timeout=20)
+    stopping.get(timeout=20)
+
+
+def test_messages_that_come_after_the_stop_are_refused(procs: Any, tmp_path: Path) -> None:
+    """Another sender does not know of the stop yet: each of its calls is answered."""
+
+    class Floods(Actor):
+        @endpoint
+        def flood(self, other: Any, count: int) -> tuple[int, int]:
+            futures = [other.add.call_one() for _ in range(count)]
+            errors = [future.exception() for future in futures]
+            return sum(error is None for error in errors), sum(isinstance(error, StoppedError) for error in errors)
+
+    floods = procs(1).spawn("floods", Floods)
+    mesh = procs(1)
+    for cls in (Cleans, CleansAsync):
+        target = mesh.spawn("target", cls, str(tmp_path / "said"))
+        target.add.call().get(timeout=20)
+        flood = floods.flood.call_one(target, 5000)
+        assert wait_until(lambda target=target: target.add.call_one().get(timeout=20) > 100)
+        target.stop().get(timeout=20)
+        done, refused = flood.get(timeout=30)
+        assert done + refused == 5000
+        assert procs(1).spawn("next", cls, str(tmp_path / "said")).add.call_one().get(timeout=20) == 1
+
+
+def test_with_and_async_with_stop_at_the_end(host: Any, tmp_path: Path) -> None:
+    before = set(processes())
+    with this_host().spawn_procs(per_host={"gpus": 2}) as mesh:
+        with mesh.spawn("cleans", Cleans, str(tmp_path / "said")) as actor:
+            assert list(actor.add.call().get(timeout=20).values()) == [1, 1]
+        assert (tmp_path / "said").read_text() == "1 None\n" * 2
+    assert set(processes()) <= before
+
+    async def main() -> None:
+        async with await this_host().spawn_procs(per_host={"gpus": 2}) as mesh:
+            async with await mesh.spawn("cleans", Cleans, str(tmp_path / "again")) as actor:
+                assert list((await actor.add.call()).values()) == [1, 1]
+            with pytest.raises(StoppedError):
+                actor.add.call()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+    assert set(processes()) <= before
+    with pytest.raises(ZeroDivisionError), this_host().spawn_procs() as mesh:
+        1 / 0
+    assert set(processes()) <= before
+
+
+def test_many_spawns_and_stops_leave_nothing(procs: Any, tmp_path: Path) -> None:
+    mesh = procs(2)
+    runtime = mesh._runtime
+    threads = threading.active_count()
+    for index in range(30):
+        cls = (Cleans, CleansAsync)[index % 2]
+        actor = mesh.spawn("cleans", cls, str(tmp_path / "said"))
+        assert list(actor.add.call().get(timeout=20).values()) == [1, 1]
+        actor.stop().get(timeout=20)
+    assert wait_until(lambda: threading.active_count() <= threads)
+    assert len(runtime.ports) < 10
