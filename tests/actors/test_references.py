@@ -162,7 +162,7 @@ def test_an_actor_stops_what_it_spawned(procs: Any) -> None:
     pids = set(leaves.pid.call().get(timeout=20).values())
     boss.stop_procs.call_one().get(timeout=20)
     assert wait_until(lambda: not pids & set(processes()))
-    with pytest.raises(DeviceMeshError):
+    with pytest.raises(StoppedError):
         leaves.add.call(1).get(timeout=20)
 
 
