@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import importlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,8 @@ EXPLICIT = 1
 """Flag of a Call: the method gets a port, whatever its decorator says."""
 UNDECORATED = 2
 """Flag of a Call: the method may be one without a decorator."""
+FUNCTION = 4
+"""Flag of a Call: the method is a function, as ``module:name``, that gets the actor as its first argument."""
 NOTHING = dumps(None)[0]
 _PLACES = 4096
 _DRAIN = 3.0
@@ -152,6 +156,8 @@ class Cell:
         method = self._methods.get(call.method)
         if method is not None and not call.flags:
             return method
+        if call.flags & FUNCTION:
+            return Method(_function(call.method), False, False)
         if call.flags & UNDECORATED:
             function = getattr(type(self.instance), call.method, None)
             function = getattr(function, "method", function)
@@ -337,6 +343,15 @@ class Cell:
         self.instance = None
         stopped(failure)
         self.executor.release()
+
+
+@functools.lru_cache(maxsize=64)
+def _function(name: str) -> Callable[..., Any]:
+    """A function of this package by its name; what a cell runs in an actor by."""
+    module, _, function = name.partition(":")
+    if not module.startswith("monarch."):
+        raise ArgumentError(f"{name!r} is no function of Monarch")
+    return getattr(importlib.import_module(module), function)
 
 
 def unpack_text(failure: bytes) -> str:

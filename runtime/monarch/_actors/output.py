@@ -72,11 +72,13 @@ class OutputView:
                 if decoder is None:
                     decoder = self._decoders[where] = codecs.getincrementaldecoder("utf-8")("replace")
                 folder.add(source, rank, stream, decoder.decode(fresh), now)
-            if source[2]:
-                self._sources.setdefault(source[2], set()).add(source)
-                if source[2] not in self._runtime.ports:
-                    # Its call has ended: another actor of the proc, whose call goes on, may have printed this.
-                    self.done(source[2])
+            port = source[2]
+            if port in self._runtime.ports:
+                self._sources.setdefault(port, set()).add(source)
+            elif port and not all(data.endswith(b"\n") for _, _, data in pieces):
+                # Its call has ended, so nothing else will have the rest of the line shown.
+                self._sources.setdefault(port, set()).add(source)
+                self.done(port)
         self._time()
 
     def done(self, port: int) -> None:

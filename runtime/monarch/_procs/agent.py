@@ -33,6 +33,8 @@ from monarch._wire.segments import Segments
 
 _PIECE = 1 << 20
 """Bytes of output in one message."""
+_GATHER = 0.05
+"""Seconds for which replies wait for those of other ranks, to go as one message."""
 _PATIENCE = 1.0
 """Seconds after which a proc that nobody has asked for yet counts as unknown."""
 
@@ -256,8 +258,17 @@ class Agent:
                 if batch is not None:
                     if batch:
                         self.switch.send(route.dst, batch)
+                    elif self.casts.waiting(route.dst, message.port) == 1:
+                        dst, port = route.dst, message.port
+                        self._later(_GATHER, lambda: self._send_gathered(dst, port))
                     return
         self.switch.send(route.dst, frames)
+
+    def _send_gathered(self, dst: str, port: int) -> None:
+        """Does not keep replies waiting for those of slow ranks."""
+        frames = self.casts.take(dst, port)
+        if frames:
+            self.switch.send(dst, frames)
 
     def _on_cast(self, cast: m.Cast, frames: list[Any]) -> None:
         procs = [proc for proc in cast.procs if proc in self.children.by_proc]

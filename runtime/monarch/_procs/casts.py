@@ -39,6 +39,21 @@ class Casts:
         gathering.frames.extend(frames)
         return self._close(dst, port, gathering)
 
+    def waiting(self, dst: str, port: int) -> int:
+        """How many replies to a port wait for others."""
+        gathering = self._open.get((dst, port))
+        return len(gathering.parts) if gathering is not None else 0
+
+    def take(self, dst: str, port: int) -> list[bytes | memoryview]:
+        """Takes out the replies that wait for slower ones; those are gathered further."""
+        gathering = self._open.get((dst, port))
+        if gathering is None or not gathering.parts:
+            return []
+        head = encode(Batch(self._proc, gathering.parts, len(gathering.frames)))
+        frames = [head, *gathering.frames]
+        gathering.parts, gathering.frames = [], []
+        return frames
+
     def died(self, proc: str) -> list[tuple[str, list[bytes | memoryview]]]:
         """A proc will answer nothing any more: what is complete without it, with its receiver."""
         complete: list[tuple[str, list[bytes | memoryview]]] = []

@@ -12,7 +12,6 @@ from monarch._procs.shares import affinity_plan, needs_cold_zygote, threads_plan
 from monarch._procs.zygotes import Failed, Forked, Gone, RankSpec, Ready, Zygote
 from monarch._wire.messages import Dead, Spawn
 
-
 _COLD = 3
 """Zygotes with an environment of their own that are kept for another use; each has torch in its memory."""
 

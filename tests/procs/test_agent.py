@@ -1,0 +1,573 @@
+"""The host agent by itself: a process that is sent the messages of the wire, and whose ranks run tiny functions."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+import zmq
+
+from leaks import processes, wait_until
+from monarch._procs import session
+from monarch._procs.agent import AgentConfig
+from monarch._procs.casts import Casts
+from monarch._procs.posix import proc_start_time
+from monarch._procs.session import ipc_address
+from monarch._wire import messages as m
+from monarch._wire.keys import KeyPair
+from monarch._wire.links import IPC_PATH_LIMIT, Inbox, Link, make_context
+
+HERE = Path(__file__).parent
+M = TypeVar("M")
+OWNER = "h/owner"
+
+
+def lives(pid: int) -> bool:
+    return proc_start_time(pid) is not None
+
+
+class Rig:
+    """An agent, and the controller's socket."""
+
+    def __init__(self, folder: str, listen: str = "", keys: KeyPair | None = None) -> None:
+        self.folder = folder
+        self.asked = 0
+        self.context = make_context()
+        self.inbox = Inbox(self.context, ipc_address(folder, OWNER))
+        self.inbox.socket.set(zmq.RCVTIMEO, 20_000)
+        self.seen: list[tuple[Any, list[bytes]]] = []
+        own = os.getpid()
+        config = AgentConfig(
+            "h",
+            folder,
+            OWNER,
+            own,
+            proc_start_time(own) or 0,
+            [],
+            listen,
+            keys.public.decode() if keys else "",
+        )
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "monarch._procs.agent"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None
+        self.process.stdin.write(msgspec.msgpack.encode(config))
+        self.process.stdin.close()
+        self.listening: m.Listening | None = None
+        if listen:
+            assert self.process.stdout is not None
+            self.listening = msgspec.json.decode(self.process.stdout.readline(), type=m.Listening)
+        assert self.hear(m.Ready).src == "h/agent"
+        self.link = Link(self.context, ipc_address(folder, "h/agent"), m.encode(m.Hello(m.VERSION, OWNER, own)))
+
+    def send(self, message: m.AnyMessage, *more: bytes) -> None:
+        self.link.send(m.encode(message), more)
+
+    def hear(self, kind: type[M], which: Callable[[M], bool] = lambda _: True) -> M:
+        return self.hear_all(kind, which)[0]
+
+    def hear_all(self, kind: type[M], which: Callable[[M], bool] = lambda _: True) -> tuple[M, list[bytes]]:
+        """The next message of a kind, with the frames that came beside it; those before it are kept."""
+        while True:
+            for index, (message, frames) in enumerate(self.seen):
+                if isinstance(message, kind) and which(message):
+                    del self.seen[index]
+                    return message, frames
+            frames = self.inbox.socket.recv_multipart()
+            self.seen.append((m.decode(frames[0]), frames[1:]))
+
+    def spawn(self, procs: list[str], entry: str, config: str = "", owner: str = OWNER) -> None:
+        self.send(
+            m.Spawn(
+                src=owner,
+                procs=procs,
+                entry=f"agent_entries:{entry}",
+                config=config.encode(),
+                places=list(range(len(procs))),
+                env={},
+                base_env={},
+                binds=[],
+                count=len(procs),
+                title="test",
+                path=[str(HERE), *sys.path],
+                cwd=str(HERE),
+            )
+        )
+
+    def dead(self, proc: str) -> m.Dead:
+        return self.hear(m.Dead, lambda dead: dead.proc == proc)
+
+    def ranks(self) -> list[int]:
+        """Pids of the agent's children that are ranks."""
+        return [pid for pid, name in processes().items() if name.startswith("test[")]
+
+    def there(self, procs: int) -> list[int]:
+        """Waits until so many ranks run; their pids."""
+        assert wait_until(lambda: len(self.ranks()) == procs)
+        return self.ranks()
+
+    def says(self) -> str:
+        """What the agent wrote on stderr."""
+        self.errors.seek(0)
+        return self.errors.read().decode()
+
+    def is_well(self) -> None:
+        """It still does what it is asked."""
+        self.asked += 1
+        proc = f"h/well{self.asked}.0"
+        self.spawn([proc], "leave", "7")
+        assert self.dead(proc).reason == "exited with code 7"
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.errors.close()
+        self.link.close()
+        self.inbox.close()
+        self.context.term()
+
+
+@pytest.fixture
+def folder() -> Iterator[str]:
+    made = session.make_folder()
+    yield made
+    session.remove_folder(made)
+
+
+@pytest.fixture
+def rig(folder: str) -> Iterator[Rig]:
+    made = Rig(folder)
+    yield made
+    made.close()
+
+
+# Ranks and their deaths
+
+
+def test_a_rank_that_ends_is_told_with_its_code_and_last_words(rig: Rig) -> None:
+    rig.spawn(["h/a.0", "h/a.1"], "leave", "3")
+    for proc in ("h/a.0", "h/a.1"):
+        dead = rig.dead(proc)
+        assert (dead.reason, dead.expected) == ("exited with code 3", False)
+        assert dead.tails == [("stderr", 0, b"last words\n")]
+
+
+def test_a_rank_that_crashes_is_told_with_its_signal(rig: Rig) -> None:
+    rig.spawn(["h/a.0"], "die")
+    assert rig.dead("h/a.0").reason == "was killed by signal 11 (SIGSEGV)"
+
+
+def test_a_rank_that_is_killed_is_told_at_once(rig: Rig) -> None:
+    rig.spawn(["h/a.0"], "wait")
+    (pid,) = rig.there(1)
+    start = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    assert rig.dead("h/a.0").reason == "was killed by signal 9 (SIGKILL)"
+    assert time.monotonic() - start < 0.5 + 0.5  # the law's bound, and slack for a loaded machine
+
+
+def test_an_entry_that_is_not_there_is_a_death_that_says_so(rig: Rig) -> None:
+    rig.spawn(["h/a.0"], "missing")
+    dead = rig.dead("h/a.0")
+    assert dead.reason == "exited with code 1"
+    assert b"no entry point 'agent_entries:missing'" in dead.tails[0][2]
+    rig.is_well()
+
+
+def test_the_socket_of_a_dead_rank_is_removed(rig: Rig) -> None:
+    rig.spawn(["h/a.0"], "listen", OWNER)
+    pid = rig.hear(m.Ready, lambda ready: ready.src == "h/a.0").pid
+    assert Path(rig.folder, "a.0").exists()
+    os.kill(pid, signal.SIGKILL)
+    rig.dead("h/a.0")
+    assert not Path(rig.folder, "a.0").exists()
+
+
+def test_ranks_end_with_the_rank_that_owns_them(rig: Rig) -> None:
+    """And theirs with them."""
+    rig.spawn(["h/a.0"], "wait")
+    (first,) = rig.there(1)
+    rig.spawn(["h/b.0", "h/b.1"], "ignore", owner="h/a.0")
+    rig.there(3)
+    rig.spawn(["h/c.0"], "wait", owner="h/b.1")
+    pids = rig.there(4)
+    os.kill(first, signal.SIGKILL)
+    assert wait_until(lambda: not any(lives(pid) for pid in pids), 2.0)
+    rig.send(m.Watch(OWNER, "h/c.0"))
+    assert rig.dead("h/c.0").reason == (
+        "was ended because its owner, h/b.1, was ended because its owner, h/a.0, was killed by signal 9 (SIGKILL)"
+    )
+
+
+def test_ranks_of_an_owner_that_has_died_before(rig: Rig) -> None:
+    """Its request comes after its death: nobody would ever end them."""
+    rig.spawn(["h/a.0"], "leave", "0")
+    rig.dead("h/a.0")
+    rig.spawn(["h/b.0"], "wait", owner="h/a.0")
+    rig.send(m.Watch(OWNER, "h/b.0"))
+    assert "its owner" in rig.dead("h/b.0").reason
+    assert wait_until(lambda: not rig.ranks())
+
+
+def test_children_of_a_rank_end_with_it(rig: Rig) -> None:
+    rig.spawn(["h/a.0"], "with_children")
+    assert wait_until(lambda: list(processes().values()).count("sleep") == 3)
+    (pid,) = rig.ranks()
+    os.kill(pid, signal.SIGKILL)
+    rig.dead("h/a.0")
+    # One is of a group of its own, and as good as a daemon: that one ends with the agent.
+    assert wait_until(lambda: list(processes().values()).count("sleep") <= 1)
+    rig.send(m.Bye(OWNER))
+    rig.process.wait(10)
+    assert "sleep" not in processes().values()
+
+
+# Watching
+
+
+def test_watching_a_proc_that_nobody_has_ever_asked_for(rig: Rig) -> None:
+    rig.send(m.Watch(OWNER, "h/none.0"))
+    assert rig.dead("h/none.0").reason == "was never started on this host"
+
+
+def test_watching_a_proc_that_has_died_before(rig: Rig) -> None:
+    rig.spawn(["h/a.0"], "leave", "3")
+    rig.dead("h/a.0")
+    rig.send(m.Watch(OWNER, "h/a.0"))
+    assert rig.dead("h/a.0").reason == "exited with code 3"
+
+
+def test_watching_a_proc_before_it_is_asked_for(rig: Rig) -> None:
+    rig.send(m.Watch(OWNER, "h/a.0"))
+    rig.spawn(["h/a.0"], "leave", "3")
+    assert rig.dead("h/a.0").reason == "exited with code 3"
+
+
+def test_watching_a_proc_of_a_host_that_is_not_there(rig: Rig) -> None:
+    rig.send(m.Watch(OWNER, "elsewhere/a.0"))
+    assert rig.dead("elsewhere/a.0").reason == "is on a host that is not in this session"
+
+
+def test_a_rank_hears_of_the_death_of_another(rig: Rig) -> None:
+    watcher = Inbox(rig.context, ipc_address(rig.folder, "h/watcher"))
+    watcher.socket.set(zmq.RCVTIMEO, 20_000)
+    rig.spawn(["h/a.0"], "wait")
+    (pid,) = rig.there(1)
+    rig.send(m.Watch("h/watcher", "h/a.0"))
+    rig.send(m.Watch(OWNER, "h/none.0"))
+    rig.dead("h/none.0")
+    os.kill(pid, signal.SIGKILL)
+    heard: list[Any] = []
+    while not heard or not isinstance(heard[-1], m.Dead):
+        heard.append(m.decode(watcher.socket.recv()))
+    assert heard[-1].proc == "h/a.0"
+    watcher.close()
+
+
+# Stopping
+
+
+def test_a_rank_that_ignores_its_stop_is_killed_after_the_grace(rig: Rig) -> None:
+    rig.spawn(["h/a.0"], "ignore")
+    rig.there(1)
+    rig.send(m.Stop(OWNER, ["h/a.0", "h/none.0"], 0.1))
+    dead = rig.dead("h/a.0")
+    assert (dead.reason, dead.expected) == ("did not stop within 0.1 s and was killed", True)
+
+
+def test_a_rank_that_ends_within_the_grace_is_not_killed(rig: Rig) -> None:
+    rig.spawn(["h/a.0"], "wait")
+    (pid,) = rig.there(1)
+    rig.send(m.Stop(OWNER, ["h/a.0"], 60))
+    rig.send(m.Watch(OWNER, "elsewhere/a.0"))
+    rig.dead("elsewhere/a.0")
+    os.kill(pid, signal.SIGTERM)
+    dead = rig.dead("h/a.0")
+    assert (dead.reason, dead.expected) == ("was killed by signal 15 (SIGTERM)", True)
+
+
+def test_a_stop_that_overtakes_the_fork(rig: Rig) -> None:
+    """The rank is killed as soon as it is there."""
+    rig.spawn(["h/a.0"], "ignore")
+    rig.send(m.Stop(OWNER, ["h/a.0"], 0))
+    assert rig.dead("h/a.0").expected
+    assert wait_until(lambda: not rig.ranks())
+
+
+def test_a_zygote_that_is_killed_takes_no_rank_along_and_is_replaced(rig: Rig) -> None:
+    rig.spawn(["h/a.0"], "wait")
+    (pid,) = rig.there(1)
+    zygotes = [pid for pid, name in processes().items() if name == "monarch-zygote"]
+    assert len(zygotes) == 1
+    os.kill(zygotes[0], signal.SIGKILL)
+    # What it was asked meanwhile fails, with the reason; the next one has another zygote.
+    rig.spawn(["h/b.0"], "leave", "7")
+    assert rig.dead("h/b.0").reason.startswith(("could not be started: the ", "exited with code 7"))
+    rig.is_well()
+    assert lives(pid)
+
+
+# Passing on
+
+
+def test_a_cast_reaches_each_and_the_replies_come_as_one(rig: Rig) -> None:
+    """For a caller on another host, as one Batch; here it is the agent's own host, so each answers by itself."""
+    rig.spawn(["h/a.0", "h/a.1"], "listen", OWNER)
+    for proc in ("h/a.0", "h/a.1"):
+        rig.hear(m.Ready, lambda ready, proc=proc: ready.src == proc)
+    call = m.encode(m.Call(OWNER, "actor", "method", 5, b"", "", 0, b""))
+    rig.send(m.Cast(OWNER, ["h/a.0", "h/a.1", "h/none.0"], 0, 1), call)
+    replies = [rig.hear(m.Reply) for _ in range(2)]
+    assert sorted((reply.src, reply.port, reply.body) for reply in replies) == [
+        ("h/a.0", 5, b"0 bulk"),
+        ("h/a.1", 5, b"0 bulk"),
+    ]
+
+
+def test_buffers_of_a_cast_are_written_to_shared_memory_once(rig: Rig) -> None:
+    rig.spawn(["h/a.0", "h/a.1"], "listen", OWNER)
+    for proc in ("h/a.0", "h/a.1"):
+        rig.hear(m.Ready, lambda ready, proc=proc: ready.src == proc)
+    call = m.encode(m.Call(OWNER, "actor", "method", 5, b"", "", 0, b"", None, 1))
+    rig.send(m.Cast(OWNER, ["h/a.0", "h/a.1"], 0, 2), call, b"x" * 60_000)
+    assert [rig.hear(m.Reply).body for _ in range(2)] == [b"mapped"] * 2
+
+
+def test_a_route_passes_all_its_frames(rig: Rig) -> None:
+    rig.spawn(["h/a.0"], "listen", OWNER)
+    rig.hear(m.Ready, lambda ready: ready.src == "h/a.0")
+    call = m.encode(m.Call(OWNER, "actor", "method", 6, b"", "", 0, b"", None, 2))
+    rig.send(m.Route("h/a.0", 3), call, b"one", b"two")
+    assert rig.hear(m.Reply).body == b"2 bulk"
+    # To itself, it unpacks what is inside.
+    rig.send(m.Route("h/agent", 1), m.encode(m.Watch(OWNER, "elsewhere/a.0")))
+    rig.dead("elsewhere/a.0")
+
+
+def test_frames_that_are_none_do_not_end_it(rig: Rig) -> None:
+    rig.link.send(b"garbage")
+    rig.link.send(b"\x00" * 100, [b"more", b"and more"])
+    rig.link.send(m.encode(m.Route("h/agent", 1)), [b"garbage"])
+    rig.link.send(m.encode(m.Route("nowhere/x.0", 1)), [b"garbage"])
+    rig.link.send(m.encode(m.Cast(OWNER, [], 1, 1)), [b"garbage"])
+    rig.link.send(m.encode(m.Cast(OWNER, ["h/none.0"], 1, 2)), [b"garbage", b"x"])
+    rig.link.send(m.encode(m.Route("h/agent", 0)))
+    rig.link.send(m.encode(m.Release("h/x", [1, 2, 3])))
+    rig.link.send(m.encode(m.Spawn("h/x", ["h/odd.0"], "none", b"", [], {}, {}, [], 1, "t", [], "")))
+    rig.link.send(m.pack((12, "too few")))
+    rig.is_well()
+
+
+def test_a_peer_of_another_version_is_refused(rig: Rig) -> None:
+    other = Inbox(rig.context, ipc_address(rig.folder, "h/other"))
+    other.socket.set(zmq.RCVTIMEO, 20_000)
+    link = Link(
+        rig.context, ipc_address(rig.folder, "h/agent"), m.encode(m.Hello(m.VERSION + 1, "h/other", os.getpid()))
+    )
+    said = [m.decode(other.socket.recv()) for _ in range(2)]
+    assert isinstance(said[0], m.Hello)
+    refused = said[1]
+    assert isinstance(refused, m.Refused)
+    assert refused.version == m.VERSION
+    assert f"version {m.VERSION}" in refused.reason
+    assert f"{m.VERSION + 1}" in refused.reason
+    link.close()
+    other.close()
+    rig.is_well()
+
+
+# The end
+
+
+@pytest.mark.parametrize("how", ["bye", "SIGTERM", "SIGKILL"])
+def test_it_takes_everything_along(rig: Rig, how: str) -> None:
+    rig.spawn(["h/a.0", "h/a.1"], "with_children")
+    assert wait_until(lambda: list(processes().values()).count("sleep") == 6)
+    if how == "bye":
+        rig.send(m.Bye("h/somebody"))
+        rig.is_well()
+        rig.send(m.Bye(OWNER))
+    else:
+        rig.process.send_signal(signal.Signals[how])
+    rig.process.wait(10)
+    assert wait_until(lambda: not processes(), 2.0), processes()
+    assert Path(rig.folder).exists() == (how == "SIGKILL")
+
+
+def test_it_ends_with_its_owner(folder: str) -> None:
+    """Also if that has died before, or its number is another process's by now."""
+    for start in (lambda pid: proc_start_time(pid) or 0, lambda pid: 1):
+        with subprocess.Popen(["sleep", "1000"]) as owner:
+            config = AgentConfig("h", session.make_folder(), "x/owner", owner.pid, start(owner.pid), [])
+            with subprocess.Popen([sys.executable, "-m", "monarch._procs.agent"], stdin=subprocess.PIPE) as agent:
+                assert agent.stdin is not None
+                agent.stdin.write(msgspec.msgpack.encode(config))
+                agent.stdin.close()
+                if start(owner.pid) != 1:
+                    assert wait_until(Path(config.folder, "agent").exists)
+                    owner.kill()
+                assert agent.wait(20) == 0
+            owner.kill()
+        assert not Path(config.folder).exists()
+
+
+# Strangers at the door
+
+
+def test_a_stranger_that_knocks_does_not_end_the_host(folder: str) -> None:
+    """The connection of the owner is what counts, not that of anybody who finds the port."""
+    import socket
+
+    keys, wrong = KeyPair.new(), KeyPair.new()
+    rig = Rig(folder, "tcp://127.0.0.1", keys)
+    assert rig.listening is not None
+    try:
+        address, public = rig.listening.owner_address, rig.listening.public.encode()
+        hello = m.encode(m.Hello(m.VERSION, OWNER, os.getpid()))
+        bye = m.encode(m.Bye(OWNER))
+
+        def knock() -> None:
+            host, _, port = address.removeprefix("tcp://").rpartition(":")
+            for data in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64):
+                with socket.create_connection((host, int(port))) as stranger:
+                    stranger.sendall(data)
+            for pair, server in ((wrong, public), (None, None), (keys, wrong.public)):
+                link = Link(rig.context, address, hello, pair, server)
+                link.send(bye)
+                monitor = link._socket.get_monitor_socket(zmq.EVENT_ALL & ~zmq.EVENT_CONNECT_DELAYED)
+                monitor.poll(2000)
+                link._socket.disable_monitor()
+                monitor.close(0)
+                link.close()
+
+        knock()
+        rig.is_well()
+        owner = Link(rig.context, address, hello, keys, public)
+        owner.send(m.encode(m.Watch(OWNER, "elsewhere/a.0")))
+        rig.dead("elsewhere/a.0")
+        knock()
+        rig.is_well()
+        # The owner's own connection does count.
+        owner.close()
+        assert rig.process.wait(10) == 0
+        assert not Path(folder).exists()
+    finally:
+        rig.close()
+
+
+# Session folders
+
+
+def test_a_session_folder_is_for_its_user_only(folder: str) -> None:
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+    base = os.path.dirname(folder)
+    assert stat.S_IMODE(os.stat(base).st_mode) == 0o700
+    # Somebody has opened it up: the next session closes it again.
+    os.chmod(base, 0o755)
+    other = session.make_folder()
+    assert stat.S_IMODE(os.stat(base).st_mode) == 0o700
+    session.remove_folder(other)
+    assert os.path.exists(folder)
+
+
+def test_a_temporary_folder_with_a_long_name_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    made = session.make_folder()
+    assert len(ipc_address(made, "h/12345678.1000")) < IPC_PATH_LIMIT
+    assert not made.startswith(str(long))
+    session.remove_folder(made)
+
+
+def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one that is a link, which could lead anywhere."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    target = tmp_path / "target"
+    target.mkdir()
+    (tmp_path / f"monarch-{os.getuid()}").symlink_to(target)
+    made = session.make_folder()
+    assert not os.path.realpath(made).startswith(str(target))
+    session.remove_folder(made)
+
+
+def test_the_folder_of_a_dead_session_is_swept(folder: str) -> None:
+    process = subprocess.run(
+        [sys.executable, "-c", "from monarch._procs.session import make_folder; print(make_folder())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    dead = process.stdout.strip()
+    assert os.path.dirname(dead) == os.path.dirname(folder)
+    # The next session has swept it, and left alone what is alive.
+    other = session.make_folder()
+    assert not os.path.exists(dead)
+    assert os.path.exists(folder)
+    session.remove_folder(other)
+
+
+def test_sessions_that_begin_and_end_at_the_same_time() -> None:
+    """One removes the common folder as the last while another is about to make its own in it."""
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(100):
+                session.remove_folder(session.make_folder())
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+# What is gathered for a caller on another host
+
+
+def test_gathering_is_over_when_all_have_answered_or_died() -> None:
+    casts = Casts("h/agent")
+    casts.begin("x/c", 1, ["h/a", "h/b", "h/c"])
+    assert casts.add("x/c", 1, "h/a", [b"a"]) == []
+    assert casts.add("x/c", 1, "h/a", [b"again"]) is None
+    assert casts.add("x/c", 2, "h/a", [b"other port"]) is None
+    assert casts.add("x/c", 1, "h/b", [b"b", b"buffer"]) == []
+    ((dst, batch),) = casts.died("h/c")
+    assert dst == "x/c"
+    assert m.decode(batch[0]) == m.Batch("h/agent", [1, 2], 3)
+    assert batch[1:] == [b"a", b"b", b"buffer"]
+    assert not casts._open
+
+
+def test_gathering_for_nobody_leaves_nothing() -> None:
+    casts = Casts("h/agent")
+    casts.begin("x/c", 1, [])
+    casts.begin("x/c", 2, ["h/a"])
+    assert casts.died("h/a") == []
+    casts.begin("x/c", 3, ["h/a"])
+    assert casts.died("x/c") == []
+    assert not casts._open

@@ -1,0 +1,500 @@
+"""Several hosts: real agents over tcp and CURVE, on this machine and in network namespaces."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from leaks import processes, wait_until
+from monarch._actors.peers import Gateway
+from monarch._actors.process import get_runtime
+from monarch._core.ranks import parse_ranks
+from monarch._wire import messages as m
+from monarch._wire.keys import KeyPair
+from monarch._wire.links import make_context, over_network
+from monarch.actor import Actor, current_rank, endpoint, this_host
+from monarch.exceptions import SupervisionError
+from monarch.testing import local_hosts
+
+BIG = 3_000_000
+
+
+class Worker(Actor):
+    """Does what the tests need on a remote host."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    @endpoint
+    def echo(self, value: Any) -> Any:
+        return value
+
+    @endpoint
+    def pid(self) -> tuple[int, int]:
+        return os.getppid(), os.getpid()
+
+    @endpoint
+    def rank(self) -> dict[str, int]:
+        return dict(current_rank())
+
+    @endpoint
+    def note(self, value: Any) -> None:
+        self.seen.append(value)
+
+    @endpoint
+    def noted(self) -> list[Any]:
+        return self.seen
+
+    @endpoint
+    def total(self, data: Any) -> int:
+        return int(sum(memoryview(data)[::4096]))
+
+    @endpoint
+    def zeros(self, size: int) -> bytes:
+        return bytes(size)
+
+    @endpoint
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+
+    @endpoint
+    def nap(self, seconds: float) -> str:
+        time.sleep(seconds)
+        return "slept"
+
+    @endpoint
+    def ask_all(self, others: Any, value: Any) -> list[Any]:
+        return list(others.echo.call(value).get(timeout=30).values())
+
+    @endpoint
+    def tell_in_order(self, other: Any, count: int) -> None:
+        for number in range(count):
+            other.note.broadcast((os.getpid(), number))
+
+    @endpoint
+    def send_big(self, other: Any, size: int) -> int:
+        return other.total.call_one(b"\1" * size).get(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Any]:
+    with local_hosts(2) as made:
+        # So that all connections are there, which stay.
+        procs = made.spawn_procs({"gpus": 2})
+        workers = procs.spawn("warm", Worker)
+        workers.echo.call(b"x" * BIG).get(timeout=60)
+        local = this_host().spawn_procs({"gpus": 2})
+        local.spawn("local", Worker).ask_all.call(workers, b"x" * BIG).get(timeout=60)
+        procs.stop().get(timeout=30)
+        local.stop().get(timeout=30)
+        yield made
+
+
+@pytest.fixture
+def workers(hosts: Any) -> Iterator[Any]:
+    procs = hosts.spawn_procs({"gpus": 2}, name="procs")
+    yield procs.spawn("workers", Worker)
+    procs.stop().get(timeout=30)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_session() -> Iterator[None]:
+    """The agent of this host takes part too; with what the module has made it ends at its end."""
+    from monarch.actor import shutdown_context
+
+    yield
+    shutdown_context().get(timeout=30)
+
+
+# What must work
+
+
+def test_calls_and_slices(workers: Any, leaks: Any) -> None:
+    values = workers.rank.call().get(timeout=30)
+    assert [dict(value) for value in values.values()] == [
+        {"hosts": host, "gpus": gpu} for host in range(2) for gpu in range(2)
+    ]
+    assert list(workers.slice(hosts=1).echo.call(1).get(timeout=30).values()) == [1, 1]
+    assert list(workers.slice(gpus=0).echo.call(2).get(timeout=30).values()) == [2, 2]
+    assert workers.slice(hosts=1, gpus=1).echo.call_one(3).get(timeout=30) == 3
+    agents = {agent for agent, _ in workers.pid.call().get(timeout=30).values()}
+    assert len(agents) == 2
+
+
+def test_one_message_a_host(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out for a call, and back for its answers."""
+    workers.echo.call(0).get(timeout=30)
+    sent: list[int] = []
+    cast, handle = Gateway.cast, get_runtime()._handlers
+    got: Counter[str] = Counter()
+
+    def count_cast(self: Gateway, src: str, procs: list[str], port: int, frames: Any) -> None:
+        sent.append(len(procs))
+        cast(self, src, procs, port, frames)
+
+    def counted(name: str, handler: Callable[..., None]) -> Callable[..., None]:
+        def count(message: Any, more: Any) -> None:
+            got[name] += 1
+            handler(message, more)
+
+        return count
+
+    monkeypatch.setattr(Gateway, "cast", count_cast)
+    monkeypatch.setattr(Gateway, "route", lambda *_: pytest.fail("sent to one by itself"))
+    monkeypatch.setitem(handle, m.Batch, counted("batch", handle[m.Batch]))
+    for number in range(10):
+        assert list(workers.echo.call(number).get(timeout=30).values()) == [number] * 4
+    monkeypatch.undo()
+    assert sent == [2] * 20
+    assert got["batch"] == 20
+
+
+def test_ranks_of_all_hosts_call_each_other(workers: Any, hosts: Any, procs: Callable[..., Any]) -> None:
+    """In all directions, this host included."""
+    here = procs(2).spawn("here", Worker)
+    assert list(here.ask_all.call(workers, "out").get(timeout=30).values()) == [["out"] * 4] * 2
+    assert list(workers.ask_all.call(here, "in").get(timeout=30).values()) == [["in"] * 2] * 4
+    first, second = workers.slice(hosts=0), workers.slice(hosts=1)
+    assert list(first.ask_all.call(second, 1).get(timeout=30).values()) == [[1, 1]] * 2
+    assert list(second.ask_all.call(first, 2).get(timeout=30).values()) == [[2, 2]] * 2
+    assert second.slice(gpus=0).ask_all.call_one(second.slice(gpus=slice(1, 2)), 3).get(timeout=30) == [3]
+
+
+def test_messages_of_one_sender_arrive_in_order_across_hosts(workers: Any) -> None:
+    target = workers.slice(hosts=1, gpus=1)
+    senders = workers.slice(gpus=0)
+    senders.tell_in_order.call(target, 2000).get(timeout=60)
+    for number in range(2000):
+        target.note.broadcast(("controller", number))
+    assert wait_until(lambda: len(target.noted.call_one().get(timeout=30)) == 6000)
+    noted = target.noted.call_one().get(timeout=30)
+    assert [number for who, number in noted if who == "controller"] == list(range(2000))
+    others = {who for who, _ in noted if who != "controller"}
+    assert len(others) == 2
+    for other in others:
+        assert [number for who, number in noted if who == other] == list(range(2000))
+
+
+def test_large_arguments_and_results(workers: Any) -> None:
+    data = b"\1" * BIG
+    expected = len(memoryview(data)[::4096])
+    assert list(workers.total.call(data).get(timeout=60).values()) == [expected] * 4
+    assert [len(value) for value in workers.zeros.call(BIG).get(timeout=60).values()] == [BIG] * 4
+    assert list(workers.slice(hosts=1).echo.call(data).get(timeout=60).values()) == [data] * 2
+    one, other = workers.slice(hosts=0, gpus=0), workers.slice(hosts=1, gpus=0)
+    assert one.send_big.call_one(other, BIG).get(timeout=60) == expected
+    assert other.send_big.call_one(one, BIG).get(timeout=60) == expected
+
+
+def test_what_remote_ranks_print_arrives(workers: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    seen = ""
+
+    def printed() -> bool:
+        nonlocal seen
+        seen += "".join(capfd.readouterr())
+        ranks = re.findall(r"\[ranks? (\S+)\] hello from afar", seen)
+        # Of all of them: as one, or as several if the machine is busy.
+        return sorted(rank for text in ranks for rank in parse_ranks(text)) == [0, 1, 2, 3]
+
+    workers.say.call("hello from afar").get(timeout=30)
+    assert wait_until(printed), seen
+
+
+# Losing a host
+
+
+def test_the_death_of_a_remote_agent_fails_its_calls_and_no_others() -> None:
+    with local_hosts(3) as hosts:
+        procs = hosts.spawn_procs({"gpus": 2}, name="procs")
+        workers = procs.spawn("workers", Worker)
+        pids = workers.pid.call().get(timeout=30)
+        lost = workers.slice(hosts=1).nap.call(30)
+        kept = workers.slice(hosts=2).nap.call(0.5)
+        both = workers.nap.call(0.5)
+        agent = pids.slice(hosts=1, gpus=0).item()[0]
+        mine = [pid for parent, pid in pids.values() if parent == agent]
+        start = time.monotonic()
+        os.kill(agent, signal.SIGKILL)
+        with pytest.raises(SupervisionError, match="lost with its host"):
+            lost.get(timeout=20)
+        assert time.monotonic() - start < 2
+        assert list(kept.get(timeout=20).values()) == ["slept"] * 2
+        with pytest.raises(SupervisionError) as caught:
+            both.get(timeout=20)
+        assert caught.value.ranks == (2, 3)
+        assert caught.value.results is not None
+        assert list(caught.value.results.values()) == ["slept", "slept", None, None, "slept", "slept"]
+        with pytest.raises(SupervisionError):
+            workers.slice(hosts=1, gpus=0).echo.call_one(1)
+        # Others call each other still, and hear of the loss too.
+        first, last = workers.slice(hosts=0), workers.slice(hosts=2)
+        assert list(first.ask_all.call(last, 1).get(timeout=30).values()) == [[1, 1]] * 2
+        with pytest.raises(Exception, match="host"):
+            first.ask_all.call(workers.slice(hosts=1), 1).get(timeout=30)
+        assert wait_until(lambda: not any(pid in processes() for pid in mine), 2.0)
+
+
+PROGRAM = """
+import os, sys, time
+from monarch.actor import Actor, endpoint, this_host
+from monarch.testing import local_hosts
+
+class Worker(Actor):
+    @endpoint
+    def nap(self, seconds):
+        time.sleep(seconds)
+
+if __name__ == "__main__":
+    with local_hosts(2) as hosts:
+        a = hosts.spawn_procs({"gpus": 2}).spawn("a", Worker)
+        b = this_host().spawn_procs({"gpus": 2}).spawn("b", Worker)
+        a.nap.call(0).get(timeout=60)
+        b.nap.call(0).get(timeout=60)
+        if sys.argv[1:] == ["wait"]:
+            a.nap.call(1000)
+            print("ready", flush=True)
+            time.sleep(1000)
+    print("done")
+"""
+
+
+def test_a_clean_end_says_nothing(program: Callable[..., Any]) -> None:
+    ended = program(PROGRAM)
+    assert ended.ok() == "done\n"
+    assert ended.err == ""
+
+
+def test_all_hosts_end_with_the_controller(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    before = processes()
+    with subprocess.Popen([sys.executable, str(path), "wait"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        assert len(processes().keys() - before.keys()) >= 10
+        process.kill()
+    assert wait_until(lambda: not processes().keys() - before.keys(), 2.0)
+
+
+# Strangers
+
+
+class Bomb:
+    """Says so in a file when it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (self.path, "w")
+
+
+@pytest.mark.parametrize("who", ["no key", "own key", "wrong server key", "plain"])
+def test_who_does_not_hold_the_key_is_not_heard(hosts: Any, workers: Any, tmp_path: Path, who: str) -> None:
+    """Neither by the program nor by an agent, and nothing that it sends is unpickled."""
+    target = tmp_path / "unpickled"
+    runtime = get_runtime()
+    session = runtime.session
+    workers.echo.call(1).get(timeout=30)
+    context = make_context()
+    sockets = []
+    strange = KeyPair.new()
+    bomb = pickle.dumps(((Bomb(str(target)),), {}))
+    doors = [(session._address, runtime.keys.public)]
+    doors += [(address, public.encode()) for address, public in runtime.hosts.values()]
+    doors += [(address, public.encode()) for host, (address, public) in session._table.items()]
+    proc = workers._members_at().peers[0].proc
+    key = workers._key
+    messages = [
+        m.encode(m.Call(runtime.proc, key, "note", 0, workers._view_bytes, "", 0, bomb)),
+        m.encode(m.Reply(proc, 1, 0, m.RESULT, 0, bomb)),
+        m.encode(m.Create(runtime.proc, "evil", 1, workers._view_bytes, bomb)),
+        m.encode(m.Bye(runtime.proc)),
+    ]
+    for address, public in doors:
+        socket = context.socket(zmq.PUSH)
+        socket.set(zmq.LINGER, 0)
+        if who == "plain":
+            socket.set(zmq.PLAIN_USERNAME, b"a")
+            socket.set(zmq.PLAIN_PASSWORD, b"b")
+        elif who != "no key":
+            socket.set(zmq.CURVE_SERVERKEY, strange.public if who == "wrong server key" else public)
+            socket.set(zmq.CURVE_PUBLICKEY, strange.public)
+            socket.set(zmq.CURVE_SECRETKEY, strange.secret)
+            over_network(socket, 5)
+        monitor = socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            | zmq.EVENT_DISCONNECTED
+        )
+        sockets.append((socket, monitor))
+        socket.connect(address)
+        socket.send(m.encode(m.Hello(m.VERSION, runtime.proc, os.getpid())))
+        for message in messages:
+            socket.send(message)
+            socket.send_multipart([m.encode(m.Route(proc, 1)), message])
+            socket.send_multipart([m.encode(m.Cast(runtime.proc, [proc], 0, 1)), message])
+    from zmq.utils.monitor import recv_monitor_message
+
+    for _, monitor in sockets:
+        # Whatever becomes of it: it is no success.
+        events = []
+        if monitor.poll(1500):
+            events.append(recv_monitor_message(monitor)["event"])
+        assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in events
+    assert list(workers.echo.call(2).get(timeout=30).values()) == [2] * 4
+    assert workers.slice(hosts=0, gpus=0).noted.call_one().get(timeout=30) == []
+    assert not target.exists()
+    for socket, monitor in sockets:
+        socket.disable_monitor()
+        monitor.close(0)
+        socket.close(0)
+    context.term()
+
+
+def test_garbage_at_every_door(hosts: Any, workers: Any) -> None:
+    import socket
+
+    runtime = get_runtime()
+    doors = [runtime.session._address, *(address for address, _ in runtime.hosts.values())]
+    doors += [address for address, _ in runtime.session._table.values()]
+    for address in doors:
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        for data in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(2000)):
+            with socket.create_connection((host, int(port))) as stranger:
+                stranger.sendall(data)
+    assert list(workers.echo.call(2).get(timeout=30).values()) == [2] * 4
+
+
+# Hosts that are cut off
+
+NAMESPACES = r"""
+import os, subprocess, sys, time
+from monarch.actor import Actor, endpoint, shutdown_context
+from monarch._actors.workers import WorkerHosts
+from monarch.exceptions import SupervisionError
+import monarch._actors.process as process
+
+def sh(*command):
+    subprocess.run(command, check=True)
+
+class Worker(Actor):
+    @endpoint
+    def pid(self):
+        return os.getpid()
+    @endpoint
+    def nap(self, seconds):
+        time.sleep(seconds)
+        return "slept"
+    @endpoint
+    def echo(self, x):
+        return x
+    @endpoint
+    def ask(self, other, x):
+        return list(other.echo.call(x).get(timeout=30).values())
+
+if __name__ == "__main__":
+    sh("ip", "link", "set", "lo", "up")
+    sh("ip", "link", "add", "br0", "type", "bridge")
+    sh("ip", "addr", "add", "10.77.0.1/24", "dev", "br0")
+    sh("ip", "link", "set", "br0", "up")
+    holders = []
+    for index in range(2):
+        holder = subprocess.Popen(["unshare", "-n", "sleep", "1000"])
+        holders.append(holder)
+        while os.readlink(f"/proc/{holder.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+            time.sleep(0.01)
+        inside = ["nsenter", "-t", str(holder.pid), "-n"]
+        sh("ip", "link", "add", f"v{index}", "type", "veth", "peer", "name", f"w{index}")
+        sh("ip", "link", "set", f"v{index}", "master", "br0")
+        sh("ip", "link", "set", f"v{index}", "up")
+        sh("ip", "link", "set", f"w{index}", "netns", str(holder.pid))
+        sh(*inside, "ip", "addr", "add", f"10.77.0.{index + 2}/24", "dev", f"w{index}")
+        sh(*inside, "ip", "link", "set", f"w{index}", "up")
+        sh(*inside, "ip", "link", "set", "lo", "up")
+    hosts = WorkerHosts(
+        2,
+        addresses=["10.77.0.2", "10.77.0.3"],
+        prefixes=[["nsenter", "-t", str(holder.pid), "-n"] for holder in holders],
+        controller="10.77.0.1",
+    )
+    a = hosts.mesh.spawn_procs({"gpus": 2}).spawn("a", Worker)
+    print(list(a.echo.call(1).get(timeout=60).values()), flush=True)
+    print(list(a.slice(hosts=0).ask.call(a.slice(hosts=1), 2).get(timeout=60).values()), flush=True)
+    pids = list(a.slice(hosts=1).pid.call().get(timeout=30).values())
+    pids.append(hosts.processes[1].pid)
+    future = a.slice(hosts=1).nap.call(1000)
+    kept = a.slice(hosts=0).nap.call(1)
+    lease = process.get_runtime().lease
+    start = time.monotonic()
+    sh("ip", "link", "set", "v1", "down")
+    try:
+        future.get(timeout=60)
+    except SupervisionError as error:
+        print("lost with its host" in str(error), time.monotonic() - start < lease + 2, flush=True)
+    print(list(kept.get(timeout=30).values()), flush=True)
+    def ended(pid):
+        try:
+            return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] in "ZX"
+        except OSError:
+            return True
+    while not all(ended(pid) for pid in pids) and time.monotonic() - start < 30:
+        time.sleep(0.02)
+    print(all(ended(pid) for pid in pids), time.monotonic() - start < lease + 3, flush=True)
+    print(list(a.slice(hosts=0).echo.call(4).get(timeout=30).values()), flush=True)
+    hosts.mesh.shutdown().get(timeout=30)
+    shutdown_context().get(timeout=30)
+    for holder in holders:
+        holder.kill()
+        holder.wait()
+"""
+
+
+def _namespaces() -> str:
+    """Why there can be none here; empty if there can."""
+    for tool in ("unshare", "nsenter", "ip"):
+        if shutil.which(tool) is None:
+            return f"there is no {tool}"
+    script = "ip link add a type veth peer name b && ip link add c type bridge && unshare -n true"
+    tried = subprocess.run(["unshare", "-Urn", "sh", "-c", script], capture_output=True, text=True)
+    return f"network namespaces cannot be made here: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+@pytest.mark.slow
+def test_a_host_that_is_cut_off(tmp_path: Path) -> None:
+    """In its own network namespace: within the lease its calls fail, and it ends its ranks by itself."""
+    reason = _namespaces()
+    if reason:
+        pytest.skip(reason)
+    path = tmp_path / "program.py"
+    path.write_text(NAMESPACES)
+    before = processes()
+    done = subprocess.run(
+        ["unshare", "-Urn", sys.executable, str(path)], capture_output=True, text=True, timeout=100, cwd=tmp_path
+    )
+    assert done.stdout.splitlines() == [
+        "[1, 1, 1, 1]",
+        "[[2, 2], [2, 2]]",
+        "True True",
+        "['slept', 'slept']",
+        "True True",
+        "[4, 4]",
+    ], done.stderr
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert wait_until(lambda: not processes().keys() - before.keys(), 5)

@@ -1,0 +1,268 @@
+"""No survivors: whatever is killed at any moment, 2 s later no process, socket, folder or shared memory is left."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from leaks import processes, session_folders, shared_memory, wait_until
+
+BOUND = 2.0
+"""Seconds after which nothing may be left: the law's."""
+
+PROGRAM = """
+import os, subprocess, sys, time
+from monarch.actor import Actor, endpoint, this_host
+
+class Worker(Actor):
+    def __init__(self):
+        self.children = []
+
+    @endpoint
+    def have_children(self):
+        self.children.append(subprocess.Popen(["sleep", "1000"]))
+        self.children.append(subprocess.Popen(["sleep", "1000"], process_group=0))
+        subprocess.run(["sh", "-c", "sleep 1000 & exit"])
+
+    @endpoint
+    def echo(self, value):
+        return value
+
+    @endpoint
+    def own(self, again):
+        self.mesh = this_host().spawn_procs({"inner": 2}).spawn("inner", Worker)
+        self.mesh.echo.call(1).get()
+        self.mesh.have_children.call().get()
+        return [dict(point) for point, _ in self.mesh.echo.call(1).get()]
+
+if __name__ == "__main__":
+    print("begins", flush=True)
+    mode = sys.argv[1]
+    procs = this_host().spawn_procs({"gpus": 4})
+    if mode == "spawning":
+        while True:
+            procs = [this_host().spawn_procs({"gpus": 4}) for _ in range(3)]
+            for each in procs:
+                each.spawn("w", Worker).echo.call(bytes(300_000))
+            procs[0].initialized.get()
+            for each in procs[1:]:
+                each.stop()
+    w = procs.spawn("w", Worker)
+    w.echo.call(bytes(300_000)).get()
+    if mode == "children":
+        w.have_children.call().get()
+        w.slice(gpus=0).own.call_one(1).get()
+    print("ready", flush=True)
+    try:
+        while mode != "ends":
+            w.echo.call(bytes(300_000)).get()
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+        time.sleep(1000)
+"""
+
+
+class Run:
+    """A program of its own, with all that it starts."""
+
+    def __init__(self, path: Path, mode: str, wait_for: str = "ready") -> None:
+        self.before = processes()
+        self.folders, self.memory = session_folders(), shared_memory()
+        self.process = subprocess.Popen(
+            [sys.executable, str(path), mode], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self.process.stdout is not None
+        for word in ("begins", "ready"):
+            assert self.process.stdout.readline() == f"{word}\n"
+            if word == wait_for:
+                break
+
+    def ours(self) -> dict[int, str]:
+        return {pid: name for pid, name in processes().items() if pid not in self.before}
+
+    def find(self, what: str) -> list[int]:
+        """Pids of a kind of its processes, as far as there are some."""
+        ours = self.ours()
+        if what == "controller":
+            return [self.process.pid]
+        if what == "agent":
+            return [pid for pid in ours if pid != self.process.pid and "monarch._procs.agent" in _command(pid)]
+        if what == "zygote":
+            return [pid for pid in ours if "monarch._procs.zygote" in _command(pid) and "[" not in ours[pid]]
+        if what == "rank":
+            return [pid for pid, name in ours.items() if re.fullmatch(r"procs\[\d+\]", name)]
+        return [pid for pid, name in ours.items() if name == what]
+
+    def kill(self, *whats: str) -> list[int]:
+        """Kills one of each kind, as near to each other as can be."""
+        pids = [pid for what in whats for pid in self.find(what)[:1]]
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        return pids
+
+    def left(self) -> list[str]:
+        """What there is more than before the program."""
+        found = [f"{pid} {name}" for pid, name in self.ours().items() if pid != self.process.pid]
+        found += [*(session_folders() - self.folders)]
+        # Others on this machine have shared memory too, by names that are not ours.
+        found += [name for name in shared_memory() - self.memory if "monarch" in name]
+        return found
+
+    def nothing_left(self) -> None:
+        """After the bound."""
+        assert wait_until(lambda: self.process.poll() is not None, 5)
+        assert wait_until(lambda: not self.left(), BOUND), self.left()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        for pid in self.ours():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., Run]:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    runs: list[Run] = []
+
+    def begin(mode: str, wait_for: str = "ready") -> Run:
+        runs.append(Run(path, mode, wait_for))
+        return runs[-1]
+
+    yield begin  # type: ignore[misc]
+    for run in runs:
+        run.end()
+
+
+@pytest.mark.parametrize("what", ["controller", "controller agent", "agent controller", "zygote controller"])
+def test_the_death_of_the_controller(start: Callable[..., Run], what: str) -> None:
+    run = start("calls")
+    assert len(run.kill(*what.split())) == len(what.split())
+    run.nothing_left()
+
+
+def test_the_death_of_the_agent(start: Callable[..., Run]) -> None:
+    """The program lives on and hears of it; its ranks and their sockets are gone."""
+    run = start("calls")
+    run.kill("agent")
+    assert run.process.stdout is not None
+    assert run.process.stdout.readline() == "SupervisionError\n"
+    assert wait_until(lambda: not run.ours().keys() - {run.process.pid}, BOUND), run.ours()
+    # The controller's own socket is what there is in the folder.
+    assert wait_until(lambda: len(session_folders() - run.folders) == 3, BOUND), session_folders() - run.folders
+    run.kill("controller")
+    run.process.wait()
+    # Nobody is left who could remove the folder: the next session does.
+    from monarch._procs.session import make_folder, remove_folder
+
+    remove_folder(make_folder())
+    run.nothing_left()
+
+
+@pytest.mark.parametrize("what", ["zygote", "rank"])
+def test_the_death_of_a_zygote_or_rank(start: Callable[..., Run], what: str) -> None:
+    run = start("calls")
+    ranks = run.find("rank")
+    assert len(ranks) == 4
+    files = session_folders()
+    (pid,) = run.kill(what)
+    assert wait_until(lambda: pid not in run.ours(), BOUND)
+    if what == "rank":
+        assert run.process.stdout is not None
+        assert run.process.stdout.readline() == "SupervisionError\n"
+        assert wait_until(lambda: len(session_folders()) == len(files) - 1, BOUND)
+        assert len(run.find("rank")) == 3
+    else:
+        assert run.find("rank") == ranks
+    run.kill("controller")
+    run.nothing_left()
+
+
+@pytest.mark.parametrize("what", ["controller", "agent", "controller agent", "rank"])
+def test_what_ranks_have_started_ends_too(start: Callable[..., Run], what: str) -> None:
+    """Subprocesses, those of a group of their own, orphans, and the ranks that a rank has made with theirs."""
+    run = start("children")
+    assert wait_until(lambda: len(run.find("sleep")) == 18)
+    assert len(run.find("rank")) == 6
+    if what == "rank":
+        for pid in run.find("rank"):
+            os.kill(pid, signal.SIGKILL)
+        # One of each group of its own goes on until the session ends: it is as good as a daemon.
+        assert wait_until(lambda: len(run.find("sleep")) <= 6, BOUND), run.ours()
+        run.kill("controller")
+    else:
+        run.kill(*what.split())
+        assert wait_until(lambda: not run.ours().keys() - {run.process.pid}, BOUND), run.ours()
+        if what == "agent":
+            run.kill("controller")
+            run.process.wait()
+            from monarch._procs.session import make_folder, remove_folder
+
+            remove_folder(make_folder())
+    run.nothing_left()
+
+
+def at_random(start: Callable[..., Run], seed: int, mode: str, longest: float) -> None:
+    chance = random.Random(seed)
+    run = start(mode, "begins")
+    time.sleep(chance.random() * longest)
+    whats = chance.choice(["controller", "agent", "zygote", "controller agent", "agent controller", "rank"]).split()
+    run.kill(*whats)
+    if "controller" not in whats:
+        time.sleep(chance.random() * 0.2)
+        run.kill("controller")
+    try:
+        run.nothing_left()
+    except AssertionError as error:
+        # With the agent dead and the zygote not there yet, the folder is for the next session to sweep.
+        if any(" " in what for what in run.left()):
+            raise AssertionError(f"seed {seed}, {whats}: {error}") from error
+        from monarch._procs.session import make_folder, remove_folder
+
+        remove_folder(make_folder())
+        assert not run.left(), f"seed {seed}, {whats}"
+    run.end()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_kill_as_the_program_starts(start: Callable[..., Run], seed: int) -> None:
+    at_random(start, seed, "calls", 0.3)
+
+
+@pytest.mark.parametrize("seed", range(100, 106))
+def test_a_kill_while_it_spawns(start: Callable[..., Run], seed: int) -> None:
+    at_random(start, seed, "spawning", 2.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_kills_at_many_moments(start: Callable[..., Run]) -> None:
+    for seed in range(200, 240):
+        at_random(start, seed, "calls", 0.4)
+    for seed in range(300, 320):
+        at_random(start, seed, "spawning", 2.5)
