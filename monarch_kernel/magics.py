@@ -5,20 +5,23 @@ from __future__ import annotations
 import argparse
 import ast
 import shlex
+import signal
 import sys
 import time
 from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class  # pyright: ignore[reportUnknownVariableType]
 
+from monarch._actors.actormesh import ActorMesh
 from monarch._actors.channel import Channel
 from monarch._actors.process import get_runtime
 from monarch._cells.execute import CellResult
 from monarch._core.extent import Extent
 from monarch._core.ranks import describe_ranks
 from monarch._core.valuemesh import Deferred, ValueMesh
+from monarch.exceptions import DeviceMeshError
 from monarch_kernel.header import OPTIONS, Header, HeaderError, parse
-from monarch_kernel.meshes import Mesh, Meshes, usual_axes
+from monarch_kernel.meshes import Mesh, Meshes, choose, usual_axes, with_hint
 from monarch_kernel.render import MeshCellError, bundle_of_results, tagged
 from monarch_kernel.running import Run
 from monarch_kernel.stop import Stopped, climb
@@ -191,29 +194,47 @@ class MeshMagics(Magics):
     def cell(self, line: str, cell: str) -> Any:
         """Runs the cell on ranks: ``%%mesh [MESH][SLICE] [options]``."""
         header = parse(line)
-        mesh = self.meshes.get(header.name)
+        mesh, actors = self._addressed(header.name)
         self._attach_streams()
-        finishing = mesh.finishing()
+        finishing = mesh.finishing() if mesh is not None else []
         if finishing:
             where = describe_ranks(finishing)
             print(f"waiting for {where}, still inside a C call of a cell that was stopped", file=sys.stderr)
-        if names_dist(cell):
-            mesh.form_group()
-        run, displays = self._start(mesh, header, cell)
+        try:
+            if mesh is not None and names_dist(cell):
+                mesh.form_group()
+            run, displays = self._start(actors, header, cell, mesh is None)
+        except DeviceMeshError as error:
+            raise error if mesh is None else with_hint(error, mesh.name) from None
         stopped: Stopped | None = None
         try:
             until = None if header.timeout is None else time.monotonic() + header.timeout
             if not run.wait(until):
                 stopped = self._stop(mesh, run, finishing)
                 stopped.timeout = header.timeout
+            elif run.missing():
+                # A rank has died, so the cell has failed; the others need not go on.
+                run.signal(signal.SIGINT)
         except KeyboardInterrupt:
             stopped = self._stop(mesh, run, finishing)
         displays.close()
-        return self._finish(mesh, header, run, stopped)
+        return self._finish(len(actors), header, run, stopped)
 
-    def _stop(self, mesh: Mesh, run: Run, finishing: list[int]) -> Stopped:
+    def _addressed(self, name: str | None) -> tuple[Mesh | None, ActorMesh]:
+        """The mesh of a name with its namespaces; or no mesh, and the actors that a variable of that name has."""
+        actors = self.shell.user_ns.get(name) if name is not None else None
+        if isinstance(actors, ActorMesh) and name not in self.meshes.by_name:
+            return None, actors
+        mesh = self.meshes.get(name)
+        return mesh, mesh.cells
+
+    def _stop(self, mesh: Mesh | None, run: Run, finishing: list[int]) -> Stopped:
         """Stops a cell; ranks that cannot be stopped otherwise are replaced, those inside C at the second stop."""
         stopped = climb(run, set(finishing))
+        if mesh is None:
+            # Actors of the person's own keep their state; what does not stop is theirs to replace.
+            stopped.finishing, stopped.replaced = sorted(stopped.finishing + stopped.replaced), []
+            return stopped
         # Some may have left a collective that others are in.
         mesh.grouped = False
         if stopped.finishing:
@@ -222,7 +243,7 @@ class MeshMagics(Magics):
             mesh.replace(stopped.replaced)
         return stopped
 
-    def _start(self, mesh: Mesh, header: Header, cell: str) -> tuple[Run, Any]:
+    def _start(self, actors: ActorMesh, header: Header, cell: str, inside: bool) -> tuple[Run, Any]:
         # The number of the cell that runs, as the notebook shows it.
         self._count += 1
         name = f"cell [{self.shell.execution_count}]"
@@ -236,15 +257,18 @@ class MeshMagics(Magics):
                 self._publish(tagged(rank, bundle))
 
         displays.reply = show
-        views = mesh.choose(header)
-        run = Run(name, cell, views, port)
+        try:
+            run = Run(name, cell, choose(actors, header), port, inside)
+        except BaseException:
+            displays.close()
+            raise
         streams = self._attach_streams()
         if header.quiet or not header.stream:
             for future in run.futures:
                 streams.hidden[future.port] = None if header.quiet else []
         return run, displays
 
-    def _finish(self, mesh: Mesh, header: Header, run: Run, stopped: Stopped | None) -> Any:
+    def _finish(self, total: int, header: Header, run: Run, stopped: Stopped | None) -> Any:
         streams = self._attach_streams()
         for future in run.futures:
             kept = streams.hidden.pop(future.port, None)
@@ -260,7 +284,7 @@ class MeshMagics(Magics):
         if header.out:
             self.shell.user_ns[header.out] = values
         if not header.quiet:
-            bundle = bundle_of_results(ordered, len(mesh.cells))
+            bundle = bundle_of_results(ordered, total)
             if bundle is not None:
                 self._publish(bundle)
         if stopped is not None:
@@ -268,7 +292,7 @@ class MeshMagics(Magics):
             raise KeyboardInterrupt("the cell was stopped on its ranks")
         errors = {rank: result.error for rank, result in ordered if result.error is not None}
         if errors:
-            raise MeshCellError(run.name, errors, len(mesh.cells), values)
+            raise MeshCellError(run.name, errors, total, values)
         return None
 
     def _publish(self, bundle: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from monarch._actors.replace import replace
 from monarch._cells.namespace import Namespace
 from monarch._procs.gpus import visible_gpus
 from monarch.actor import this_host
-from monarch.exceptions import MonarchError
+from monarch.exceptions import DeviceMeshError, MonarchError
 from monarch_kernel.header import Header, HeaderError, ranks_of
 from monarch_kernel.running import Run
 
@@ -55,15 +55,20 @@ class Mesh:
         self.grouped = False
 
     def choose(self, header: Header) -> list[ActorMesh]:
-        """The ranks that a cell is for, as views of the namespaces: one, if the ranks make a regular view."""
-        if header.axes is not None:
-            return [self.cells.slice(**header.axes)]
-        if header.ranks is None:
-            return [self.cells]
-        chosen = ranks_of(header.ranks, len(self.cells))
-        if chosen == list(range(len(self.cells))):
-            return [self.cells]
-        return [self.cells._member(rank) for rank in chosen]
+        """The ranks that a cell is for, as views of the namespaces."""
+        return choose(self.cells, header)
+
+
+def choose(actors: ActorMesh, header: Header) -> list[ActorMesh]:
+    """The actors that a cell is for: one view, or one of each if they make no regular view."""
+    if header.axes is not None:
+        return [actors.slice(**header.axes)]
+    if header.ranks is None:
+        return [actors]
+    chosen = ranks_of(header.ranks, len(actors))
+    if chosen == list(range(len(actors))):
+        return [actors]
+    return [actors._member(rank) for rank in chosen]
 
 
 class Meshes:
@@ -113,3 +118,9 @@ def usual_axes() -> dict[str, int]:
     """What a mesh has if nothing is said: a rank for each GPU, or one for each core, but not more than eight."""
     gpus = len(visible_gpus())
     return {"gpus": gpus} if gpus else {"procs": max(1, min(8, len(os.sched_getaffinity(0))))}
+
+
+def with_hint(error: DeviceMeshError, name: str) -> DeviceMeshError:
+    """An error of a mesh that has lost ranks, with the magics that help."""
+    hint = f"%mesh restart {name} starts it anew, empty; %%mesh {name}[RANKS] runs a cell on the others"
+    return type(error)(f"{error}\n{hint}", mesh=error.mesh, ranks=error.ranks, results=error.results)

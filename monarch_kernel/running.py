@@ -6,10 +6,13 @@ import time
 from typing import Any
 
 from monarch._actors.actormesh import ActorMesh
-from monarch._actors.gather import Gather
+from monarch._actors.call import Endpoint
+from monarch._actors.cells import FUNCTION
 from monarch._actors.services import send_signal
 from monarch._cells.execute import CellError, CellResult
 from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError
+
+_INSIDE = "monarch._cells.execute:run_in_actor"
 
 
 class Run:
@@ -20,13 +23,15 @@ class Run:
         source: its text.
         views: the namespaces that it runs in; their ranks together are those of the cell.
         port: takes what is displayed meanwhile.
+        inside: whether the views are of any actors, inside which the cell runs, and not of namespaces.
     """
 
-    def __init__(self, name: str, source: str, views: list[ActorMesh], port: Any) -> None:
+    def __init__(self, name: str, source: str, views: list[ActorMesh], port: Any, inside: bool = False) -> None:
         self.name = name
         self.views = views
         self.ranks = [view._region.base_rank(position) for view in views for position in range(len(view))]
-        self.futures: list[Gather[Any]] = [view.run.call(source, name, port) for view in views]
+        endpoints = [Endpoint[..., Any](view, _INSIDE, None, FUNCTION) if inside else view.run for view in views]
+        self.futures: list[Any] = [endpoint.call(source, name, port) for endpoint in endpoints]
 
     @property
     def done(self) -> bool:
@@ -37,8 +42,6 @@ class Run:
         """The ranks where it still runs, each with its namespace."""
         found: list[tuple[int, ActorMesh]] = []
         for view, future in zip(self.views, self.futures, strict=True):
-            if future.done:
-                continue
             waiting = {peer.proc for peer in future.waits_for()}
             for position in range(len(view)):
                 if future.targets[position].proc in waiting:

@@ -163,7 +163,7 @@ class ActorMesh(MeshView, Managed):
         def finish(_: Gather[None], __: list[Any]) -> None:
             return None
 
-        gather: Gather[None] = Gather(runtime, targets.peers, self.extent, self._name, "stop", finish)
+        gather: Gather[None] = Gather(runtime, targets.peers, self.extent, self._name, "stop", finish, patient=True)
         halt = m.encode(m.Halt(runtime.proc, state.key, gather.port, self._view_bytes, reason))
         for peer in targets.peers:
             peer.send(halt)

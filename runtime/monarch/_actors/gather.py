@@ -11,13 +11,17 @@ from monarch._core.extent import Extent
 from monarch._core.ranks import describe_ranks
 from monarch._core.valuemesh import Deferred, ValueMesh
 from monarch._wire.messages import RESULT, Dead, Reply
-from monarch.exceptions import DeviceMeshError, SpawnError, StoppedError, SupervisionError
+from monarch.exceptions import ActorError, DeviceMeshError, SpawnError, StoppedError, SupervisionError
 
 if TYPE_CHECKING:
     from monarch._actors.peers import Peer
     from monarch._actors.runtime import Runtime
 
 R = TypeVar("R")
+
+
+_HEARING = 0.05
+"""Seconds after a death in which others may still answer before the call fails."""
 
 
 class Lost:
@@ -39,9 +43,23 @@ class Gather(Future[R]):
         mesh: name of the mesh, for errors.
         method: what was called, for errors.
         finish: makes the result of the values.
+        actor: key of the actors.
+        patient: whether a death does not end the wait for the others.
     """
 
-    __slots__ = ("_finish", "_left", "_replies", "actor", "extent", "mesh", "method", "port", "targets")
+    __slots__ = (
+        "_finish",
+        "_left",
+        "_patient",
+        "_replies",
+        "actor",
+        "extent",
+        "mesh",
+        "method",
+        "port",
+        "targets",
+        "unanswered",
+    )
 
     def __init__(
         self,
@@ -52,6 +70,7 @@ class Gather(Future[R]):
         method: str,
         finish: Callable[[Gather[R], list[Any]], R],
         actor: str = "",
+        patient: bool = False,
     ) -> None:
         super().__init__(runtime, "")
         self.targets = targets
@@ -62,6 +81,9 @@ class Gather(Future[R]):
         self._left = len(targets)
         self._replies: list[Any] = [None] * self._left
         self._finish = finish
+        self._patient = patient
+        self.unanswered: list[Peer] = []
+        """The procs that had not answered when a death ended the wait for them."""
         self.port = runtime.open_port(self)
 
     def check(self) -> None:
@@ -105,14 +127,29 @@ class Gather(Future[R]):
         if complete:
             self._runtime.close_port(self.port)
             self._complete()
+        elif waited and not self._patient:
+            # Those that answer at the same time are heard; nobody waits for the others to tell of a death.
+            self._runtime.pump.call_later(_HEARING, self._give_up)
         return waited
+
+    def _give_up(self) -> None:
+        """Completes without those that have not answered."""
+        with self._lock:
+            if not self._left:
+                return
+            self.unanswered = self.waits_for()
+            self._left = 0
+        self._runtime.close_port(self.port)
+        self._complete()
 
     def waits_for(self) -> list[Peer]:
         """The procs that have not answered."""
+        if not self._left:
+            return self.unanswered
         return [peer for peer, reply in zip(self.targets, self._replies, strict=True) if reply is None]
 
     def _missing(self) -> str:
-        ranks = [rank for rank, reply in enumerate(self._replies) if reply is None]
+        ranks = [rank for rank, reply in enumerate(self._replies) if reply is None and not self.done]
         return f": {describe_ranks(ranks, len(self._replies))} did not answer" if ranks else ""
 
     def _make(self) -> R:
@@ -123,7 +160,9 @@ class Gather(Future[R]):
             frames: Sequence[bytes] = ()
             if type(reply) is tuple:
                 reply, frames = reply
-            if type(reply) is Lost:
+            if reply is None:
+                values.append(None)
+            elif type(reply) is Lost:
                 lost[rank] = reply.dead
                 values.append(None)
             elif reply.status == RESULT:
@@ -137,8 +176,12 @@ class Gather(Future[R]):
                 values.append(None)
         self._replies = []
         if lost or failures:
-            some = len(lost) + len(failures) < len(values)
-            raise self._error_of(failures, lost, ValueMesh(self.extent, values) if some else None)
+            some = len(lost) + len(failures) + len(self.unanswered) < len(values)
+            error = self._error_of(failures, lost, ValueMesh(self.extent, values) if some else None)
+            if self.unanswered:
+                ranks = [rank for rank, peer in enumerate(self.targets) if peer in self.unanswered]
+                add_note(error, f"{describe_ranks(ranks)} had not answered by then; the call goes on there")
+            raise error
         return self._finish(self, values)
 
     def _error_of(
@@ -186,6 +229,14 @@ def died(
     else:
         lines.append("make a new mesh to go on")
     return kind("\n".join(lines), mesh=mesh, ranks=tuple(sorted(lost)), results=results)
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Adds a line to the message of an error of ours."""
+    text = f"{error}\n{note}"
+    error.args = (text,)
+    if isinstance(error, (ActorError, DeviceMeshError)):
+        error.message = text
 
 
 def last_lines(dead: Dead, count: int = 10) -> list[str]:

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import inspect
 import linecache
+import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from pickle import PickleBuffer
 from typing import Any
 
 from monarch._actors.failures import fold_frames
-from monarch._cells.show import Bundle, Display, bundle_of
+from monarch._cells.show import Bundle, Display, bundle_of, portable
 from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import SerializationError
 
@@ -86,6 +87,19 @@ def run_cell(
     return CellResult(bundle, sealed, None, time.perf_counter() - begun)
 
 
+def run_in_actor(instance: Any, source: str, name: str, sink: Any) -> CellResult:
+    """Runs a cell inside an actor, as ``self``; other names are those of the rank's namespace."""
+    variables = sys.modules["__main__"].__dict__
+    before = variables.get("self", variables)
+    try:
+        return run_cell(source, name, variables, Display(), sink, instance)
+    finally:
+        if before is variables:
+            variables.pop("self", None)
+        else:
+            variables["self"] = before
+
+
 def _execute(source: str, name: str, variables: dict[str, Any]) -> tuple[Any, bool]:
     """The value of the last expression, and whether it is to be shown."""
     tree = ast.parse(source, name)
@@ -139,7 +153,11 @@ def _error(error: BaseException, name: str, lines: list[str]) -> CellError:
             line = number
     shown = traceback.TracebackException.from_exception(error)
     fold_frames(shown)
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception as broken:
+        text = f"<its text raised {type(broken).__name__}: {broken}>"
     source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
     interrupted = isinstance(error, KeyboardInterrupt)
-    return CellError(type(error).__name__, text, line, source, "".join(shown.format()), interrupted)
+    trace = portable("".join(shown.format()))
+    return CellError(type(error).__name__, portable(text), line, portable(source), trace, interrupted)
