@@ -16,6 +16,7 @@ from monarch._cells.complete import complete, inspect_name
 from monarch._cells.dist import LazyDist
 from monarch._cells.execute import CellResult, run_cell
 from monarch._cells.show import Display
+from monarch._cells.streams import install
 from monarch._core.extent import Point
 
 
@@ -49,6 +50,7 @@ class Namespace(Actor):
         else:
             self.variables.update(torch=torch, device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         listen()
+        install()
         services = get_runtime().services
         services["doing"] = doing
         services["abort"] = abort_communication

@@ -53,6 +53,12 @@ def _text(value: object) -> str:
         text = pprint.pformat(value, width=100, compact=True, sort_dicts=False)
     except Exception as error:
         text = f"<{type(value).__name__} whose repr raised {type(error).__name__}: {error}>"
+    return portable(text)
+
+
+def portable(text: str) -> str:
+    """A text as it can be sent and shown: not too long, and without halves of surrogate pairs."""
+    text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= _TEXT_LIMIT else f"{text[:_TEXT_LIMIT]} … {len(text) - _TEXT_LIMIT} more characters"
 
 

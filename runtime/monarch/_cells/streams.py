@@ -1,0 +1,95 @@
+"""stdout and stderr of a rank: what a thread prints after the end of its cell still belongs to that cell."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import threading
+from typing import Any
+
+from monarch._actors.process import get_runtime
+from monarch._actors.runtime import current
+
+_lock = threading.RLock()
+_parts = threading.local()
+
+
+class CellText(io.TextIOWrapper):
+    """Text to a descriptor that a rank captures; lines of threads go with the call that started the thread."""
+
+    def write(self, text: str, /) -> int:
+        """Writes a text, as any file does."""
+        origin = getattr(threading.current_thread(), "_monarch_call", None)
+        with _lock:
+            if origin is None or origin[0].running is origin[1]:
+                return super().write(text)
+            # By whole lines, since each is sent by itself.
+            held: dict[CellText, str] = _parts.__dict__.setdefault("held", {})
+            lines, newline, rest = (held.pop(self, "") + text).rpartition("\n")
+            if rest:
+                held[self] = rest
+            if newline:
+                self._send(lines + newline, origin)
+        return len(text)
+
+    def end_line(self, origin: Any) -> None:
+        """Writes what a thread that ends has left of a line."""
+        rest = _parts.__dict__.get("held", {}).pop(self, "")
+        if rest:
+            with _lock:
+                self._send(rest, origin)
+
+    def _send(self, text: str, origin: Any) -> None:
+        runtime = get_runtime()
+        busy = next(((cell, cell.running) for cell in list(runtime.actors.values()) if cell.running), None)
+        # What was printed before is the call's that runs.
+        _flush_as(busy)
+        super().write(text)
+        _flush_as(origin)
+
+
+def _flush_as(call: Any) -> None:
+    token = current.set(call)
+    try:
+        get_runtime().idle()
+    finally:
+        current.reset(token)
+
+
+def install() -> None:
+    """Puts such streams in place, and has threads remember the call that started them."""
+    if isinstance(sys.stdout, CellText):
+        return
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        stream.flush()
+        text = CellText(stream.buffer, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
+        text.mode = stream.mode
+        setattr(sys, name, text)
+    os.register_at_fork(after_in_child=_renew)
+    start = threading.Thread.start
+
+    def start_of_call(self: threading.Thread) -> None:
+        origin = current.get() or getattr(threading.current_thread(), "_monarch_call", None)
+        if origin is not None:
+            run = self.run
+
+            def run_of_call() -> None:
+                try:
+                    run()
+                finally:
+                    for stream in (sys.stdout, sys.stderr):
+                        if isinstance(stream, CellText):
+                            stream.end_line(origin)
+
+            self.__dict__.update(_monarch_call=origin, run=run_of_call)
+        start(self)
+
+    threading.Thread.start = start_of_call
+
+
+def _renew() -> None:
+    # Another thread may have held it when this process was forked.
+    global _lock
+    _lock = threading.RLock()
