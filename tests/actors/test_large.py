@@ -11,6 +11,7 @@ import numpy
 import pytest
 
 from leaks import live_segments, wait_until
+from monarch._actors.process import get_runtime
 from monarch.actor import Actor, current_rank, endpoint
 
 MB = 1 << 20
@@ -54,6 +55,10 @@ class Large(Actor):
     @endpoint
     def echo(self, x: Any) -> Any:
         return x
+
+    @endpoint
+    def live_bytes(self) -> int:
+        return get_runtime().segments.stats().live_bytes
 
     @endpoint
     def memory(self) -> int:
@@ -172,6 +177,16 @@ def test_nothing_stays_in_use(large: Any) -> None:
         large.echo.call(numpy.ones(MB, numpy.uint8)).get(timeout=30)
     gc.collect()
     assert wait_until(lambda: large.memory.call().get(timeout=30) and live_segments() == 0)
+
+
+def test_results_that_nobody_holds_are_given_back(large: Any) -> None:
+    results = large.make.call(4 * MB).get(timeout=20)
+    one = large.slice(gpus=0)
+    assert one.live_bytes.call_one().get(timeout=20) >= 4 * MB
+    del results
+    gc.collect()
+    # Also a program that sends no other large value gives them back, in a while.
+    assert wait_until(lambda: one.live_bytes.call_one().get(timeout=20) == 0)
 
 
 def test_large_values_between_actors(procs: Any) -> None:

@@ -166,6 +166,8 @@ def send_to_all(
 ) -> None:
     """Sends one message to all members of a view: directly on this host, once a host to the others."""
     targets = mesh._members_at()
+    # What was let go of since the last call is free for the answers of this one.
+    runtime.settle()
     for peer in targets.peers:
         if peer.sent >= peer.credit:
             runtime.make_room(targets.peers)

@@ -37,6 +37,8 @@ _EARLY = 5.0
 """Seconds that a message waits for the actor that it is for to be made."""
 _CREDIT_EVERY = WINDOW // 4
 _VIEWS = 4096
+_SWEEP = 0.5
+"""Seconds between looks for shared memory that is not used any more, while some is."""
 _PATIENCE = 2.0
 """Seconds to wait for room in shared memory."""
 _FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch})
@@ -89,6 +91,8 @@ class Runtime:
         self.segments = Segments()
         self._releases: deque[tuple[int, int]] = deque()
         self._space: _Space | None = None
+        self._mapped = 0
+        self._sweeping = False
         self._bulk_owners: dict[int, str] = {}
         self._early: dict[str, list[tuple[m.Call, Sequence[Any]]]] = {}
         self.deferred: deque[Callable[[], None]] = deque()
@@ -408,11 +412,22 @@ class Runtime:
         owner, pid, fd, segment, spans = bulk
         ref = BulkRef(pid, fd, segment, tuple((offset, length) for offset, length in spans))
         self._bulk_owners[pid] = owner
+        self._mapped += 1
+        if not self._sweeping:
+            # For what is let go of while this process sends nothing.
+            self._sweeping = True
+            self.pump.call_later(_SWEEP, self._sweep)
         return loads(message.body, self.mappings.open(ref))
 
     def _on_release(self, what: tuple[int, int]) -> None:
         # May run in a garbage collection, in the middle of anything: so it only takes note.
         self._releases.append(what)
+
+    def _sweep(self) -> None:
+        self.settle()
+        self._sweeping = self._mapped > 0
+        if self._sweeping:
+            self.pump.call_later(_SWEEP, self._sweep)
 
     def settle(self) -> None:
         """Does what was put off: tells the owners of shared memory what is not used here any more, and the like."""
@@ -425,6 +440,7 @@ class Runtime:
         owners: dict[str, list[int]] = {}
         while self._releases:
             pid, segment = self._releases.popleft()
+            self._mapped -= 1
             owners.setdefault(self._bulk_owners[pid], []).append(segment)
         for owner, segments in owners.items():
             if owner == self.proc:
