@@ -31,7 +31,7 @@ from monarch._wire.keys import Doorkeeper, KeyPair
 from monarch._wire.links import Link
 from monarch.exceptions import CallTimeoutError, SpawnError
 
-PRELOAD = ["torch", "numpy", "monarch._actors.rank"]
+PRELOAD = ["torch", "numpy", "monarch.actor", "monarch._actors.rank"]
 """What the zygote has imported before it forks."""
 
 

@@ -25,6 +25,11 @@ from monarch._wire.links import Inbox
 TICK = 0.005
 """Seconds for which nobody may lead before the background thread does."""
 
+_SLOW_TICK = 0.02
+"""The same, once another thread was seen to lead for longer than a tick."""
+_QUIET = 25
+"""Slow ticks without a change of who leads, after which the background thread sleeps until it is kicked."""
+
 _clock = time.monotonic
 _MAIN = main_thread().ident
 
@@ -332,16 +337,21 @@ class Pump:
             if self._lead.locked():
                 self._kick.acquire()
             self._sleeping = False
+            tick, quiet = TICK, 0
             while not self._closing:
                 seq = self._seq
                 if not self._urgent:
-                    self._kick.acquire(timeout=TICK)
+                    self._kick.acquire(timeout=tick)
                 if not self._urgent and self._seq != seq:
+                    quiet = 0
                     continue
                 self._urgent = False
                 if not self._lead.acquire(False):
-                    # Somebody leads for longer than a tick, and kicks when it leaves.
-                    break
+                    # Somebody leads for longer than a tick. It would have to kick at each message if this slept now.
+                    tick, quiet = _SLOW_TICK, quiet + 1
+                    if quiet > _QUIET:
+                        break
+                    continue
                 self._asked = self._closing
                 self._background_leads = True
                 self._leader = get_ident()

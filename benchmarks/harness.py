@@ -1,0 +1,289 @@
+"""Runs systems side by side: a round asks each of them in turn, so that what the machine does meanwhile meets all."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+HERE = Path(__file__).resolve().parent
+OURS, FLOOR = "ours", "floor"
+MODULES = {OURS: "mesh", FLOOR: "floor", "torchmonarch": "mesh"}
+"""Modules of systems, where they have another name."""
+PEERS = {
+    "torchmonarch": "torchmonarch",
+    "ray": "ray",
+    "dask": "distributed",
+    "ipyparallel": "ipyparallel",
+    "nbdistributed": "nbdistributed",
+}
+"""Peers, each with the package that it needs."""
+
+Samples = dict[str, list[float]]
+"""Of each system, one figure a round."""
+
+
+class LaneError(Exception):
+    """A system could not do what it was asked for."""
+
+
+@dataclass
+class Target:
+    """What is asked of us: a limit, in the unit of the measure or as a factor of another system's figure."""
+
+    text: str
+    limit: float
+    against: str = ""
+    """The system whose figure is multiplied; none for a limit by itself."""
+
+
+@dataclass
+class Measure:
+    """One figure of several systems."""
+
+    benchmark: str
+    name: str
+    unit: str
+    better: Literal["less", "more"]
+    samples: Samples = field(default_factory=dict)
+    target: Target | None = None
+    notes: list[str] = field(default_factory=list)
+    load: float = 0.0
+    """Share of the cores that was busy before it began."""
+
+    def value(self, system: str) -> float | None:
+        """Median over the rounds."""
+        samples = self.samples.get(system)
+        return median(samples) if samples else None
+
+    def ratio(self, system: str, other: str) -> float | None:
+        """Median over the rounds of one system's figure by another's of the same round."""
+        mine, theirs = self.samples.get(system), self.samples.get(other)
+        if not mine or not theirs:
+            return None
+        if len(mine) != len(theirs):
+            return median(mine) / median(theirs)
+        return median(a / b for a, b in zip(mine, theirs, strict=True))
+
+    def holds(self) -> bool | None:
+        """Whether we are as good as asked; None if that cannot be told."""
+        if self.target is None:
+            return None
+        against = self.target.against
+        reached = self.ratio(OURS, against) if against else self.value(OURS)
+        if reached is None:
+            return None
+        return reached <= self.target.limit if self.better == "less" else reached >= self.target.limit
+
+
+@dataclass
+class Options:
+    """What the command line says."""
+
+    quick: bool = False
+    peers: dict[str, str] = field(default_factory=dict)
+    """Interpreter of each peer."""
+    patience: float = 0.0
+    """Seconds to wait at most, before each measure, for a machine on which nothing else runs."""
+    hosts: Sequence[int] = ()
+    """Numbers of hosts to simulate, if other than usual."""
+
+    def rounds(self, usual: int, quick: int = 3) -> int:
+        return quick if self.quick else usual
+
+    def systems(self, *without: str) -> list[str]:
+        return [name for name in (OURS, FLOOR, *self.peers) if name not in without]
+
+
+class Process:
+    """A lane: a system in a process of its own."""
+
+    def __init__(self, system: str, python: str) -> None:
+        self.system = system
+        self._process = subprocess.Popen(
+            [python, str(HERE / "lane.py"), MODULES.get(system, system)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if not os.environ.get("MONARCH_BENCH_STDERR") else None,
+            text=True,
+            env=_environment(python),
+            start_new_session=True,
+        )
+
+    def ask(self, what: str, /, **options: Any) -> list[float]:
+        """Has it do something, and gives the figures."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps({"do": what, "with": options}) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise LaneError(f"{self.system} ended with code {self._process.wait()} in {what}")
+        answer = json.loads(line)
+        if "result" not in answer:
+            raise LaneError(answer.get("unsupported") or f"{what}: {answer['error']}")
+        return answer["result"]
+
+    def end(self) -> None:
+        """Takes the system down."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self.ask("stop")
+        except LaneError:
+            pass
+        self._process.stdin.close()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            pass
+        try:
+            # What is left of it, in the session that is its own.
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self._process.wait()
+        self._process.stdout.close()
+
+
+class Race:
+    """Systems that take turns. One that fails drops out, and a note says why."""
+
+    def __init__(self, options: Options, notes: list[str]) -> None:
+        self._options = options
+        self._notes = notes
+        self.lanes: dict[str, Process] = {}
+
+    def enter(self, systems: Sequence[str]) -> None:
+        """Starts the controllers of systems, without workers."""
+        for system in systems:
+            self.lanes[system] = Process(system, self._options.peers.get(system, sys.executable))
+            self.each("start", only=[system])
+
+    def each(self, what: str, /, only: Sequence[str] | None = None, **options: Any) -> Samples:
+        """Asks each system once, in turn, and gives all figures of each."""
+        figures: Samples = {}
+        for system, lane in list(self.lanes.items()):
+            if only is None or system in only:
+                try:
+                    figures[system] = lane.ask(what, **options)
+                except LaneError as error:
+                    self._drop(system, str(error))
+        return figures
+
+    def rounds(self, number: int, what: str, /, **options: Any) -> Samples:
+        """Asks each system in turn so many times; one figure of each a round, the median of what it gave."""
+        samples: Samples = {}
+        for _ in range(number):
+            for system, figures in self.each(what, **options).items():
+                samples.setdefault(system, []).append(median(figures))
+            self.turn()
+        return {system: samples[system] for system in samples if system in self.lanes}
+
+    def turn(self) -> None:
+        """Another one goes first in the next round."""
+        first = next(iter(self.lanes))
+        self.lanes[first] = self.lanes.pop(first)
+
+    def _drop(self, system: str, why: str) -> None:
+        self._notes.append(f"{system}: {why}")
+        self.lanes.pop(system).end()
+        if system in (OURS, FLOOR):
+            raise LaneError(f"{system}: {why}")
+
+    def end(self) -> None:
+        for lane in self.lanes.values():
+            lane.end()
+        self.lanes.clear()
+
+
+@contextmanager
+def race(options: Options, systems: Sequence[str], notes: list[str]) -> Iterator[Race]:
+    """Systems that are up, and are taken down at the end."""
+    entered = Race(options, notes)
+    try:
+        entered.enter(systems)
+        yield entered
+    finally:
+        entered.end()
+
+
+@contextmanager
+def workers(
+    options: Options, systems: Sequence[str], count: int, notes: list[str], torch: bool = False
+) -> Iterator[Race]:
+    """Systems that are up, each with so many workers."""
+    with race(options, systems, notes) as entered:
+        entered.each("spawn", count=count, torch=torch)
+        yield entered
+
+
+def installed(python: str) -> dict[str, str]:
+    """The peers that an interpreter has, each with its version."""
+    code = """
+import importlib.metadata, json, sys
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+    done = subprocess.run([python, "-c", code, *PEERS.values()], capture_output=True, text=True, check=True)
+    versions = json.loads(done.stdout)
+    return {peer: versions[package] for peer, package in PEERS.items() if package in versions}
+
+
+def cold_start(system: str, python: str, count: int) -> float:
+    """Seconds from the start of a fresh controller process to so many torch-ready workers."""
+    begin = time.perf_counter()
+    lane = Process(system, python)
+    try:
+        lane.ask("start")
+        lane.ask("spawn", count=count, torch=True)
+        return time.perf_counter() - begin
+    finally:
+        lane.end()
+
+
+def busy(seconds: float = 0.4) -> float:
+    """Share of the cores that something uses now."""
+
+    def read() -> tuple[int, int]:
+        with open("/proc/stat") as file:
+            times = [int(text) for text in file.readline().split()[1:9]]
+        return sum(times), times[3] + times[4]
+
+    total, idle = read()
+    time.sleep(seconds)
+    total_then, idle_then = read()
+    return 1 - (idle_then - idle) / max(1, total_then - total)
+
+
+def calm(options: Options) -> float:
+    """Waits for a machine on which nothing else runs, if asked to; the share of the cores that is busy."""
+    deadline = time.monotonic() + options.patience
+    while (load := busy()) > 0.1 and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return load
+
+
+def _environment(python: str) -> dict[str, str]:
+    env = dict(os.environ)
+    # One thread each, for every system: the cores are few, and what is measured is not arithmetic.
+    env["OMP_NUM_THREADS"] = "1"
+    env["PYTHONPATH"] = str(HERE)
+    # Some systems start workers by the name of the interpreter.
+    env["PATH"] = os.pathsep.join([os.path.dirname(python), env.get("PATH", "")])
+    return env

@@ -1,0 +1,178 @@
+"""One system in a process of its own: does what the harness asks for, one line of JSON each way.
+
+It is started as ``python lane.py SYSTEM`` by any interpreter that has the system installed, so it imports nothing but
+the standard library by itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from systems.base import Pool, System, Unsupported, payload, touch
+
+_now = time.perf_counter
+
+
+class Lane:
+    """A system, its workers, and what can be timed with them. Each method gives seconds, unless it says otherwise."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._pool: Pool | None = None
+        self._payloads: dict[tuple[str, int], Any] = {}
+        self._started = False
+
+    @property
+    def pool(self) -> Pool:
+        assert self._pool is not None
+        return self._pool
+
+    # Workers
+
+    def start(self) -> list[float]:
+        self._started = True
+        return _timed(self._system.start)
+
+    def spawn(self, count: int, torch: bool = False) -> list[float]:
+        begin = _now()
+        self._pool = self._system.spawn(count, torch)
+        return [_now() - begin]
+
+    def close(self) -> list[float]:
+        pool, self._pool = self.pool, None
+        return _timed(pool.close)
+
+    def stop(self) -> list[float]:
+        if self._pool is not None:
+            self.close()
+        started, self._started = self._started, False
+        return _timed(self._system.stop) if started else [0.0]
+
+    def pss(self) -> list[float]:
+        """MB of each worker: its own pages, and its share of those that it shares."""
+        return [_pss(pid) for pid in self.pool.all("ready")]
+
+    # Calls
+
+    def one(self, count: int) -> list[float]:
+        return _repeat(count, lambda number: self.pool.one("echo", number))
+
+    def all(self, count: int) -> list[float]:
+        return _repeat(count, lambda number: self.pool.all("echo", number))
+
+    def flight_one(self, count: int) -> list[float]:
+        return [_timed(self.pool.flight_one, range(count))[0] / count]
+
+    def flight_all(self, count: int) -> list[float]:
+        return [_timed(self.pool.flight_all, range(count))[0] / count]
+
+    # Payloads
+
+    def share(self, kind: str, size: int, count: int = 1) -> list[float]:
+        """To all workers, which read from every page."""
+        array = self._payload(kind, size)
+        return [self._right(size, self.pool.all, "touch", array) for _ in range(count)]
+
+    def give(self, kind: str, size: int, count: int = 1) -> list[float]:
+        """To the first worker, which reads from every page."""
+        array = self._payload(kind, size)
+        return [self._right(size, self.pool.one, "touch", array) for _ in range(count)]
+
+    def take(self, kind: str, size: int, count: int = 1) -> list[float]:
+        """From the first worker; every page is read here."""
+        self.pool.one("keep", kind, size)
+        return [self._right(size, lambda: touch(self.pool.one("fetch"))) for _ in range(count)]
+
+    def memcpy(self, size: int, copies: int, count: int = 1) -> list[float]:
+        """Copies of memory, each into memory that is there already."""
+        import numpy
+
+        source, target = numpy.ones(size, numpy.uint8), numpy.zeros(size, numpy.uint8)
+        target[:] = 2
+        times: list[float] = []
+        for _ in range(count):
+            begin = _now()
+            for _ in range(copies):
+                numpy.copyto(target, source)
+            times.append(_now() - begin)
+        return times
+
+    def import_torch(self) -> list[float]:
+        """One import of torch by a fresh process, from its start to its end."""
+        return _timed(subprocess.run, [sys.executable, "-c", "import os, torch; os._exit(0)"], check=True)
+
+    def import_pss(self) -> list[float]:
+        """MB of a process that has imported torch and stands alone."""
+        code = "import sys, torch; torch.ones(4) + 1; print(flush=True); sys.stdin.read()"
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        measured = _pss(process.pid)
+        process.communicate()
+        return [measured]
+
+    def _payload(self, kind: str, size: int) -> Any:
+        if (kind, size) not in self._payloads:
+            self._payloads[kind, size] = payload(kind, size)
+        return self._payloads[kind, size]
+
+    def _right(self, size: int, call: Callable[..., Any], *args: Any) -> float:
+        begin = _now()
+        result = call(*args)
+        taken = _now() - begin
+        results = result if isinstance(result, list) else [result]
+        if any(value != size / 4096 for value in results):
+            raise ValueError(f"wrong answer: {results}")
+        return taken
+
+
+def _timed(call: Callable[..., Any], *args: Any, **kwargs: Any) -> list[float]:
+    begin = _now()
+    call(*args, **kwargs)
+    return [_now() - begin]
+
+
+def _repeat(count: int, call: Callable[[int], Any]) -> list[float]:
+    """Seconds of each call; fewer calls of a system that is slow, so that a round of all systems stays short."""
+    times: list[float] = []
+    for number in range(count):
+        times += _timed(call, number)
+        if len(times) >= 3 and sum(times) > 0.3:
+            break
+    return times
+
+
+def _pss(pid: int) -> float:
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Pss:")) / 1024
+
+
+def main() -> None:
+    """Answers requests until there are no more."""
+    # What a system prints must not get into the answers.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    lane = Lane(importlib.import_module(f"systems.{sys.argv[1]}").SYSTEM)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            answer = {"result": getattr(lane, request["do"])(**request["with"])}
+        except Unsupported as error:
+            answer = {"unsupported": str(error)}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"[:500]}
+        answers.write(json.dumps(answer) + "\n")
+    lane.stop()
+    # Other threads of some systems go on for ever.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

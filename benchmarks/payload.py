@@ -1,0 +1,69 @@
+"""Large arguments and results: 64 MB to 8 actors, and 256 MB to one actor and back."""
+
+from __future__ import annotations
+
+from harness import FLOOR, OURS, Measure, Options, Race, Target, calm, workers
+
+MB = 1 << 20
+SHARED, SINGLE = 64 * MB, 256 * MB
+
+
+def run(options: Options) -> list[Measure]:
+    """Milliseconds of the one, GB a second of the other. Every receiver reads from every page of what it got."""
+    measures: list[Measure] = []
+    kinds = ("torch",) if options.quick else ("torch", "numpy")
+    for kind in kinds:
+        measures += _shared(options, kind)
+    for kind in kinds:
+        measures += _single(options, kind)
+    return measures
+
+
+def _shared(options: Options, kind: str) -> list[Measure]:
+    what = f"64 MB {kind} to 8 actors"
+    first = Measure("payload", f"{what}, first", "ms", "less", target=Target("≤ 100 ms", 100.0))
+    warm = Measure("payload", what, "ms", "less", target=Target("< 40 ms", 40.0))
+    for turn in range(options.rounds(5, 1)):
+        # Fresh workers each time; of the peers, which take seconds to start, twice.
+        systems = options.systems() if turn < 2 else [OURS, FLOOR]
+        with workers(options, systems, 8, first.notes, torch=True) as race:
+            race.each("share", kind=kind, size=MB // 4)
+            first.load = warm.load = calm(options)
+            _share(race, kind, first, 1)
+            _share(race, kind, warm, options.rounds(4, 3))
+    first.notes.append("floor: two copies of memory; the first after a small call of the same kind")
+    return [first, warm]
+
+
+def _share(race: Race, kind: str, measure: Measure, rounds: int) -> None:
+    for _ in range(rounds):
+        seconds = race.each("memcpy", only=[FLOOR], size=SHARED, copies=2)
+        peers = [system for system in race.lanes if system != FLOOR]
+        seconds.update(race.each("share", only=peers, kind=kind, size=SHARED))
+        for system, values in seconds.items():
+            measure.samples.setdefault(system, []).append(values[0] * 1e3)
+        race.turn()
+
+
+def _single(options: Options, kind: str) -> list[Measure]:
+    target = Target("≥ 4 GB/s", 4.0)
+    measures = {
+        "give": Measure("payload", f"256 MB {kind} as argument", "GB/s", "more", target=target),
+        "take": Measure("payload", f"256 MB {kind} as result", "GB/s", "more", target=target),
+    }
+    notes = measures["give"].notes
+    with workers(options, options.systems(), 1, notes, torch=True) as race:
+        for way, measure in measures.items():
+            race.each("share", kind=kind, size=MB // 4)
+            measure.load = calm(options)
+            for turn in range(options.rounds(5, 2) + 1):
+                seconds = race.each("memcpy", only=[FLOOR], size=SINGLE, copies=1)
+                peers = [system for system in race.lanes if system != FLOOR]
+                seconds.update(race.each(way, only=peers, kind=kind, size=SINGLE))
+                if turn:
+                    # The first one warms up; its cost shows in the figures of 64 MB.
+                    for system, values in seconds.items():
+                        measure.samples.setdefault(system, []).append(SINGLE / values[0] / 1e9)
+                race.turn()
+    notes.append("floor: one copy of memory")
+    return list(measures.values())

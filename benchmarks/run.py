@@ -1,0 +1,109 @@
+"""Measures this project beside the physical floor and beside every peer that is installed, in one run.
+
+    python benchmarks/run.py                          everything, without peers
+    python benchmarks/run.py roundtrip fanout         some of it
+    python benchmarks/run.py --peers PEERS/bin/python with the peers that an interpreter has
+    python benchmarks/run.py --quick                  under a minute: fewer rounds, without peers
+
+The peers need an environment of their own, because torchmonarch installs a package ``monarch`` too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import fanout
+import inflight
+import memory
+import payload
+import roundtrip
+import simulation
+import spawn
+from harness import PEERS, LaneError, Measure, Options, installed
+from report import as_json, markdown, show, show_verdicts
+from rich.console import Console
+
+BENCHMARKS: dict[str, Callable[[Options], list[Measure]]] = {
+    "roundtrip": roundtrip.run,
+    "fanout": fanout.run,
+    "inflight": inflight.run,
+    "payload": payload.run,
+    "spawn": spawn.run,
+    "memory": memory.run,
+    "simulation": simulation.run,
+}
+
+
+def main() -> int:
+    """Entry point; 1 if a target does not hold and ``--strict`` is given, or if a benchmark could not run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="BENCHMARK", help=f"{', '.join(BENCHMARKS)}; all if none")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, fewer sizes, no peers")
+    parser.add_argument("--peers", metavar="PYTHON", default=os.environ.get("MONARCH_BENCH_PEERS", ""))
+    parser.add_argument("--only", metavar="PEERS", default="", help=f"some of {','.join(PEERS)}")
+    parser.add_argument("--out", metavar="FILE", help="for all figures, as JSON; with the ending .md, tables")
+    parser.add_argument("--patience", type=float, default=0.0, metavar="SECONDS", help="to wait for an idle machine")
+    parser.add_argument("--hosts", type=int, nargs="+", default=(), help="numbers of hosts to simulate")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if a target does not hold")
+    asked = parser.parse_args()
+    unknown = set(asked.names) - set(BENCHMARKS)
+    if unknown:
+        parser.error(f"there is no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+    console = Console()
+    options = Options(asked.quick, patience=asked.patience, hosts=asked.hosts)
+    about = _about()
+    if options.quick:
+        console.print("peers are left out by --quick", style="dim")
+    elif asked.peers:
+        found = installed(asked.peers)
+        wanted = asked.only.split(",") if asked.only else PEERS
+        options.peers = {peer: asked.peers for peer in found if peer in wanted}
+        about["peers"] = ", ".join(f"{peer} {found[peer]}" for peer in options.peers)
+        missing = ", ".join(peer for peer in PEERS if peer not in found)
+        console.print(f"peers: {about['peers'] or 'none'}; not installed: {missing or 'none'}", style="dim")
+    else:
+        console.print("no peers: name an interpreter that has them with --peers PYTHON or MONARCH_BENCH_PEERS")
+    measures: list[Measure] = []
+    failed = False
+    for name in asked.names or BENCHMARKS:
+        try:
+            done = BENCHMARKS[name](options)
+        except LaneError as error:
+            console.print(f"{name} could not be measured: {error}", style="red")
+            failed = True
+            continue
+        measures += done
+        show(console, done)
+        if asked.out:
+            # What has been measured is kept, whatever becomes of the rest.
+            path = Path(asked.out)
+            path.write_text(markdown(measures, about) if path.suffix == ".md" else as_json(measures, about))
+    if any(measure.target for measure in measures):
+        show_verdicts(console, measures)
+    return int(failed or (asked.strict and any(measure.holds() is False for measure in measures)))
+
+
+def _about() -> dict[str, str]:
+    """The machine and the versions; nothing by which it could be recognised."""
+    import numpy
+    import torch
+    import zmq
+
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    versions = f"pyzmq {zmq.__version__} (libzmq {zmq.zmq_version()}), torch {torch.__version__}"
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} on {platform.machine()}",
+        "versions": f"Python {platform.python_version()}, {versions}, numpy {numpy.__version__}",
+        "settings": "OMP_NUM_THREADS=1 everywhere",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""A simulation, not a measurement of real hosts: what a call to 8 ranks on each of many hosts costs the controller.
+
+The controller is the real one, with its real sockets over tcp and CURVE. Behind it stand light processes in place of
+host agents, forked from one that is warm: each takes the messages of a host agent, and answers in the name of eight
+ranks that do not exist. They share the cores with the controller, so of the times only those of the controller say
+something about real hosts: the time until a call is sent, and the processor time of sending and gathering it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+from harness import Measure, Options, calm
+
+HERE = Path(__file__).resolve().parent
+PER_HOST = 8
+WHAT = {
+    "send": "call: time to send it",
+    "cpu": "call: processor time of the controller",
+    "wall": "call: until all answered (stand-ins share the cores)",
+    "broadcast": "broadcast: processor time of the controller",
+    "attach": "attaching the hosts, once",
+    "spawn": "spawning the ranks, once",
+}
+
+
+def run(options: Options) -> list[Measure]:
+    """Milliseconds of each, by the number of hosts."""
+    measures = {key: Measure("simulation", text, "ms", "less") for key, text in WHAT.items()}
+    notes = measures["send"].notes
+    notes.append(f"SIMULATED: stand-ins answer for host agents with {PER_HOST} ranks each; only the controller is real")
+    for hosts in options.hosts or ((1, 10, 100) if options.quick else (1, 10, 100, 300, 1000)):
+        missing = _missing(hosts)
+        if missing:
+            notes.append(f"{hosts} hosts: left out, {missing}")
+            continue
+        load = calm(options)
+        done = subprocess.run(
+            [sys.executable, str(HERE / "simulated_hosts.py"), str(hosts), str(PER_HOST), str(options.rounds(15, 5))],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        if done.returncode:
+            notes.append(f"{hosts} hosts: ended with code {done.returncode}")
+            continue
+        for key, seconds in json.loads(done.stdout).items():
+            measure = measures[key]
+            measure.load = max(measure.load, load)
+            measure.samples[f"{hosts} hosts"] = [value * 1e3 for value in seconds]
+    return list(measures.values())
+
+
+def _missing(hosts: int) -> str:
+    """What so many stand-ins would lack."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    # A link and its monitor take files at the controller, and so does what a host sends on.
+    if files != resource.RLIM_INFINITY and hosts * 10 + 200 > files:
+        return f"the controller may have {files} files"
+    with open("/proc/meminfo") as file:
+        free = next(int(line.split()[1]) for line in file if line.startswith("MemAvailable:")) / 1024
+    return f"there is {free:.0f} MB of memory" if hosts * 6 + 500 > free else ""

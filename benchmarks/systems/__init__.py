@@ -1,0 +1,1 @@
+"""The systems that are compared, each behind the interface of ``systems.base``."""

@@ -1,0 +1,99 @@
+"""What a system offers to the benchmarks, and the worker that every system runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+
+class Unsupported(Exception):
+    """The system has no way to do this; the text says why."""
+
+
+class Worker:
+    """The same plain class in every system, so that all pay for the same work at the far end."""
+
+    def __init__(self) -> None:
+        self.kept: Any = None
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def ready(self) -> int:
+        """Its pid, after a torch operation that shows that torch works here."""
+        import torch
+
+        torch.set_num_threads(1)
+        return os.getpid() if float((torch.ones(4) + 1).sum()) == 8.0 else 0
+
+    def touch(self, array: Any) -> float:
+        """Reads from every page of 4 KiB, so that bytes which were only promised count for nothing."""
+        return touch(array)
+
+    def keep(self, kind: str, size: int) -> int:
+        self.kept = payload(kind, size)
+        return size
+
+    def fetch(self) -> Any:
+        return self.kept
+
+
+def payload(kind: str, size: int) -> Any:
+    """So many bytes of float32 ones: a ``torch`` tensor or a ``numpy`` array."""
+    if kind == "torch":
+        import torch
+
+        return torch.ones(size // 4, dtype=torch.float32)
+    import numpy
+
+    return numpy.ones(size // 4, dtype=numpy.float32)
+
+
+def touch(array: Any) -> float:
+    """The sum of one element of each page."""
+    return float(array.reshape(-1)[::1024].sum())
+
+
+class Pool:
+    """Workers of a system; every one has answered when it is made."""
+
+    def greet(self, torch: bool) -> None:
+        """Has every worker answer once, with torch if that is to be ready."""
+        if torch:
+            self.all("ready")
+        else:
+            self.all("echo", 0)
+
+    def one(self, method: str, *args: Any) -> Any:
+        """Calls the first worker and waits."""
+        raise Unsupported("no call of one worker")
+
+    def all(self, method: str, *args: Any) -> list[Any]:
+        """Calls all workers, waits, and gives the results by rank."""
+        raise Unsupported("no call of all workers")
+
+    def flight_one(self, values: Sequence[Any]) -> None:
+        """Echoes of the first worker, all sent before the first is waited for."""
+        raise Unsupported("no calls in flight")
+
+    def flight_all(self, values: Sequence[Any]) -> None:
+        """Echoes of all workers, all sent before the first is waited for."""
+        raise Unsupported("no calls in flight")
+
+    def close(self) -> None:
+        """Ends the workers."""
+
+
+class System:
+    """One system under test. A module in ``systems`` has one as ``SYSTEM``; it imports the package in ``start``."""
+
+    def start(self) -> None:
+        """Brings the controller up; no workers yet."""
+
+    def spawn(self, count: int, torch: bool) -> Pool:
+        """Workers, with torch ready in each if asked for."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Takes down what ``start`` brought up."""
