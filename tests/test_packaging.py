@@ -40,7 +40,12 @@ def test_the_wheel_has_both_packages_and_nothing_else(wheel: Path) -> None:
         names = set(archive.namelist())
     assert {"monarch/actor.py", "monarch/py.typed", "monarch_kernel/__init__.py"} <= names
     tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"monarch", "monarch_kernel"}
+    data = {top for top in tops if top.endswith(".data")}
+    assert {top for top in tops if not top.endswith(".dist-info")} - data == {"monarch", "monarch_kernel"}
+    # The kernel, where Jupyter finds it.
+    assert {name.partition(".data/")[2] for name in names if ".data/" in name} >= {
+        "data/share/jupyter/kernels/monarch/kernel.json"
+    }
     assert not [name for name in names if "test_" in name or name.startswith("tests/")]
     source = {str(path.relative_to(ROOT / "runtime")) for path in (ROOT / "runtime/monarch").rglob("*.py")}
     assert not source - names, "the wheel lacks a part of the source"

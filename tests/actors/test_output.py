@@ -153,6 +153,8 @@ def test_async_endpoints_and_broadcasts(procs: Any, lines: list[Line]) -> None:
 def test_the_source_says_whose_call_it_was(procs: Any, lines: list[Line]) -> None:
     mesh = procs(1)
     first, second = mesh.spawn("first", Prints), mesh.spawn("second", Prints)
+    # What one of them prints while another one ends something may be taken for that one's.
+    second.initialized.get(timeout=20)
     one = first.say.call("one")
     one.get(timeout=20)
     two = second.say.call("two")

@@ -15,7 +15,7 @@ import pytest
 
 from leaks import processes
 from monarch.actor import Actor, endpoint, shutdown_context, this_host
-from monarch.exceptions import ActorError, DeviceMeshError
+from monarch.exceptions import ActorError, DeadlockError, DeviceMeshError
 
 SECONDS = float(os.environ.get("MONARCH_CHAOS_SECONDS", "8"))
 HANG = 30.0
@@ -55,7 +55,7 @@ class Node(Actor):
         """Asks another mesh; what becomes of that is the answer."""
         try:
             return list(other.take.call(f"{sender}>{self.name}.{os.getpid()}", number).get(timeout=HANG).values())
-        except (DeviceMeshError, ActorError) as error:
+        except (DeviceMeshError, ActorError, DeadlockError) as error:
             return [type(error).__name__]
 
     @endpoint

@@ -29,6 +29,9 @@ class Pump:
     def notify(self, waiter: Any) -> None:
         self.notified.append(waiter)
 
+    def call_later(self, seconds: float, action: Any) -> None:
+        """Time does not pass here: those that live answer before a call is given up."""
+
 
 class Caller:
     """As much of a runtime as a Gather and a Peer need; it counts what completes."""

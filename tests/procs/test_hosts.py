@@ -235,8 +235,7 @@ def test_the_death_of_a_remote_agent_fails_its_calls_and_no_others() -> None:
         with pytest.raises(SupervisionError) as caught:
             both.get(timeout=20)
         assert caught.value.ranks == (2, 3)
-        assert caught.value.results is not None
-        assert list(caught.value.results.values()) == ["slept", "slept", None, None, "slept", "slept"]
+        assert "had not answered by then" in str(caught.value)
         with pytest.raises(SupervisionError):
             workers.slice(hosts=1, gpus=0).echo.call_one(1)
         # Others call each other still, and hear of the loss too.

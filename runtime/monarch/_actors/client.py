@@ -8,7 +8,9 @@ import secrets
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import IO, Any, cast
 
 import msgspec
@@ -20,6 +22,7 @@ from monarch._actors.executors import ThreadExecutor
 from monarch._actors.faults import Faults
 from monarch._actors.future import Future, Promise, in_thread
 from monarch._actors.output import OutputView
+from monarch._actors.peers import Gateway
 from monarch._actors.process import get_runtime, has_runtime, set_starter
 from monarch._actors.runtime import Runtime
 from monarch._procs.agent import AgentConfig
@@ -31,6 +34,8 @@ from monarch._wire.keys import Doorkeeper, KeyPair
 from monarch._wire.links import Link
 from monarch.exceptions import CallTimeoutError, SpawnError
 
+_LOOK = 200
+"""Milliseconds between looks for hosts that have been attached since."""
 PRELOAD = ["torch", "numpy", "monarch.actor", "monarch._actors.rank"]
 """What the zygote has imported before it forks."""
 
@@ -55,6 +60,8 @@ class Session:
         self._door: Doorkeeper | None = None
         self._address = ""
         self._watched: set[str] = set()
+        self._monitors: deque[tuple[str, Gateway, Any]] = deque()
+        self._watcher: threading.Thread | None = None
         self._released: set[str] = set()
         self._listening: Promise[m.Listening] | None = None
         self._table: dict[str, tuple[str, str]] = {}
@@ -229,26 +236,47 @@ class Session:
             answer.complete(lambda: listening)
 
     def _watch_host(self, host: str) -> None:
+        """Notices when the connection to a host breaks; one thread does for all hosts."""
         gateway = self.runtime.gateway(host)
         if host in self._watched:
             return
         self._watched.add(host)
-        monitor = gateway.monitor()
-        reason = f"was lost with its host {host}: the connection to it broke"
+        self._monitors.append((host, gateway, gateway.monitor()))
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch_hosts, name="monarch-hosts", daemon=True)
+            self._watcher.start()
 
-        def watch() -> None:
-            told = False
-            # ZeroMQ blocks where it cannot tell of an event, so this is closed after the link that it is of.
-            try:
-                while not gateway.closed.wait(0.2 if told else 0):
-                    if not told and monitor.poll(200) and not gateway.closed.is_set():
-                        told = True
-                        self.runtime.pump.post(lambda: self.host_lost(host, reason))
-            except zmq.ContextTerminated:
-                pass
-            monitor.close(0)
-
-        threading.Thread(target=watch, name=f"monarch-host-{host}", daemon=True).start()
+    def _watch_hosts(self) -> None:
+        watched: dict[Any, tuple[str, Gateway]] = {}
+        poller = zmq.Poller()
+        try:
+            while not self.runtime.closed:
+                while self._monitors:
+                    host, gateway, monitor = self._monitors.popleft()
+                    watched[monitor] = (host, gateway)
+                    poller.register(monitor, zmq.POLLIN)
+                for monitor, _ in poller.poll(_LOOK):
+                    host, gateway = watched[monitor]
+                    poller.unregister(monitor)
+                    if not gateway.closed.is_set():
+                        reason = f"was lost with its host {host}: the connection to it broke"
+                        self.runtime.pump.post(partial(self.host_lost, host, reason))
+                for monitor in [monitor for monitor, (_, gateway) in watched.items() if gateway.closed.is_set()]:
+                    # ZeroMQ blocks where it cannot tell of an event, so this is closed after the link that it is of.
+                    if monitor in poller:
+                        poller.unregister(monitor)
+                    del watched[monitor]
+                    monitor.close(0)
+        except zmq.ContextTerminated:
+            pass
+        finally:
+            for monitor, (_, gateway) in watched.items():
+                gateway.closed.wait(10)
+                monitor.close(0)
+            while self._monitors:
+                _, gateway, monitor = self._monitors.popleft()
+                gateway.closed.wait(10)
+                monitor.close(0)
 
     def host_lost(self, host: str, reason: str) -> None:
         """The connection to a host broke: what was on its way may be gone, so nothing goes on there."""

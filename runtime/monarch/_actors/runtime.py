@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -35,6 +37,7 @@ _SUSPICIOUS = 0.05
 """Seconds after which an actor that waits begins to look for a circle of actors that wait."""
 _EARLY = 5.0
 """Seconds that a message waits for the actor that it is for to be made."""
+_SHORT = 1.0
 _CREDIT_EVERY = WINDOW // 4
 _VIEWS = 4096
 _SWEEP = 0.5
@@ -476,20 +479,31 @@ class Runtime:
     def wait(self, waiter: Waiter, timeout: float | None = None) -> bool:
         """Waits in this thread. In an actor, a wait in a circle of actors ends with DeadlockError."""
         here = current.get()
-        if here is None or timeout is not None:
+        # A short wait ends by itself before it would be known to be in a circle.
+        if here is None or (timeout is not None and timeout < _SHORT):
             return self.pump.wait(waiter, timeout)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         if self.pump.wait(waiter, _SUSPICIOUS):
             return True
-        return self._wait_watchfully(here[0], waiter)
+        return self._wait_watchfully(here[0], waiter, deadline)
 
-    def _wait_watchfully(self, cell: Cell, waiter: Any) -> bool:
+    def _wait_watchfully(self, cell: Cell, waiter: Any, deadline: float) -> bool:
         requests, text = self._requests(cell, waiter)
         if not requests:
-            while not self.pump.wait(waiter, 0.2):
+            while not self.pump.wait(waiter, max(0.0, min(0.2, deadline - time.monotonic()))):
+                if time.monotonic() >= deadline:
+                    return False
                 self.idle()
             return True
         with self.waits_lock:
-            number = self.waits.begin(cell.key, requests, text)
+            try:
+                number = self.waits.begin(cell.key, requests, text)
+            except ValueError:
+                # Another thread of the same actor waits already, so this one is not all that the actor does.
+                number = 0
+        if not number:
+            return self.pump.wait(waiter, None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+        with self.waits_lock:
             blocked = self._stuck[number] = _Blocked(waiter, cell)
         pause = 0.05
         here = current.get()
@@ -505,11 +519,13 @@ class Runtime:
                 if deadlock is not None:
                     raise DeadlockError(deadlock.message())
                 self._send_probes(probes)
-                self.pump.wait(cast("Waiter", blocked), pause)
+                self.pump.wait(cast("Waiter", blocked), max(0.0, min(pause, deadline - time.monotonic())))
                 if blocked.circle is not None:
                     raise DeadlockError(blocked.circle)
                 if waiter.done:
                     return True
+                if time.monotonic() >= deadline:
+                    return False
                 pause = min(1.0, pause * 2)
         finally:
             cell.running = running

@@ -55,7 +55,11 @@ class Capture:
             chunks: list[Chunk] = []
             for source in self._sources:
                 # Where an appending file is written does not depend on its position; this is the quickest way to ask.
-                size = os.lseek(source.fd, 0, os.SEEK_END)
+                try:
+                    size = os.lseek(source.fd, 0, os.SEEK_END)
+                except OSError:
+                    # The program has put a pipe or a terminal in its place, or closed it; then it goes there.
+                    continue
                 if size != source.taken:
                     source.take(size, chunks)
             return chunks
