@@ -65,7 +65,7 @@ def install() -> None:
         stream = getattr(sys, name)
         stream.flush()
         text = CellText(stream.buffer, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
-        text.mode = stream.mode
+        text.mode = stream.mode  # pyright: ignore[reportAttributeAccessIssue]
         setattr(sys, name, text)
     os.register_at_fork(after_in_child=_renew)
     start = threading.Thread.start
