@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -13,8 +11,8 @@ from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from weakref import WeakValueDictionary
 
+from monarch._actors.circles import Circles
 from monarch._actors.peers import WINDOW, Gateway, IpcPeer, LocalPeer, Peer, RemotePeer
-from monarch._core.deadlock import Probe, Request, Waits
 from monarch._core.region import Region
 from monarch._procs.pump import Pump, Waiter
 from monarch._procs.session import host_of, ipc_address
@@ -23,21 +21,16 @@ from monarch._wire.links import LEASE_S, Inbox, Link, make_context
 from monarch._wire.mappings import Mappings
 from monarch._wire.pickling import dumps, loads
 from monarch._wire.segments import BulkRef, Segments
-from monarch.exceptions import DeadlockError
 
 if TYPE_CHECKING:
     from monarch._actors.actormesh import ActorMesh
     from monarch._actors.cells import Cell
-    from monarch._actors.future import Future
     from monarch._actors.gather import Gather
     from monarch._actors.spec import RankConfig
     from monarch._wire.keys import KeyPair
 
-_SUSPICIOUS = 0.05
-"""Seconds after which an actor that waits begins to look for a circle of actors that wait."""
 _EARLY = 5.0
 """Seconds that a message waits for the actor that it is for to be made."""
-_SHORT = 1.0
 _CREDIT_EVERY = WINDOW // 4
 _VIEWS = 4096
 _SWEEP = 0.5
@@ -101,9 +94,7 @@ class Runtime:
         self.deferred: deque[Callable[[], None]] = deque()
         """What a garbage collection found to do, for when there is time."""
         self.mappings = Mappings(self._on_release)
-        self.waits = Waits(proc, self._state_of)
-        self.waits_lock = RLock()
-        self._stuck: dict[int, _Blocked] = {}
+        self.circles = Circles(self)
         self.closed = False
         self.deaths = 0
         """How many peers have died."""
@@ -148,7 +139,7 @@ class Runtime:
             m.Release: self._on_released,
             m.Output: lambda output, _: self.on_output and self.on_output(output),
             m.Fault: lambda fault, _: self.on_fault and self.on_fault(fault),
-            m.Probe: self._on_probe,
+            m.Probe: lambda probe, _: self.circles.on_probe(probe),
             m.Level: lambda level, _: self.on_level and self.on_level(level),
             m.Ask: self._on_ask,
             m.Batch: self._on_batch,
@@ -474,95 +465,12 @@ class Runtime:
             region = self._views[view] = Region.unpack(m.unpack(view))
         return region
 
-    # Waiting
-
     def wait(self, waiter: Waiter, timeout: float | None = None) -> bool:
         """Waits in this thread. In an actor, a wait in a circle of actors ends with DeadlockError."""
         here = current.get()
-        # A short wait ends by itself before it would be known to be in a circle.
-        if here is None or (timeout is not None and timeout < _SHORT):
+        if here is None:
             return self.pump.wait(waiter, timeout)
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        if self.pump.wait(waiter, _SUSPICIOUS):
-            return True
-        return self._wait_watchfully(here[0], waiter, deadline)
-
-    def _wait_watchfully(self, cell: Cell, waiter: Any, deadline: float) -> bool:
-        requests, text = self._requests(cell, waiter)
-        if not requests:
-            while not self.pump.wait(waiter, max(0.0, min(0.2, deadline - time.monotonic()))):
-                if time.monotonic() >= deadline:
-                    return False
-                self.idle()
-            return True
-        with self.waits_lock:
-            try:
-                number = self.waits.begin(cell.key, requests, text)
-            except ValueError:
-                # Another thread of the same actor waits already, so this one is not all that the actor does.
-                number = 0
-        if not number:
-            return self.pump.wait(waiter, None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
-        with self.waits_lock:
-            blocked = self._stuck[number] = _Blocked(waiter, cell)
-        pause = 0.05
-        here = current.get()
-        running, cell.running = cell.running, here[1] if here is not None else None
-        try:
-            while True:
-                self.idle()
-                with self.waits_lock:
-                    answered = set(requests) - set(self._requests(cell, waiter)[0])
-                    for request in answered:
-                        self.waits.answered(number, request)
-                    probes, deadlock = self.waits.probes(number)
-                if deadlock is not None:
-                    raise DeadlockError(deadlock.message())
-                self._send_probes(probes)
-                self.pump.wait(cast("Waiter", blocked), max(0.0, min(pause, deadline - time.monotonic())))
-                if blocked.circle is not None:
-                    raise DeadlockError(blocked.circle)
-                if waiter.done:
-                    return True
-                if time.monotonic() >= deadline:
-                    return False
-                pause = min(1.0, pause * 2)
-        finally:
-            cell.running = running
-            with self.waits_lock:
-                self.waits.end(number)
-                self._stuck.pop(number, None)
-
-    def _requests(self, cell: Cell, waiter: Any) -> tuple[list[Request], Callable[[Request], str]]:
-        """What an actor waits for, as requests to other actors, and what to say of each."""
-        actor = getattr(waiter, "actor", "")
-        if not actor:
-            return [], str
-        port, label = waiter.port, waiter.label
-        requests = [Request(self.proc, port, peer.proc, actor) for peer in waiter.waits_for()]
-        here = current.get()
-        method = here[1].method if here is not None else "?"
-        return requests, lambda _: f"{cell.title()}.{method}() waits for {label}"
-
-    def _state_of(self, request: Request) -> Any:
-        cell = self.actors.get(request.actor)
-        return cell.state_of(request.proc, request.port) if cell is not None else None
-
-    def _send_probes(self, probes: list[Probe]) -> None:
-        for probe in probes:
-            body = (*probe[:4], tuple(probe.request), probe.path)
-            self.peer(probe.request.target).send(m.encode(m.Probe(probe.request.target, body)))
-
-    def _on_probe(self, message: m.Probe, _: Sequence[Any]) -> None:
-        proc, actor, wait, round_, request, path = message.body
-        with self.waits_lock:
-            probes, deadlock = self.waits.receive(Probe(proc, actor, wait, round_, Request(*request), tuple(path)))
-            blocked = self._stuck.get(deadlock.wait) if deadlock is not None else None
-            if blocked is not None and deadlock is not None:
-                blocked.circle = deadlock.message()
-        if blocked is not None:
-            self.pump.notify(cast("Waiter", blocked))
-        self._send_probes(probes)
+        return self.circles.wait(here[0], here[1], waiter, timeout)
 
     # Ending
 
@@ -588,30 +496,6 @@ class Runtime:
 
 def _nothing() -> None:
     pass
-
-
-class _Blocked:
-    """Waits for what an actor waits for, and for the news that it waits in a circle."""
-
-    __slots__ = ("_waiter", "cell", "circle")
-
-    def __init__(self, waiter: Future[Any], cell: Cell) -> None:
-        self._waiter = waiter
-        self.cell = cell
-        self.circle: str | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.circle is not None or self._waiter.done
-
-    @property
-    def thread(self) -> Any:
-        return self._waiter.thread
-
-    @thread.setter
-    def thread(self, turn: Any) -> None:
-        # What completes the one wakes the thread that waits for both.
-        self._waiter.thread = turn
 
 
 class _Space:
