@@ -31,6 +31,10 @@ def load_ipython_extension(shell: Any) -> None:
     from monarch_kernel.typing_help import install as install_help
 
     magics = MeshMagics(shell)
+    before = shell.magics_manager.registry.get("MeshMagics")
+    if before is not None:
+        # Loaded again: the meshes that are up stay.
+        magics.meshes = before.meshes
     shell.register_magics(magics)
     install(shell)
     shell.monarch_help = install_help(shell, magics)

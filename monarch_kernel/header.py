@@ -63,6 +63,9 @@ def parse(line: str) -> Header:
     if match["where"] is not None:
         header.axes, header.ranks = parse_where(match["where"])
     _options(header, match["rest"] or "")
+    if header.nowait and (header.timeout is not None or not header.stream):
+        raise HeaderError("--nowait gives a handle that is asked for the end: it goes with neither --timeout nor "
+                          "--collect; handle.result(SECONDS) waits so long at most")  # fmt: skip
     return header
 
 

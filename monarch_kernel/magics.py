@@ -20,6 +20,7 @@ from monarch._core.extent import Extent
 from monarch._core.ranks import describe_ranks
 from monarch._core.valuemesh import Deferred, ValueMesh
 from monarch.exceptions import DeviceMeshError
+from monarch_kernel.handle import Handle
 from monarch_kernel.header import OPTIONS, Header, HeaderError, parse
 from monarch_kernel.meshes import Mesh, Meshes, choose, usual_axes, with_hint
 from monarch_kernel.render import MeshCellError, bundle_of_results, tagged
@@ -56,6 +57,12 @@ def names_dist(cell: str) -> bool:
     except SyntaxError:
         return False
     return any(isinstance(node, ast.Name) and node.id == "dist" for node in ast.walk(tree))
+
+
+def _values(run: Run, results: dict[int, CellResult]) -> ValueMesh[Any]:
+    """The value of each rank of a cell, in the shape of what it was for."""
+    extent = run.views[0].extent if len(run.views) == 1 else Extent(("ranks",), (len(run.ranks),))
+    return ValueMesh(extent, [_value(results.get(rank)) for rank in run.ranks])
 
 
 def _value(result: CellResult | None) -> Any:
@@ -206,6 +213,8 @@ class MeshMagics(Magics):
             run, displays = self._start(actors, header, cell, mesh is None)
         except DeviceMeshError as error:
             raise error if mesh is None else with_hint(error, mesh.name) from None
+        if header.nowait:
+            return self._handle(mesh, header, run, displays, len(actors))
         stopped: Stopped | None = None
         try:
             until = None if header.timeout is None else time.monotonic() + header.timeout
@@ -276,10 +285,7 @@ class MeshMagics(Magics):
                 sys.stdout.write("".join(kept))
         results = run.results()
         ordered = sorted(results.items())
-        values = ValueMesh(
-            run.views[0].extent if len(run.views) == 1 else Extent(("ranks",), (len(run.ranks),)),
-            [_value(results.get(rank)) for rank in run.ranks],
-        )
+        values = _values(run, results)
         self.shell.user_ns["_mesh"] = values
         if header.out:
             self.shell.user_ns[header.out] = values
@@ -294,6 +300,24 @@ class MeshMagics(Magics):
         if errors:
             raise MeshCellError(run.name, errors, total, values)
         return None
+
+    def _handle(self, mesh: Mesh | None, header: Header, run: Run, displays: Any, total: int) -> Handle:
+        """A cell that the notebook does not wait for."""
+
+        def finish() -> ValueMesh[Any]:
+            displays.close()
+            results = run.results()
+            errors = {rank: result.error for rank, result in results.items() if result.error is not None}
+            values = _values(run, results)
+            if errors:
+                raise MeshCellError(run.name, errors, total, values)
+            return values
+
+        handle = Handle(run, finish, lambda: self._stop(mesh, run, []))
+        self.shell.user_ns["_mesh"] = handle
+        if header.out:
+            self.shell.user_ns[header.out] = handle
+        return handle
 
     def _publish(self, bundle: dict[str, Any]) -> None:
         self.shell.display_pub.publish(bundle)

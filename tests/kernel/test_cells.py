@@ -1,0 +1,179 @@
+"""Cells on ranks, through a real kernel: what they keep, return and show."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels import Notebook
+from leaks import Kit
+
+
+def test_variables_stay_from_cell_to_cell(notebook: Notebook) -> None:
+    notebook.mesh("x = rank * 10").ok()
+    cell = notebook.mesh("x += 1\nx").ok()
+    for rank in range(4):
+        assert f"[rank {rank}] {rank * 10 + 1}" in cell.shown
+
+
+def test_equal_values_are_shown_once(notebook: Notebook) -> None:
+    cell = notebook.mesh("world_size").ok()
+    assert cell.shown == "[ranks 0-3] 4"
+    assert len(cell.bundles) == 1 and "text/html" in cell.bundles[0]
+
+
+@pytest.mark.parametrize(
+    "body", ["1;", "'a;'  ;", "1; # a comment", "1;\n\n# a comment\n", "x = 1", "None", " ", "# only", "'ü'; # ;"]
+)
+def test_nothing_is_shown(notebook: Notebook, body: str) -> None:
+    assert not notebook.mesh(body).ok().text.strip()
+
+
+@pytest.mark.parametrize("body", ["'a;'", "';' # ;", "1 # no semicolon;", "('ü',\n 1)", "(1)"])
+def test_a_semicolon_elsewhere_hides_nothing(notebook: Notebook, body: str) -> None:
+    assert notebook.mesh(body).ok().shown
+
+
+def test_top_level_await(notebook: Notebook) -> None:
+    cell = notebook.mesh("import asyncio\nawait asyncio.sleep(0)\nz = await asyncio.sleep(0, result=rank + 5)\nz").ok()
+    assert "[rank 3] 8" in cell.shown
+    assert "[ranks 0-3] 7" in notebook.mesh("await asyncio.sleep(0, result=7)").ok().shown
+
+
+def test_functions_and_classes_see_the_variables(notebook: Notebook) -> None:
+    notebook.mesh("def double():\n    return 2 * seen\nseen = rank").ok()
+    notebook.mesh("class Point:\n    at = seen").ok()
+    assert "[rank 2] (4, 2)" in notebook.mesh("double(), Point.at").ok().shown
+
+
+def test_the_underscore_is_the_last_value(notebook: Notebook) -> None:
+    notebook.mesh("rank + 40").ok()
+    assert "[rank 2] 42" in notebook.mesh("_").ok().shown
+
+
+def test_what_a_namespace_has(notebook: Notebook) -> None:
+    cell = notebook.mesh("(rank, world_size, point['procs'], mesh.name, str(device), torch.ones(1).item())").ok()
+    assert "[rank 3] (3, 4, 3, 'mesh', 'cpu', 1.0)" in cell.shown
+
+
+def test_tensors_show_what_they_are(notebook: Notebook) -> None:
+    cell = notebook.mesh("torch.arange(6.0).reshape(2, 3) + rank").ok()
+    for word in ("[2, 3]", "float32", "rank 3"):
+        assert word in cell.shown
+    assert "tensor(" not in cell.shown
+
+
+@pytest.mark.parametrize(
+    ("where", "ranks"),
+    [
+        ("[1]", [1]), ("[-1]", [3]), ("[0,3]", [0, 3]), ("[::2]", [0, 2]), ("[1:3]", [1, 2]), ("[:]", [0, 1, 2, 3]),
+        ("[procs=1:3]", [1, 2]), ("[procs=-1]", [3]), ("mesh[procs=0]", [0]), ("mesh[3,0]", [0, 3]),
+        ("mesh", [0, 1, 2, 3]),
+    ],
+)  # fmt: skip
+def test_slices(notebook: Notebook, where: str, ranks: list[int]) -> None:
+    cell = notebook.mesh("f'at {rank}.'", where).ok()
+    assert [rank for rank in range(4) if f"at {rank}." in cell.shown] == ranks
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("[4]", ["no rank 4", "0 to 3"]), ("[gpus=0]", ["gpus", "procs"]), ("[procs=4]", ["procs", "4"]),
+        ("other", ["no mesh 'other'", "mesh"]), ("--wrong", ["no option '--wrong'"]), ("[", ["cannot understand"]),
+        ("[2:2]", ["no rank at all"]),
+    ],
+)  # fmt: skip
+def test_a_first_line_that_means_nothing_is_an_error(notebook: Notebook, line: str, words: list[str]) -> None:
+    cell = notebook.mesh("1", line)
+    assert cell.status == "error"
+    for word in words:
+        assert word in cell.reply["evalue"]
+    # Nobody wants to read the frames of a magic for that.
+    assert len(cell.text.splitlines()) <= 4
+
+
+def test_the_results_are_in_a_variable(notebook: Notebook) -> None:
+    notebook.mesh("rank ** 2", "--out squares").ok()
+    cell = notebook.run("print(squares, squares is _mesh, sorted(squares.values()), squares.sizes)").ok()
+    assert "[0, 1, 4, 9]" in cell.stream() and "True" in cell.stream() and "'procs': 4" in cell.stream()
+    notebook.mesh("-rank", "[0,3]").ok()
+    assert "[0, -3]" in notebook.run("print(list(_mesh.values()))").ok().stream()
+
+
+def test_a_value_that_cannot_travel_is_shown_all_the_same(notebook: Notebook) -> None:
+    cell = notebook.mesh("import threading\nthreading.Lock()").ok()
+    assert "lock" in cell.shown
+    assert notebook.run("print(_mesh.item(procs=0))").ok().stream() == "None\n"
+
+
+def test_a_value_that_only_the_ranks_know_is_shown_all_the_same(notebook: Notebook) -> None:
+    notebook.mesh("class Local:\n    def __repr__(self): return 'local thing'\nLocal()").ok()
+    assert "local thing" in notebook.mesh("Local()").ok().shown
+    assert notebook.run("1").ok().shown == "1"
+
+
+def test_a_value_that_cannot_be_shown(notebook: Notebook) -> None:
+    cell = notebook.mesh("class Bad:\n    def __repr__(self): return 1 / 0\nBad()").ok()
+    assert "ZeroDivisionError" in cell.shown
+
+
+def test_quiet(notebook: Notebook) -> None:
+    assert notebook.mesh("print('words')\ndisplay('seen')\n'value'", "--quiet").ok().text.strip() == ""
+    assert "value" in notebook.run("_mesh").ok().shown
+    assert "[ranks 0-3] words" in notebook.run("%mesh log").ok().stream()
+
+
+def test_collect(notebook: Notebook) -> None:
+    cell = notebook.mesh("print('a')\nprint('b', rank)", "--collect").ok()
+    assert cell.stream().splitlines()[0] == "[ranks 0-3] a"
+    assert all(f"[rank {rank}] b {rank}" in cell.stream() for rank in range(4))
+
+
+def test_collected_output_of_a_failure_is_shown(notebook: Notebook) -> None:
+    cell = notebook.mesh("print('before')\n1 / 0", "--collect")
+    assert cell.status == "error" and "before" in cell.stream()
+
+
+def test_a_timeout_interrupts_the_ranks(notebook: Notebook) -> None:
+    cell = notebook.mesh("kept = 1\nimport time\nif rank == 2: time.sleep(600)\nrank", "--timeout 0.2")
+    assert cell.status == "error"
+    assert "0.2 s" in cell.text and "rank 2: stopped by an interrupt" in cell.text
+    # What the others returned is there.
+    assert "[rank 3] 3" in cell.shown
+    assert "[ranks 0-3] 1" in notebook.mesh("kept").ok().shown
+
+
+def test_displays_are_tagged_with_the_rank(notebook: Notebook) -> None:
+    body = "class Page:\n    def _repr_html_(self): return f'<b>page {rank}</b>'\ndisplay(Page())\ndisplay('x', 'y')"
+    cell = notebook.mesh(body, "[0,2]").ok()
+    pages = [bundle["text/html"] for bundle in cell.bundles if "<b>page" in bundle["text/html"]]
+    assert sorted("2" if "<b>page 2</b>" in page and "rank 2" in page else "0" for page in pages) == ["0", "2"]
+    assert len(cell.bundles) == 6
+
+
+def test_figures(notebook: Notebook) -> None:
+    pytest.importorskip("matplotlib")
+    body = "import matplotlib\nmatplotlib.use('agg')\nimport matplotlib.pyplot as plt\nplt.plot([1, 2])"
+    cell = notebook.mesh(body + ";", "[0,1]").ok()
+    assert sum("data:image/png;base64," in bundle["text/html"] for bundle in cell.bundles) == 2
+    assert not notebook.mesh("1;", "[0,1]").ok().bundles
+
+
+def test_push_and_pull(notebook: Notebook) -> None:
+    notebook.run("a, b = 3, [1]\n%mesh push a b").ok()
+    assert "[ranks 0-3] (3, [1])" in notebook.mesh("a, b").ok().shown
+    notebook.mesh("mine = rank").ok()
+    assert "2" in notebook.run("%mesh pull mine --rank 2 --as yours\nprint(yours)").ok().stream()
+    cell = notebook.run("%mesh pull nothing")
+    assert cell.status == "error" and "nothing" in cell.text and "mine" in cell.text
+    for line, words in {"push nowhere": "'nowhere'", "pull mine --rank 9": "no rank 9", "pull": "name"}.items():
+        cell = notebook.run(f"%mesh {line}")
+        assert cell.status == "error" and words in cell.text
+
+
+def test_the_group_of_processes(notebook: Notebook, leaks: Kit) -> None:
+    cell = notebook.mesh("t = torch.ones(1) * rank\ndist.all_reduce(t)\nt.item()").ok()
+    assert cell.shown == "[ranks 0-3] 6.0"
+    cell = notebook.mesh("u = torch.ones(1)\ndist.all_reduce(u)\nu.item(), dist.get_world_size()").ok()
+    assert cell.shown == "[ranks 0-3] (4.0, 4)"
+    leaks.rebase()

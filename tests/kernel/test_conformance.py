@@ -1,0 +1,123 @@
+"""The kernel is a Python kernel: Jupyter's own tests, its life, and its magics in a plain kernel."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import jupyter_kernel_test
+import pytest
+
+from kernels import Notebook
+from leaks import Kit, processes, wait_until
+
+
+class TestConformance(jupyter_kernel_test.KernelTests):
+    """Jupyter's tests of kernels, with what they need to know of a language."""
+
+    kernel_name = "monarch"
+    language_name = "python"
+    file_extension = ".py"
+    code_hello_world = "print('hello, world')"
+    code_stderr = "import sys; print('test', file=sys.stderr)"
+    completion_samples = [
+        {"text": "zi", "matches": {"zip"}},
+    ]
+    complete_code_samples = ["1", "print('hello')", "def f(x):\n  return x * 2\n\n", "%mesh", "%%mesh\nx = 1\n\n"]
+    incomplete_code_samples = ["print('''hello", "def f(x):\n  x * 2", "for i in x:"]
+    invalid_code_samples = ["import = 7q"]
+    code_page_something = "zip?"
+    code_generate_error = "raise ValueError('x')"
+    code_execute_result = [
+        {"code": "1+2+3", "result": "6"},
+        {"code": "[n*n for n in range(1, 4)]", "result": "[1, 4, 9]"},
+    ]
+    code_display_data = [
+        {"code": "from IPython.display import HTML, display; display(HTML('<b>x</b>'))", "mime": "text/html"},
+        {"code": "from IPython.display import Math, display; display(Math('x^2'))", "mime": "text/latex"},
+    ]
+    code_history_pattern = "1?2*"
+    supported_history_operations = ("tail", "search")
+    code_inspect_sample = "zip"
+
+
+def test_a_plain_python_notebook(notebook: Notebook) -> None:
+    assert notebook.run("import asyncio\nawait asyncio.sleep(0, result=5)").ok().shown == "5"
+    assert notebook.run("!echo shell").ok().stream().strip() == "shell"
+    assert notebook.run("%timeit -n1 -r1 1").ok().stream()
+    assert notebook.run("get_ipython().kernel.implementation").ok().shown == "'monarch'"
+    assert notebook.run("import ipywidgets; ipywidgets.IntSlider()").ok().bundles
+    cell = notebook.run("def f(): 1 / 0\nf()")
+    assert cell.status == "error" and cell.reply["ename"] == "ZeroDivisionError"
+
+
+def of(marker: str) -> dict[int, str]:
+    """Processes with a marker of their own in their environment."""
+    found: dict[int, str] = {}
+    for pid, name in processes().items():
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if marker.encode() in file.read():
+                    found[pid] = name
+        except OSError:
+            continue
+    return found
+
+
+def test_a_restart_ends_all_ranks(own: Callable[..., Notebook]) -> None:
+    book = own(MONARCH_TEST_KERNEL="restart")
+    book.run("%mesh up --procs 3").ok()
+    before = of("MONARCH_TEST_KERNEL=restart")
+    assert len(before) >= 5
+    book.manager.restart_kernel(now=False)
+    book.client.wait_for_ready(timeout=30)
+    # The new kernel and what it warms up; none of the old ones.
+    assert wait_until(lambda: not set(of("MONARCH_TEST_KERNEL=restart")) & set(before))
+    assert "no mesh" in book.run("%mesh").ok().stream()
+    book.run("%mesh up --procs 2").ok()
+    assert book.mesh("world_size").ok().shown == "[ranks 0-1] 2"
+
+
+@pytest.mark.parametrize("how", ["shutdown", "shutdown while a cell runs", "kill", "quit"])
+def test_no_process_stays_after_the_end(own: Callable[..., Notebook], how: str) -> None:
+    marker = f"MONARCH_TEST_KERNEL={how}"
+    book = own(MONARCH_TEST_KERNEL=how)
+    book.run("%mesh up --procs 3").ok()
+    assert len(of(marker)) >= 5
+    if how == "shutdown while a cell runs":
+        cell = book.send("%%mesh\nprint('runs')\nwhile True: pass")
+        cell.until(lambda: "runs" in cell.stream())
+    if how == "quit":
+        book.send("exit")
+        assert wait_until(lambda: not book.manager.is_alive(), 30)
+    else:
+        book.manager.shutdown_kernel(now=how == "kill")
+    assert wait_until(lambda: not of(marker)), of(marker)
+
+
+def test_the_magics_in_a_plain_kernel(own: Callable[..., Notebook]) -> None:
+    book = own("python3")
+    book.run("%load_ext monarch_kernel").ok()
+    assert "is up" in book.run("%mesh up --procs 2").ok().stream()
+    cell = book.mesh("print('said')\nrank + 5").ok()
+    assert "[rank 1] 6" in cell.shown and cell.stream() == "[ranks 0-1] said\n"
+    assert book.mesh("1 / 0").reply["ename"] == "MeshCellError"
+    # Once more is no harm: the meshes stay.
+    book.run("%load_ext monarch_kernel\n%reload_ext monarch_kernel").ok()
+    assert book.mesh("world_size").ok().shown == "[ranks 0-1] 2"
+
+
+@pytest.mark.slow
+def test_the_time_to_start(leaks: Kit, capsys: pytest.CaptureFixture[str]) -> None:
+    times: dict[str, list[float]] = {"python3": [], "monarch": []}
+    for _ in range(3):
+        for kernel, taken in times.items():
+            begun = time.perf_counter()
+            book = Notebook(kernel)
+            book.run("1").ok()
+            taken.append(time.perf_counter() - begun)
+            book.close(now=True)
+    with capsys.disabled():
+        shown = ", ".join(f"{kernel} {min(taken):.2f} s" for kernel, taken in times.items())
+        print(f"\nto the first answer, on {os.cpu_count()} cores: {shown}")

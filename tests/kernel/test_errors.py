@@ -1,0 +1,128 @@
+"""Errors of cells on ranks: grouped, with rank, line and source; and ranks that die."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from kernels import Cell, Notebook
+from leaks import Kit
+
+
+def failed(cell: Cell) -> str:
+    """The text of a cell that failed, as its reply and its output say it."""
+    assert cell.status == "error"
+    (error,) = cell.contents("error")
+    assert error["ename"] == cell.reply["ename"] and error["evalue"] == cell.reply["evalue"]
+    return "\n".join(error["traceback"])
+
+
+def test_an_error_of_some_ranks(notebook: Notebook) -> None:
+    cell = notebook.mesh("y = 1\nif rank >= 2:\n    raise KeyError('boom')\ny")
+    text = failed(cell)
+    assert cell.reply["ename"] == "MeshCellError"
+    assert "failed on ranks 2-3" in cell.reply["evalue"]
+    assert "ranks 2-3: KeyError: 'boom'" in text and "line 3" in text and "raise KeyError('boom')" in text
+    # What the others returned is shown and kept.
+    assert "[ranks 0-1] 1" in cell.shown
+    assert "[ranks 0-3] 1" in notebook.mesh("y").ok().shown
+
+
+def test_different_errors_are_groups(notebook: Notebook) -> None:
+    text = failed(notebook.mesh("if rank == 0:\n    raise ValueError('zero')\nif rank > 1:\n    1 / 0"))
+    assert "rank 0: ValueError: zero" in text and "ranks 2-3: ZeroDivisionError" in text
+    assert "line 2" in text and "line 4" in text
+
+
+def test_the_frames_are_those_of_the_user(notebook: Notebook) -> None:
+    notebook.mesh("def inner(x):\n    return 1 / x").ok()
+    text = failed(notebook.mesh("def outer():\n    inner(0)\nouter()"))
+    for words in ("in inner", "in outer", "return 1 / x", "inner(0)", "ZeroDivisionError"):
+        assert words in text
+    for words in ("monarch/", "monarch_kernel", "execute.py", "magics.py"):
+        assert words not in text
+    # Eight ranks that fail alike are one traceback.
+    assert text.count("return 1 / x") == 1
+
+
+def test_causes_are_told(notebook: Notebook) -> None:
+    text = failed(notebook.mesh("try:\n    {}['k']\nexcept KeyError as e:\n    raise RuntimeError('above') from e"))
+    assert "KeyError: 'k'" in text and "direct cause" in text
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("x = (", ["SyntaxError", "line 1", "x = ("]),
+        ("x = 1\nfor", ["SyntaxError", "line 2", "for"]),
+        ("return 1", ["SyntaxError"]),
+        ("  x = 1\n y = 2", ["Indentation"]),
+        ("raise SystemExit(3)", ["SystemExit: 3"]),
+        ("raise StopIteration", ["StopIteration"]),
+        ("raise BaseException('base')", ["BaseException: base"]),
+        ("class E(Exception):\n    def __str__(self): return 1 / 0\nraise E", ["E", "line 3"]),
+        ("def f(): f()\nf()", ["RecursionError"]),
+        ("await nothing", ["NameError", "nothing"]),
+        ("'\\ud800' + 1", ["TypeError"]),
+        ("raise ValueError('\\ud800')", ["ValueError"]),
+        ("raise ValueError('x' * 10**7)", ["ValueError"]),
+    ],
+)
+def test_errors_of_any_kind_end_the_cell_and_no_more(notebook: Notebook, body: str, words: list[str]) -> None:
+    text = failed(notebook.mesh(body))
+    for word in words:
+        assert word in text
+    assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
+
+
+def test_cells_after_an_error_do_not_run(notebook: Notebook) -> None:
+    cells = [notebook.send("%%mesh\n1 / 0", stop_on_error=True), notebook.send("after = 1")]
+    for cell in cells:
+        cell.wait()
+    assert [cell.status for cell in cells] in (["error", "aborted"], ["error", "error"])
+    assert notebook.run("after").status == "error"
+
+
+def test_nbclient_stops_at_an_error(leaks: Kit, tmp_path: Any) -> None:
+    book = nbformat.v4.new_notebook()
+    texts = ["%mesh up --procs 2", "%%mesh\nif rank: raise KeyError('boom')", "open('after', 'w')"]
+    book.cells = [nbformat.v4.new_code_cell(text) for text in texts]
+    with pytest.raises(CellExecutionError, match="boom"):
+        NotebookClient(book, kernel_name="monarch", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert not (tmp_path / "after").exists()
+    (output,) = [each for each in book.cells[1].outputs if each.output_type == "error"]
+    assert "rank 1: KeyError: 'boom'" in "\n".join(output.traceback)
+
+
+@pytest.mark.parametrize(
+    ("death", "words"),
+    [
+        ("os.kill(os.getpid(), 9)", ["SIGKILL"]),
+        ("import ctypes; ctypes.string_at(0)", ["SIGSEGV"]),
+        ("os._exit(7)", ["7"]),
+    ],
+)
+def test_a_rank_that_dies_is_named(own: Callable[..., Notebook], death: str, words: list[str]) -> None:
+    book = own()
+    book.run("%mesh up --procs 3").ok()
+    book.mesh("kept = rank").ok()
+    cell = book.mesh(f"import os\nprint('last words')\nif rank == 1:\n    {death}\nrank")
+    text = failed(cell)
+    for word in ["rank 1", *words]:
+        assert word in text
+    assert "last words" in cell.stream() and "[rank 2] 2" in cell.shown
+    # The next cell says so too, and what can be done.
+    again = failed(book.mesh("kept"))
+    for word in ["rank 1", "%mesh restart", *words]:
+        assert word in again
+    # The others can go on.
+    assert "[rank 2] 2" in book.mesh("kept", "[0,2]").ok().shown
+    assert words[0] in book.run("%mesh").ok().stream()
+    book.run("%mesh restart").ok()
+    assert book.mesh("rank * 2").ok().shown.splitlines() == [f"[rank {rank}] {rank * 2}" for rank in range(3)]
+    assert "failed on all 3 ranks" in failed(book.mesh("kept"))

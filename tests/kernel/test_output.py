@@ -1,0 +1,104 @@
+"""What ranks print: folded, in the cell that it belongs to, and none of it lost."""
+
+from __future__ import annotations
+
+import re
+
+from kernels import Notebook
+from leaks import Kit
+
+
+def test_equal_lines_are_one(notebook: Notebook) -> None:
+    cell = notebook.mesh("print('same')\nprint('mine', rank)").ok()
+    lines = cell.stream("stdout").splitlines()
+    assert lines.count("[ranks 0-3] same") == 1
+    assert sorted(lines) == sorted(["[ranks 0-3] same", *(f"[rank {rank}] mine {rank}" for rank in range(4))])
+
+
+def test_what_goes_to_stderr_stays_there(notebook: Notebook) -> None:
+    cell = notebook.mesh("import sys\nprint('bad', file=sys.stderr)\nprint('good')").ok()
+    assert cell.stream("stderr") == "[ranks 0-3] bad\n" and cell.stream("stdout") == "[ranks 0-3] good\n"
+
+
+def test_output_of_c_code_and_of_programs(notebook: Notebook) -> None:
+    body = "import os, subprocess\nos.write(1, b'by descriptor\\n')\nsubprocess.run(['echo', 'by a program'])\nNone"
+    cell = notebook.mesh(body).ok()
+    assert cell.stream().splitlines() == ["[ranks 0-3] by descriptor", "[ranks 0-3] by a program"]
+
+
+def test_output_comes_while_the_cell_runs(notebook: Notebook, tmp_path: object) -> None:
+    cell = notebook.send(
+        f"%%mesh\nimport os, time\nprint('begun')\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.01)"
+    )
+    cell.until(lambda: "[ranks 0-3] begun" in cell.stream())
+    assert not cell.idle
+    open(f"{tmp_path}/go", "w").close()
+    cell.wait().ok()
+
+
+def test_late_output_of_a_thread_goes_to_its_own_cell(notebook: Notebook, tmp_path: object, leaks: Kit) -> None:
+    late = notebook.mesh(
+        f"import os, threading, time\ndef wait(name):\n    while not os.path.exists('{tmp_path}/' + name):\n"
+        f"        time.sleep(0.01)\n"
+        f"def work():\n    wait('one'); print('late while a cell runs')\n"
+        f"    wait('two'); print('late while none runs')\n"
+        f"threading.Thread(target=work).start()\nprint('begun')"
+    ).ok()
+    assert late.stream() == "[ranks 0-3] begun\n"
+    other = notebook.send("%%mesh\nprint('other begins')\nwait('three')\nprint('other ends')")
+    other.until(lambda: "other begins" in other.stream())
+    (tmp_path / "one").touch()  # type: ignore[operator]
+    late.until(lambda: "[ranks 0-3] late while a cell runs\n" in late.stream())
+    (tmp_path / "three").touch()  # type: ignore[operator]
+    other.wait().ok()
+    assert other.stream() == "[ranks 0-3] other begins\n[ranks 0-3] other ends\n"
+    plain = notebook.run("1").ok()
+    (tmp_path / "two").touch()  # type: ignore[operator]
+    late.until(lambda: "late while none runs" in late.stream())
+    assert "late" not in plain.stream()
+
+
+def test_threads_of_threads_and_of_pools(notebook: Notebook) -> None:
+    cell = notebook.mesh(
+        "import threading\nfrom concurrent.futures import ThreadPoolExecutor\n"
+        "def deep(): print('deep')\ndef first():\n    t = threading.Thread(target=deep); t.start(); t.join()\n"
+        "t = threading.Thread(target=first); t.start(); t.join()\n"
+        "with ThreadPoolExecutor(1) as pool: pool.submit(print, 'pooled').result()"
+    ).ok()
+    assert cell.stream().splitlines() == ["[ranks 0-3] deep", "[ranks 0-3] pooled"]
+
+
+def test_very_much_output_is_kept_and_not_all_shown(notebook: Notebook) -> None:
+    cell = notebook.mesh("for i in range(2500): print('many', rank, i)").ok()
+    shown = re.findall(r"\[rank \d\] many \d \d+\n", cell.stream())
+    assert len(shown) == 1000
+    assert cell.stream().splitlines()[-1].startswith("… more lines of this cell are kept: %mesh log")
+    log = notebook.run("%mesh log").ok().stream()
+    kept = re.findall(r"\[rank (\d)\] many (\d) (\d+)\n", log)
+    assert all(rank == same for rank, same, _ in kept)
+    for rank in range(4):
+        # All of them, and in order.
+        assert [int(i) for each, _, i in kept if int(each) == rank] == list(range(2500))
+
+
+def test_a_line_that_has_not_ended_is_shown_at_the_end(notebook: Notebook) -> None:
+    assert notebook.mesh("print('no end', end='')").ok().stream() == "[ranks 0-3] no end\n"
+
+
+def test_a_progress_bar_shows_its_last_state(notebook: Notebook) -> None:
+    cell = notebook.mesh("for i in range(101): print(f'\\r{i} %', end='')\nprint()").ok()
+    assert cell.stream() == "[ranks 0-3] 100 %\n"
+
+
+def test_streams_of_a_rank_behave_as_such(notebook: Notebook) -> None:
+    body = (
+        "import sys, io, contextlib\n"
+        "sys.stdout.write('a\\n'); sys.stdout.writelines(['b\\n', 'c\\n']); sys.stdout.buffer.write(b'd\\n')\n"
+        "sys.stdout.flush()\n"
+        "with contextlib.redirect_stdout(io.StringIO()) as own: print('hidden')\n"
+        "assert own.getvalue() == 'hidden\\n'\n"
+        "sys.stdout.fileno(), sys.stdout.encoding, sys.stdout.isatty(), isinstance(sys.stdout, io.TextIOBase)"
+    )
+    cell = notebook.mesh(body).ok()
+    assert cell.shown == "[ranks 0-3] (1, 'utf-8', False, True)"
+    assert cell.stream() == "".join(f"[ranks 0-3] {word}\n" for word in "abcd")

@@ -1,0 +1,109 @@
+"""How results and errors of several ranks are shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from monarch._cells.execute import CellError, CellResult
+from monarch_kernel.render import MeshCellError, bundle_of_results, error_lines, grouped, tagged
+
+
+def result(text: str | None, **more: Any) -> CellResult:
+    """A result that shows a text."""
+    bundle = None if text is None else {"text/plain": text, **more}
+    return CellResult(bundle, None, None, 0.0)
+
+
+def failure(kind: str = "KeyError", text: str = "'x'", line: int = 2, source: str = "d['x']") -> CellError:
+    return CellError(kind, text, line, source, f"Traceback: {kind}: {text}", False)
+
+
+def test_ranks_that_show_alike_are_one_group() -> None:
+    groups = grouped([(0, result("1")), (1, result("2")), (2, result("1")), (3, result(None))])
+    assert groups == [([0, 2], {"text/plain": "1"}), ([1], {"text/plain": "2"})]
+
+
+def test_groups_differ_by_any_of_their_forms() -> None:
+    groups = grouped([(0, result("x", **{"text/html": "<b>1</b>"})), (1, result("x", **{"text/html": "<b>2</b>"}))])
+    assert [ranks for ranks, _ in groups] == [[0], [1]]
+
+
+def test_nothing_is_shown_of_nothing() -> None:
+    assert bundle_of_results([(0, result(None)), (1, result(None))], 2) is None
+    assert bundle_of_results([], 2) is None
+
+
+def test_equal_results_are_shown_once_with_their_ranks() -> None:
+    bundle = bundle_of_results([(rank, result("{'a': 1}")) for rank in range(8)], 8)
+    assert bundle is not None
+    assert bundle["text/plain"].count("{'a': 1}") == 1 and "ranks 0-7" in bundle["text/plain"]
+    assert bundle["text/html"].count("&#x27;a&#x27;") == 1
+
+
+def test_unequal_results_stand_side_by_side() -> None:
+    bundle = bundle_of_results([(0, result("a")), (1, result("b")), (2, result("a"))], 3)
+    assert bundle is not None
+    assert bundle["text/plain"].splitlines() == ["[ranks 0,2] a", "[rank 1] b"]
+    assert "flex" in bundle["text/html"] and "rank 1" in bundle["text/html"]
+
+
+def test_several_lines_begin_below_their_label() -> None:
+    bundle = bundle_of_results([(0, result("a\nb"))], 1)
+    assert bundle is not None and bundle["text/plain"] == "[rank 0]\na\nb"
+
+
+def test_very_many_different_results_are_not_all_drawn() -> None:
+    bundle = bundle_of_results([(rank, result(str(rank))) for rank in range(300)], 300)
+    assert bundle is not None
+    assert "236 more" in bundle["text/html"] and len(bundle["text/plain"].splitlines()) == 300
+
+
+@pytest.mark.parametrize("text", ["<script>alert(1)</script>", "a & b", "'\"<>&"])
+def test_text_is_no_html(text: str) -> None:
+    for bundle in (bundle_of_results([(0, result(text))], 1), bundle_of_results(
+        [(0, result(text)), (1, result("other"))], 2
+    ), tagged(3, {"text/plain": text})):  # fmt: skip
+        assert bundle is not None
+        assert text in bundle["text/plain"]
+        page = bundle["text/html"]
+        assert text not in page and "<script" not in page
+
+
+def test_html_and_pictures_of_ranks_stay_what_they_are() -> None:
+    assert "<b>bold</b>" in tagged(1, {"text/plain": "b", "text/html": "<b>bold</b>"})["text/html"]
+    page = tagged(1, {"text/plain": "figure", "image/png": "QUJD"})["text/html"]
+    assert "data:image/png;base64,QUJD" in page and "rank 1" in page
+    assert "<svg/>" in tagged(1, {"text/plain": "figure", "image/svg+xml": "<svg/>"})["text/html"]
+
+
+def test_a_bundle_without_text_is_shown() -> None:
+    assert tagged(0, {"text/html": "<i>x</i>"})["text/plain"].startswith("[rank 0]")
+
+
+def test_errors_that_are_alike_are_one_line() -> None:
+    lines = error_lines("cell [12]", {rank: failure() for rank in range(7)} | {7: failure("ValueError", "bad", 5)}, 8)
+    assert lines[0] == "cell [12] failed on all 8 ranks"
+    assert any("ranks 0-6" in line and "KeyError: 'x'" in line and "line 2" in line for line in lines)
+    assert any("rank 7" in line and "ValueError: bad" in line and "line 5" in line for line in lines)
+    assert sum("d['x']" in line for line in lines) == 2
+
+
+def test_an_error_names_the_rank() -> None:
+    assert error_lines("cell [1]", {3: failure()}, 4)[0] == "cell [1] failed on rank 3"
+
+
+@pytest.mark.parametrize("text", ["", "\n", "\nmore", "one\ntwo"])
+def test_texts_of_errors_of_any_form(text: str) -> None:
+    lines = error_lines("cell [1]", {0: failure("AssertionError", text, 0, "")}, 1)
+    assert lines[1].strip().startswith("rank 0: AssertionError")
+    assert not lines[1].rstrip().endswith(":")
+
+
+def test_the_error_has_what_is_needed_to_go_on() -> None:
+    error = MeshCellError("cell [3]", {2: failure(), 1: failure("OSError", "no", 1)}, 4, "results")
+    assert error.results == "results" and set(error.errors) == {1, 2}
+    shown = "\n".join(error._render_traceback_())
+    assert shown.startswith("MeshCellError: cell [3] failed on ranks 1-2")
+    assert "Traceback of rank 1" in shown and "OSError: no" in shown

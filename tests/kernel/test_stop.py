@@ -1,0 +1,171 @@
+"""Stop: the notebook comes back within two seconds from ranks that do anything, and keeps what can be kept."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from kernels import Cell, Notebook
+from leaks import Kit
+from monarch._core.ranks import parse_ranks
+
+IN_TIME = 2.0
+BUSY = {
+    "python": "while True: pass",
+    "sleep": "import time; time.sleep(600)",
+    "collective": "if rank != 0: dist.barrier()\nelse:\n    import time; time.sleep(600)",
+    "await": "import asyncio; await asyncio.sleep(600)",
+    "lock": "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()",
+    "program": "import subprocess; subprocess.run(['sleep', '600'])",
+}
+SWALLOWS = """import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+while True:
+    try:
+        while True: pass
+    except BaseException: pass"""
+
+
+@pytest.fixture(autouse=True)
+def same_ranks(notebook: Notebook, leaks: Kit) -> Iterator[None]:
+    """Ranks that were replaced are no leak; programs that a rank has started are."""
+    yield
+    notebook.run("1").ok()
+    leaks.rebase()
+
+
+def runs_on(cell: Cell) -> set[int]:
+    """The ranks that have said that they run it."""
+    said = re.findall(r"^\[ranks? (.+)\] runs$", cell.stream(), re.M)
+    return {rank for ranks in said for rank in parse_ranks(ranks)}
+
+
+def stopped(notebook: Notebook, body: str) -> tuple[Cell, float]:
+    """Runs a cell that does not end, stops it once it runs on all ranks, and says how long that took."""
+    cell = notebook.send("%%mesh\nprint('runs')\n" + body)
+    cell.until(lambda: runs_on(cell) == {0, 1, 2, 3})
+    begun = time.perf_counter()
+    notebook.interrupt()
+    cell.wait()
+    return cell, time.perf_counter() - begun
+
+
+def is_stopped(cell: Cell) -> str:
+    """What it took, as the cell says it; its reply is an interrupt."""
+    assert cell.status == "error" and cell.reply["ename"] == "KeyboardInterrupt"
+    (line,) = [line for line in cell.stream("stderr").splitlines() if line.startswith("stopped:")]
+    return line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", BUSY)
+def test_a_stop_is_quick_and_keeps_variables(notebook: Notebook, kind: str) -> None:
+    notebook.mesh("kept = rank + 100\nimport os\npid = os.getpid()", "--out before").ok()
+    cell, seconds = stopped(notebook, BUSY[kind])
+    line = is_stopped(cell)
+    assert "replaced" not in line and "C call" not in line
+    assert "interrupt" in line if kind != "collective" else "collective" in line
+    assert seconds < IN_TIME
+    after = notebook.mesh("assert kept == rank + 100 and pid == os.getpid()\nworld_size").ok()
+    assert after.shown == "[ranks 0-3] 4" and "waiting" not in after.stream()
+
+
+@pytest.mark.slow
+def test_a_collective_works_after_a_stop_in_one(notebook: Notebook) -> None:
+    is_stopped(stopped(notebook, BUSY["collective"])[0])
+    cell = notebook.mesh("t = torch.ones(1)\ndist.all_reduce(t)\nt.item()").ok()
+    assert cell.shown == "[ranks 0-3] 4.0"
+
+
+@pytest.mark.slow
+def test_a_rank_that_swallows_interrupts_is_replaced(notebook: Notebook) -> None:
+    notebook.mesh("kept = rank").ok()
+    cell, seconds = stopped(notebook, f"if rank == 2:\n    exec({SWALLOWS!r})")
+    assert "rank 2: replaced by a new process" in is_stopped(cell)
+    # A new process is waited for.
+    assert seconds < IN_TIME
+    after = notebook.mesh("'kept' in globals(), rank, world_size").ok().shown
+    assert "[rank 2] (False, 2, 4)" in after and "[rank 3] (True, 3, 4)" in after
+    assert notebook.mesh("t = torch.ones(1)\ndist.all_reduce(t)\nt.item()").ok().shown == "[ranks 0-3] 4.0"
+
+
+@pytest.mark.slow
+def test_a_rank_inside_c_finishes_by_itself_and_the_next_cell_says_so(notebook: Notebook) -> None:
+    notebook.mesh("kept = 1\na = torch.randn(2000, 2000)").ok()
+    cell, seconds = stopped(notebook, "if rank == 1: b = torch.linalg.matrix_power(a, 2**14 - 1)")
+    assert "rank 1: inside a C call" in is_stopped(cell) and seconds < IN_TIME
+    after = notebook.mesh("kept").ok()
+    assert "waiting for rank 1" in after.stream("stderr") and after.shown == "[ranks 0-3] 1"
+
+
+@pytest.mark.slow
+def test_a_second_stop_replaces_a_rank_inside_c(notebook: Notebook) -> None:
+    notebook.mesh("kept = 1\na = torch.randn(2000, 2000)").ok()
+    cell, seconds = stopped(notebook, "if rank == 1: b = torch.linalg.matrix_power(a, 2**30 - 1)")
+    assert "rank 1: inside a C call" in is_stopped(cell) and seconds < IN_TIME
+    # The others can be used meanwhile.
+    assert notebook.mesh("kept", "[0,2,3]").ok().shown == "[ranks 0,2-3] 1"
+    cell = notebook.send("%%mesh\nkept")
+    cell.until(lambda: "waiting for rank 1" in cell.stream())
+    begun = time.perf_counter()
+    notebook.interrupt()
+    cell.wait()
+    assert time.perf_counter() - begun < IN_TIME
+    assert "rank 1: replaced by a new process" in is_stopped(cell)
+    assert notebook.mesh("'kept' in globals()").ok().shown.splitlines() == ["[ranks 0,2-3] True", "[rank 1] False"]
+
+
+@pytest.mark.slow
+def test_stops_in_a_row(notebook: Notebook) -> None:
+    for _ in range(3):
+        cell, seconds = stopped(notebook, BUSY["python"])
+        assert seconds < IN_TIME and "ranks 0-3: stopped by an interrupt" in is_stopped(cell)
+    assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
+
+
+@pytest.mark.slow
+def test_impatient_stops(notebook: Notebook) -> None:
+    cell = notebook.send("%%mesh\nprint('runs')\nimport time; time.sleep(600)")
+    cell.until(lambda: "runs" in cell.stream())
+    for _ in range(3):
+        notebook.interrupt()
+    cell.wait()
+    assert cell.reply["ename"] == "KeyboardInterrupt"
+    assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
+    assert notebook.run("2").ok().shown == "2"
+
+
+def test_a_stop_while_nothing_runs_does_no_harm(notebook: Notebook) -> None:
+    notebook.mesh("kept = 7").ok()
+    notebook.interrupt()
+    assert notebook.run("1").status in ("ok", "error")
+    assert notebook.mesh("kept").ok().shown == "[ranks 0-3] 7"
+
+
+@pytest.mark.slow
+def test_cells_that_wait_are_not_run_after_a_stop(notebook: Notebook) -> None:
+    notebook.run("ran = []").ok()
+    cell = notebook.send("%%mesh\nprint('runs')\nwhile True: pass", stop_on_error=True)
+    after = notebook.send("ran.append(1)")
+    cell.until(lambda: "runs" in cell.stream())
+    notebook.interrupt()
+    cell.wait()
+    after.wait()
+    assert notebook.run("print(ran)").stream() == "[]\n"
+
+
+def test_the_kernel_answers_while_a_cell_runs(notebook: Notebook) -> None:
+    cell = notebook.send("%%mesh\nprint('runs')\nwhile True: pass")
+    cell.until(lambda: "runs" in cell.stream())
+    assert notebook.control("kernel_info_request")["status"] == "ok"
+    subshell = notebook.control("create_subshell_request")["subshell_id"]
+    table = notebook.send("%mesh", subshell=subshell).wait().ok()
+    assert "mesh" in table.stream() and not cell.idle
+    # What it shows belongs to it, and to no other.
+    assert "runs" not in table.stream() and "in use" not in cell.stream()
+    assert notebook.control("delete_subshell_request", subshell_id=subshell)["status"] == "ok"
+    notebook.interrupt()
+    is_stopped(cell.wait())

@@ -1,0 +1,152 @@
+"""A notebook for the tests: a real kernel that runs cells, and keeps what each has shown."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from queue import Empty
+from typing import Any
+
+from jupyter_client.manager import KernelManager
+
+GUARD = 30.0
+"""Seconds after which something is taken to hang."""
+
+
+class Cell:
+    """What one request has shown so far, in the order in which it came."""
+
+    def __init__(self, notebook: Notebook, code: str) -> None:
+        self.notebook = notebook
+        self.code = code
+        self.messages: list[dict[str, Any]] = []
+        self.reply: dict[str, Any] = {}
+        self.idle = False
+
+    def contents(self, *kinds: str) -> list[dict[str, Any]]:
+        """Contents of its messages of some kinds."""
+        return [message["content"] for message in self.messages if message["msg_type"] in kinds]
+
+    def stream(self, name: str | None = None) -> str:
+        """What went to its streams, or to one of them."""
+        return "".join(each["text"] for each in self.contents("stream") if name in (None, each["name"]))
+
+    @property
+    def bundles(self) -> list[dict[str, Any]]:
+        """What it has displayed and returned."""
+        return [each["data"] for each in self.contents("display_data", "execute_result")]
+
+    @property
+    def shown(self) -> str:
+        """The text of what it has displayed and returned."""
+        return "\n".join(bundle.get("text/plain", "") for bundle in self.bundles)
+
+    @property
+    def text(self) -> str:
+        """All of its text that a person sees."""
+        errors = ["\n".join(each["traceback"]) for each in self.contents("error")]
+        return "\n".join([self.stream(), self.shown, *errors])
+
+    @property
+    def status(self) -> str:
+        """Of its reply."""
+        return self.reply["status"]
+
+    def ok(self) -> Cell:
+        """It ended well."""
+        assert self.status == "ok", self.text
+        return self
+
+    def until(self, condition: Callable[[], Any], what: str = "") -> Cell:
+        """Takes messages until something is so."""
+        self.notebook.take(condition, what or f"waiting on {self.code!r}")
+        return self
+
+    def wait(self) -> Cell:
+        """Waits for its end."""
+        return self.until(lambda: self.idle and self.reply)
+
+
+class Notebook:
+    """A kernel and its client."""
+
+    def __init__(self, kernel: str = "monarch", **env: str) -> None:
+        self.manager = KernelManager(kernel_name=kernel)
+        self.manager.start_kernel(env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.client = self.manager.client()
+        self.client.start_channels()
+        try:
+            self.client.wait_for_ready(timeout=GUARD)
+        except BaseException:
+            self.close()
+            raise
+        self.cells: dict[str, Cell] = {}
+
+    def send(self, code: str, subshell: str | None = None, **options: Any) -> Cell:
+        """Sends a cell, which runs when those before it have ended."""
+        content = {
+            "code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False,
+            "stop_on_error": False, **options,
+        }  # fmt: skip
+        message = self.client.session.msg("execute_request", content)
+        if subshell is not None:
+            message["header"]["subshell_id"] = subshell
+        cell = self.cells[message["header"]["msg_id"]] = Cell(self, code)
+        self.client.shell_channel.send(message)
+        return cell
+
+    def run(self, code: str, **options: Any) -> Cell:
+        """Runs a cell to its end."""
+        return self.send(code, **options).wait()
+
+    def mesh(self, body: str, line: str = "") -> Cell:
+        """Runs a cell on ranks."""
+        return self.run(f"%%mesh {line}\n{body}")
+
+    def control(self, kind: str, **content: Any) -> dict[str, Any]:
+        """Asks on the control channel, and returns the content of the answer."""
+        message = self.client.session.msg(kind, content)
+        self.client.control_channel.send(message)
+        while True:
+            reply = self.client.get_control_msg(timeout=GUARD)
+            if reply["parent_header"]["msg_id"] == message["header"]["msg_id"]:
+                return reply["content"]
+
+    def take(self, condition: Callable[[], Any], what: str) -> None:
+        """Takes messages until something is so."""
+        until = time.monotonic() + GUARD
+        while not condition():
+            if time.monotonic() > until:
+                self.interrupt()
+                raise AssertionError(f"hangs: {what}; shown: {[cell.text for cell in self.cells.values()][-3:]}")
+            for get, keep in ((self.client.get_iopub_msg, self._shown), (self.client.get_shell_msg, self._replied)):
+                try:
+                    keep(get(timeout=0.005))
+                    while True:
+                        keep(get(timeout=0))
+                except Empty:
+                    continue
+
+    def _shown(self, message: dict[str, Any]) -> None:
+        cell = self.cells.get(message["parent_header"].get("msg_id", ""))
+        if cell is not None:
+            cell.messages.append(message)
+            if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+                cell.idle = True
+
+    def _replied(self, message: dict[str, Any]) -> None:
+        cell = self.cells.get(message["parent_header"].get("msg_id", ""))
+        if cell is not None:
+            cell.reply = message["content"]
+
+    def interrupt(self) -> None:
+        """The stop button."""
+        self.manager.interrupt_kernel()
+
+    def close(self, now: bool = False) -> None:
+        """Shuts the kernel down."""
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=now)
+        self.manager.cleanup_resources()
