@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -11,6 +12,10 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
+from monarch._core.ranks import parse_ranks
+
+ALL = {0, 1, 2, 3}
+"""Ranks of the mesh that tests share."""
 GUARD = 30.0
 """Seconds after which something is taken to hang."""
 
@@ -32,6 +37,16 @@ class Cell:
     def stream(self, name: str | None = None) -> str:
         """What went to its streams, or to one of them."""
         return "".join(each["text"] for each in self.contents("stream") if name in (None, each["name"]))
+
+    def said(self, stream: str | None = None) -> dict[str, set[int]]:
+        """Each line that ranks have printed, in the order in which it first came, with the ranks.
+
+        A rank that is late is not folded with the others, so how many lines there were says how busy the machine is.
+        """
+        found: dict[str, set[int]] = {}
+        for ranks, text in re.findall(r"^\[ranks? ([^\]]+)\] (.*)$", self.stream(stream), re.M):
+            found.setdefault(text, set()).update(parse_ranks(ranks))
+        return found
 
     @property
     def bundles(self) -> list[dict[str, Any]]:

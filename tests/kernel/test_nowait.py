@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels import Notebook
+from kernels import ALL, Notebook
 
 WAITS = "import os, time\nprint('runs')\nwhile not os.path.exists('{0}'): time.sleep(0.01)\n"
 
@@ -28,7 +28,7 @@ def test_the_notebook_goes_on(notebook: Notebook, go: Path) -> None:
     assert notebook.run("list(handle.result().values())").ok().shown == "[0, 2, 4, 6]"
     assert notebook.run("handle.done, handle is _mesh").ok().shown == "(True, True)"
     # What it has printed is in its own cell.
-    cell.until(lambda: "[ranks 0-3] runs" in cell.stream())
+    cell.until(lambda: cell.said().get("runs") == ALL)
 
 
 def test_it_can_be_awaited(notebook: Notebook, go: Path) -> None:
@@ -47,7 +47,7 @@ def test_its_error_is_raised_where_it_is_asked(notebook: Notebook, ask: str) -> 
 @pytest.mark.parametrize("stop", ["interrupt", "cancel"])
 def test_it_can_be_stopped(notebook: Notebook, stop: str) -> None:
     cell = notebook.mesh("kept = 1\nprint('runs')\nwhile True: pass", "--nowait --out handle").ok()
-    cell.until(lambda: "[ranks 0-3] runs" in cell.stream())
+    cell.until(lambda: cell.said().get("runs") == ALL)
     assert "ranks 0-3: stopped by an interrupt" in notebook.run(f"handle.{stop}()").ok().shown
     assert notebook.run("handle.result()").status == "error"
     assert notebook.mesh("kept").ok().shown == "[ranks 0-3] 1"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from kernels import Cell, Notebook
+from kernels import ALL, Cell, Notebook
 from leaks import Kit
-from monarch._core.ranks import parse_ranks
 
 IN_TIME = 2.0
 BUSY = {
@@ -37,16 +35,10 @@ def same_ranks(notebook: Notebook, leaks: Kit) -> Iterator[None]:
     leaks.rebase()
 
 
-def runs_on(cell: Cell) -> set[int]:
-    """The ranks that have said that they run it."""
-    said = re.findall(r"^\[ranks? (.+)\] runs$", cell.stream(), re.M)
-    return {rank for ranks in said for rank in parse_ranks(ranks)}
-
-
 def stopped(notebook: Notebook, body: str) -> tuple[Cell, float]:
     """Runs a cell that does not end, stops it once it runs on all ranks, and says how long that took."""
     cell = notebook.send("%%mesh\nprint('runs')\n" + body)
-    cell.until(lambda: runs_on(cell) == {0, 1, 2, 3})
+    cell.until(lambda: cell.said().get("runs") == ALL)
     begun = time.perf_counter()
     notebook.interrupt()
     cell.wait()
