@@ -459,12 +459,12 @@ def test_when_those_that_are_told_fail_the_others_go_on(
     world = World(procs, actors, choices, fails=True)
     world.run(clients, steps=len(choices))
     while world.blocked:
-        waiting = {wait.number for wait in world.blocked.values()}
+        waiting = {(proc, wait.number) for (proc, _), wait in world.blocked.items()}
         for actor in world.actors:
             if actor in world.blocked:
                 world.ask(actor)
                 world.settle()
-        if {wait.number for wait in world.blocked.values()} == waiting and not world.ports:
+        if {(proc, wait.number) for (proc, _), wait in world.blocked.items()} == waiting and not world.ports:
             pytest.fail(f"{sorted(world.blocked)} wait for ever")
         world.replies += world.ports
         world.ports.clear()

@@ -18,7 +18,7 @@ from monarch._actors.runtime import Runtime, current
 from monarch._actors.spec import ActorSpec
 from monarch._core.extent import Point
 from monarch._wire import messages as m
-from monarch._wire.pickling import dumps
+from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import ArgumentError, MonarchError, SerializationError, StoppedError, SupervisionError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Cell:
             method = self._methods.get(call.method)
             if method is None or call.flags or self.failed is not None:
                 method = self._method(call)
-            args, kwargs = self.runtime.load(call, more)
+            args, kwargs = self.runtime.load(call, more) if call.bulk is not None else loads(call.body, more)
             executor.interruptible = True
             if method.explicit:
                 value = method.function(self.instance, self._port(call), *args, **kwargs)
@@ -187,15 +187,18 @@ class Cell:
     def _answer(self, call: m.Call, method: Method, value: Any) -> None:
         runtime = self.runtime
         runtime.idle()
-        runtime.settle()
+        if runtime.deferred or runtime.releases:
+            runtime.settle()
         if call.port and not method.explicit:
             try:
                 body, buffers = dumps(value)
             except Exception as error:
                 self._answer_error(call, _unpicklable(self, call, error))
                 return
-            runtime.has_finished(call.src, call.cost, True)
-            runtime.reply(call.src, call.port, self._place(call.view), m.RESULT, body, buffers)
+            place = self._places.get(call.view)
+            if place is None:
+                place = self._place(call.view)
+            runtime.reply(call.src, call.port, place, m.RESULT, body, buffers, call.cost)
         else:
             runtime.has_finished(call.src, call.cost, False)
 

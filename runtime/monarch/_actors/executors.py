@@ -7,6 +7,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from threading import get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.runtime import Runtime
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from monarch._wire.messages import Call
 
 Action = Callable[[], None]
+_MAIN = main_thread().ident
 Item = Any
 """An action, or a message for an actor: cell, call and what came beside it."""
 
@@ -85,11 +87,10 @@ class Executor:
             if self.loop is not None:
                 self._run_loop(self.loop)
                 continue
-            self._wait()
-            try:
-                item = self._items.popleft()
-            except IndexError:
+            if not self._items:
+                self._wait()
                 continue
+            item = self._items.popleft()
             try:
                 if type(item) is tuple:
                     item[0]._run(item[1], item[2])
@@ -139,9 +140,15 @@ class MainExecutor(Executor):
         self.runtime.pump.notify(self)
 
     def _wait(self) -> None:
-        if not self._items:
-            # The rank's own handler of SIGINT raises nothing while no code of the user runs.
-            self.runtime.pump.wait(self, hold=False)
+        # The rank's own handler of SIGINT raises nothing while no code of the user runs.
+        self.runtime.pump.wait_unheld(self)
+
+    def deliver(self, cell: Cell, call: Call, more: Sequence[Any]) -> None:
+        if self.loop is None and get_ident() == _MAIN:
+            # It receives itself, and sees that there is something to run.
+            self._items.append((cell, call, more))
+        else:
+            super().deliver(cell, call, more)
 
     def release(self) -> None:
         self.busy = False

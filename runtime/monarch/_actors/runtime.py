@@ -85,7 +85,8 @@ class Runtime:
         self.lease = LEASE_S
         """Seconds of silence after which a host counts as lost."""
         self.segments = Segments()
-        self._releases: deque[tuple[int, int]] = deque()
+        self.releases: deque[tuple[int, int]] = deque()
+        """Shared memory that was let go of here, and that its owner was not told of yet: pid and segment."""
         self._space: _Space | None = None
         self._mapped = 0
         self._sweeping = False
@@ -370,11 +371,11 @@ class Runtime:
                 return
 
     def reply(
-        self, to: str, port: int, rank: int, status: int, body: bytes, buffers: Sequence[memoryview] = ()
+        self, to: str, port: int, rank: int, status: int, body: bytes, buffers: Sequence[memoryview] = (), cost: int = 0
     ) -> None:
-        """Sends a value or an error to a port of a process."""
-        done = self._finished.get(to, 0)
-        peer = self.peer(to)
+        """Sends a value or an error to a port of a process, after a message of it was handled of that cost."""
+        done = self._finished[to] = self._finished.get(to, 0) + cost
+        peer = self.peers.get(to) or self.peer(to)
         if not buffers:
             self._reported[to] = done
             peer.send(m.encode(m.Reply(self.proc, port, rank, status, done, body)))
@@ -415,7 +416,7 @@ class Runtime:
 
     def _on_release(self, what: tuple[int, int]) -> None:
         # May run in a garbage collection, in the middle of anything: so it only takes note.
-        self._releases.append(what)
+        self.releases.append(what)
 
     def _sweep(self) -> None:
         self.settle()
@@ -427,13 +428,13 @@ class Runtime:
         """Does what was put off: tells the owners of shared memory what is not used here any more, and the like."""
         while self.deferred:
             self.deferred.popleft()()
-        if self._releases:
+        if self.releases:
             self._send_releases()
 
     def _send_releases(self) -> None:
         owners: dict[str, list[int]] = {}
-        while self._releases:
-            pid, segment = self._releases.popleft()
+        while self.releases:
+            pid, segment = self.releases.popleft()
             self._mapped -= 1
             owners.setdefault(self._bulk_owners[pid], []).append(segment)
         for owner, segments in owners.items():

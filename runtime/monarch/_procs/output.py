@@ -7,6 +7,7 @@ holds the files too, reads what is left after a death.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -19,6 +20,7 @@ CHUNK_LIMIT = 1 << 20
 _PAGE = os.sysconf("SC_PAGESIZE")
 # A hole costs a call and a lock of the file; so not for every line.
 _HOLE_STEP = 16 * _PAGE
+_lseek, _SEEK_END = os.lseek, os.SEEK_END
 
 
 class Chunk(NamedTuple):
@@ -56,7 +58,7 @@ class Capture:
             for source in self._sources:
                 # Where an appending file is written does not depend on its position; this is the quickest way to ask.
                 try:
-                    size = os.lseek(source.fd, 0, os.SEEK_END)
+                    size = _lseek(source.fd, 0, _SEEK_END)
                 except OSError:
                     # The program has put a pipe or a terminal in its place, or closed it; then it goes there.
                     continue
@@ -96,20 +98,23 @@ class _Source:
 
 def flush_streams() -> None:
     """Bring to the files what Python and C still hold in buffers."""
-    for stream, original in ((sys.stdout, sys.__stdout__), (sys.stderr, sys.__stderr__)):
-        _flush(stream)
-        if original is not stream:
-            # The user's code has put a stream of its own in place; what was printed before may be held still.
-            _flush(original)
-    posix.flush_c_stdio()
-
-
-def _flush(stream: object) -> None:
+    # Runs after every message, so as little as can be: no loop, no call of a function of its own.
+    stdout, stderr = sys.stdout, sys.stderr
     try:
-        stream.flush()  # type: ignore[attr-defined]
+        stdout.flush()
     except Exception:
         # None, closed, in use by the code that a signal interrupted, or the user's own and broken.
         pass
+    try:
+        stderr.flush()
+    except Exception:
+        pass
+    if stdout is not sys.__stdout__ or stderr is not sys.__stderr__:
+        # The user's code has put a stream of its own in place; what was printed before may be held still.
+        for original in (sys.__stdout__, sys.__stderr__):
+            with contextlib.suppress(Exception):
+                original.flush()  # type: ignore[union-attr]
+    posix.flush_c_stdio()
 
 
 def read_tail(fd: int, limit: int = 65536, since: int = 0) -> Tail:

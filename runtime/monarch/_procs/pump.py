@@ -88,24 +88,24 @@ class Pump:
 
     # Waiting
 
-    def wait(self, waiter: Waiter, timeout: float | None = None, hold: bool = True) -> bool:
+    def wait(self, waiter: Waiter, timeout: float | None = None) -> bool:
         """Waits until the waiter is done; False if the time ran out first.
 
-        A Ctrl-C is raised here between two messages, unless the caller sees to it that none is raised (``hold``).
+        A Ctrl-C is raised here between two messages.
         """
         if waiter.done:
             return True
         deadline = None if timeout is None else _clock() + timeout
-        if not hold or get_ident() != _MAIN:
-            return self._wait(waiter, deadline)
+        if get_ident() != _MAIN:
+            return self.wait_unheld(waiter, deadline)
         # A Ctrl-C between receiving and handling would lose the message, and one in between taking the lead and
         # leaving it would lose the lead; so it is held until that is done.
         old = _signal.getsignal(signal.SIGINT)
         if not callable(old):
-            return self._wait(waiter, deadline)
+            return self.wait_unheld(waiter, deadline)
         try:
             _signal.signal(signal.SIGINT, self._on_interrupt)
-            return self._wait(waiter, deadline)
+            return self.wait_unheld(waiter, deadline)
         finally:
             _signal.signal(signal.SIGINT, old)
             if self._interrupted:
@@ -123,17 +123,20 @@ class Pump:
             turn.semaphore.release()
         self._inbox.wake()
 
-    def _wait(self, waiter: Waiter, deadline: float | None) -> bool:
-        """The same without thought of a Ctrl-C; ends early with False if one is held."""
+    def wait_unheld(self, waiter: Waiter, deadline: float | None = None) -> bool:
+        """The same for where no Ctrl-C is raised; ends early with False if ``wait`` holds one."""
         turn: Turn | None = None
-        while not waiter.done:
+        while True:
             if self._take_lead():
                 try:
-                    self._receive(waiter, deadline)
+                    if self._receive(waiter, deadline):
+                        return True
                 finally:
                     self._leave()
                 if self._interrupted and get_ident() == _MAIN:
                     return False
+            elif waiter.done:
+                return True
             else:
                 if turn is None:
                     turn = Turn(get_ident(), waiter)
@@ -163,9 +166,8 @@ class Pump:
                     except ValueError:
                         # It is this thread's turn to lead.
                         pass
-            if deadline is not None and not waiter.done and _clock() >= deadline:
-                return False
-        return True
+            if deadline is not None and _clock() >= deadline:
+                return waiter.done
 
     def notify(self, waiter: Waiter) -> None:
         """Tells the thread that waits for it that the waiter is done."""
@@ -263,14 +265,27 @@ class Pump:
         except IndexError:
             pass
 
-    def _receive(self, waiter: Waiter | None, deadline: float | None) -> None:
-        """Receives and handles until the waiter is done or the deadline has passed; in the leader."""
+    def _receive(self, waiter: Waiter | None, deadline: float | None) -> bool:
+        """Receives and handles until the waiter is done or the deadline has passed; in the leader.
+
+        Returns whether the waiter is done.
+        """
         if waiter is not None and waiter.done:
             # Before there was a leader to be told.
-            return
+            return True
         recv, handle = self._recv, self._handle
         while True:
-            if deadline is not None or self._timers:
+            if self._timers:
+                left = (self._timers[0][0] - _clock()) * 1000
+                if left <= 0:
+                    self._run_timers()
+                    if waiter is not None and waiter.done:
+                        return True
+                    continue
+                # Mostly a timer far away: nothing to set then, and no call.
+                if deadline is not None or not 100 <= left <= 2 * self._limited <= 3 * left:
+                    self._limit(deadline)
+            elif deadline is not None:
                 self._limit(deadline)
             elif self._limited != -1:
                 self._limited = -1
@@ -288,15 +303,13 @@ class Pump:
             else:
                 while self._posted:
                     self._run(self._posted.popleft())
-            if self._timers and self._timers[0][0] <= _clock():
-                self._run_timers()
             if waiter is None:
                 if self._asked:
-                    return
-            elif waiter.done or self._interrupted or self._closing:
-                return
-            if deadline is not None and _clock() >= deadline:
-                return
+                    return False
+            elif waiter.done:
+                return True
+            elif self._interrupted or self._closing or (deadline is not None and _clock() >= deadline):
+                return False
 
     def _limit(self, deadline: float | None) -> None:
         """Has the next receive end in time for the deadline and the first timer."""

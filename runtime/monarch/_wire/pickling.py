@@ -48,7 +48,7 @@ def dumps(obj: Any, what: str = "") -> tuple[bytes, list[memoryview]]:
         SerializationError: a part cannot be pickled; the text begins with the path to it.
     """
     try:
-        if _is_plain(obj):
+        if type(obj) in _ATOMS or _is_plain(obj):
             return pickle.dumps(obj, 5), []
         return _dump(obj)
     except MemoryError:
