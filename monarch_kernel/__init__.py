@@ -30,11 +30,12 @@ def load_ipython_extension(shell: Any) -> None:
     from monarch_kernel.magics import MeshMagics
     from monarch_kernel.typing_help import install as install_help
 
-    magics = MeshMagics(shell)
     before = shell.magics_manager.registry.get("MeshMagics")
-    if before is not None:
-        # Loaded again: the meshes that are up stay.
-        magics.meshes = before.meshes
+    # Loaded again: the meshes that are up stay.
+    magics = MeshMagics(shell, before.meshes if before is not None else None)
     shell.register_magics(magics)
+    if before is not None:
+        before.editor.close()
+    magics.editor.watch()
     install(shell)
     shell.monarch_help = install_help(shell, magics)

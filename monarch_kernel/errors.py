@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import linecache
 import os
+import re
+import sys
 import traceback
 from types import TracebackType
 from typing import Any
 
 from monarch._actors.failures import is_ours
 from monarch.exceptions import MonarchError
+from monarch_kernel.render import CellStopped
+from monarch_kernel.running import Running
+from monarch_kernel.stop import Stopped, climb
 
+_MAGIC = re.compile(r"get_ipython\(\)\.run_(?P<kind>cell|line)_magic\('(?P<name>\w+)', '(?P<line>(?:[^'\\]|\\.)*)'")
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -19,20 +26,59 @@ def install(shell: Any) -> None:
     # HeaderError is a ValueError, as everything else that says that a line cannot be understood.
     from monarch_kernel.header import HeaderError
 
-    shell.set_custom_exc((MonarchError, HeaderError), show)
+    shell.set_custom_exc((MonarchError, HeaderError, KeyboardInterrupt, asyncio.CancelledError), show)
 
 
 def show(
     shell: Any, kind: type[BaseException], error: BaseException, tb: TracebackType | None, tb_offset: Any = None
 ) -> None:
     """Shows an error: where the notebook was, and what it says."""
-    lines = [f"{kind.__name__}: {error}"]
+    lines = [f"{kind.__name__}: {error}" if str(error) else kind.__name__]
+    if isinstance(error, asyncio.CancelledError):
+        if not getattr(getattr(shell, "kernel", None), "stopped_await", False):
+            # Of the person's own doing.
+            shell.showtraceback((kind, error, tb))
+            return
+        kind, error = KeyboardInterrupt, KeyboardInterrupt("the cell was stopped while it awaited something")
+        lines = [f"KeyboardInterrupt: {error}"]
+    if isinstance(error, KeyboardInterrupt):
+        stopped = stop_calls(shell)
+        if stopped is None and not isinstance(error, CellStopped) and not error.args:
+            # The notebook's own code was stopped, and no rank.
+            shell.showtraceback((kind, error, tb))
+            return
+        if stopped is not None:
+            print(stopped.text(), file=sys.stderr)
     for frame, number in traceback.walk_tb(tb):
         name = frame.f_code.co_filename
         if is_ours(name) or name.startswith(_HERE) or f"{os.sep}IPython{os.sep}" in name:
             continue
-        lines.append(f"  {_place(shell, name)} line {number}: {linecache.getline(name, number).strip()}")
+        lines.append(f"  {_place(shell, name)} line {number}: {_as_typed(linecache.getline(name, number).strip())}")
     shell._showtraceback(kind, error, [lines[0], *lines[1:][-5:]])
+
+
+def stop_calls(shell: Any) -> Stopped | None:
+    """Stops the ranks that are at calls of the cell that runs; None if there are none."""
+    magics = shell.magics_manager.registry.get("MeshMagics")
+    kernel = getattr(shell, "kernel", None)
+    if magics is None or kernel is None:
+        return None
+    cell = (kernel.get_parent("shell") or {}).get("header", {}).get("msg_id", "")
+    futures = magics.calls_of(cell)
+    if not futures:
+        return None
+    stopped = climb(Running("", futures), set())
+    # Actors keep their state; what does not stop is the person's to replace.
+    stopped.stubborn, stopped.replaced = stopped.replaced, []
+    return stopped
+
+
+def _as_typed(line: str) -> str:
+    """A line of a cell as the person has typed it, which IPython makes a call of if it is a magic."""
+    found = _MAGIC.match(line)
+    if found is None:
+        return line
+    return f"{'%%' if found['kind'] == 'cell' else '%'}{found['name']} {found['line']}".rstrip()
 
 
 def _place(shell: Any, name: str) -> str:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from ipykernel.ipkernel import IPythonKernel
+from IPython.core.interactiveshell import InteractiveShell
 
 import monarch_kernel
+
+_RUN_CODE = InteractiveShell.run_code.__code__
 
 
 class MonarchKernel(IPythonKernel):
     """A Python kernel whose notebook is the controller of meshes of ranks."""
 
     implementation = "monarch"
+    stopped_await = False
+    """Whether a Ctrl-C has stopped the last cell where it awaited something."""
 
     @property
     def banner(self) -> str:
@@ -25,6 +35,28 @@ class MonarchKernel(IPythonKernel):
         monarch_kernel.load_ipython_extension(self.shell)
         # While the person reads, the process that ranks are forked from imports torch.
         threading.Thread(target=_warm_up, name="monarch-warm-up", daemon=True).start()
+
+    @contextmanager
+    def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Generator[None]:
+        """While a cell with a top-level ``await`` runs, a Ctrl-C stops it: at once, also where nothing else happens."""
+        loop = asyncio.get_running_loop()
+        self.stopped_await = False
+
+        def stop(_number: int, frame: FrameType | None) -> None:
+            while frame is not None:
+                if frame.f_code is _RUN_CODE:
+                    # It runs code of the cell and awaits nothing.
+                    raise KeyboardInterrupt
+                frame = frame.f_back
+            self.stopped_await = True
+            # A loop that waits for input hears only of what comes from other threads.
+            loop.call_soon_threadsafe(future.cancel)
+
+        before = signal.signal(signal.SIGINT, stop)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def do_inspect(self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
         """What a name means; in a ``%%mesh`` cell on the rank."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
-import shlex
-import signal
 import sys
 import time
 from typing import Any
@@ -20,34 +17,16 @@ from monarch._core.extent import Extent
 from monarch._core.ranks import describe_ranks
 from monarch._core.valuemesh import Deferred, ValueMesh
 from monarch.exceptions import DeviceMeshError
+from monarch_kernel.edit import Editor
 from monarch_kernel.handle import Handle
-from monarch_kernel.header import OPTIONS, Header, HeaderError, parse
-from monarch_kernel.meshes import Mesh, Meshes, choose, usual_axes, with_hint
-from monarch_kernel.render import MeshCellError, bundle_of_results, tagged
+from monarch_kernel.header import Header, parse
+from monarch_kernel.lines import Verbs
+from monarch_kernel.meshes import Mesh, Meshes, choose, with_hint
+from monarch_kernel.render import CellStopped, MeshCellError, bundle_of_results, tagged
 from monarch_kernel.running import Run
+from monarch_kernel.spawning import Spawning, parse_spawn
 from monarch_kernel.stop import Stopped, climb
 from monarch_kernel.streams import Streams
-
-USAGE = """\
-%mesh up [NAME] [--procs N | --gpus N] [--env K=V]   start a mesh, and use it
-%mesh                                                the meshes and their ranks
-%mesh use NAME                                       cells without a name go there
-%mesh down [NAME]                                    end a mesh
-%mesh restart [NAME]                                 end it and start it anew, empty
-%mesh push a b                                       copy variables to all ranks
-%mesh pull x [--rank R] [--as y]                     bring a variable here
-%mesh log                                            all that ranks have printed
-%%mesh [MESH][SLICE] [options]                       run the cell on ranks, as in %%mesh [0,3] or %%mesh m[gpus=0:4]
-"""
-
-
-class Usage(HeaderError):
-    """A ``%mesh`` line that cannot be understood."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        raise Usage(f"{self.prog}: {message}")
 
 
 def names_dist(cell: str) -> bool:
@@ -76,130 +55,32 @@ class MeshMagics(Magics):
 
     shell: Any  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, shell: Any) -> None:
+    def __init__(self, shell: Any, meshes: Meshes | None = None) -> None:
         super().__init__(shell)
-        self.meshes = Meshes()
+        self.meshes = meshes or Meshes()
         self._streams: Streams | None = None
-        self._count = 0
-
-    # The line magic
+        self._verbs = Verbs(shell, self.meshes, lambda: self._attach_streams().log)
+        self.editor = Editor(shell, self.meshes)
+        self._spawning = Spawning(shell, self.meshes, self.editor)
+        self._verbs.more.update(update=self.editor.update, reload=self.editor.reload)
 
     @line_magic("mesh")
     def line(self, line: str) -> Any:
         """Meshes: ``%mesh help`` lists what there is."""
-        words = shlex.split(line)
-        verb = words.pop(0) if words else "table"
-        action = getattr(self, f"do_{verb}", None)
-        if action is None:
-            raise Usage(f"there is no %mesh {verb}; there are:\n{USAGE}")
-        return action(words)
-
-    def do_help(self, words: list[str]) -> None:
-        """Lists what there is."""
-        print(USAGE)
-        print("Options of %%mesh:")
-        for option, meaning in OPTIONS.items():
-            print(f"  {option:14} {meaning}")
-
-    def do_up(self, words: list[str]) -> None:
-        """Starts a mesh."""
-        parser = _Parser("%mesh up", add_help=False)
-        parser.add_argument("name", nargs="?", default="mesh")
-        parser.add_argument("--procs", type=int)
-        parser.add_argument("--gpus", type=int)
-        parser.add_argument("--env", action="append", default=[])
-        given = parser.parse_args(words)
-        if given.procs and given.gpus:
-            raise Usage("%mesh up: give either --procs or --gpus")
-        axes = {"procs": given.procs} if given.procs else {"gpus": given.gpus} if given.gpus else usual_axes()
-        env: dict[str, str] = {}
-        for pair in given.env:
-            key, equals, value = pair.partition("=")
-            if not equals:
-                raise Usage(f"%mesh up: --env takes K=V, and not {pair!r}")
-            env[key] = value
-        begun = time.perf_counter()
         self._attach_streams()
-        mesh = self.meshes.up(given.name, axes, env)
-        count = len(mesh.procs)
-        self._progress(f"starting {count} processes")
-        mesh.procs.initialized.get()
-        self._progress(f"{count} processes run; making their namespaces")
-        mesh.cells.initialized.get()
-        axes_text = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
-        print(f"mesh {mesh.name!r} is up: {axes_text}, in {time.perf_counter() - begun:.2f} s")
-
-    def _progress(self, text: str) -> None:
-        # Only where a line can be overwritten; a notebook keeps the last one.
-        print(text, end="\r", flush=True)
-
-    def do_table(self, words: list[str]) -> None:
-        """Shows the meshes and their ranks."""
-        if not self.meshes.by_name:
-            print("there is no mesh; start one by %mesh up")
-            return
-        for mesh in self.meshes.by_name.values():
-            used = " (in use)" if mesh.name == self.meshes.used else ""
-            print(f"mesh {mesh.name!r}{used}")
-            print(mesh.procs.to_table())
-
-    def do_use(self, words: list[str]) -> None:
-        """Chooses the mesh of cells that name none."""
-        if len(words) != 1:
-            raise Usage("%mesh use needs the name of a mesh")
-        print(f"cells run on mesh {self.meshes.use(words[0]).name!r} now")
-
-    def do_down(self, words: list[str]) -> None:
-        """Ends a mesh."""
-        mesh = self.meshes.down(words[0] if words else None)
-        print(f"mesh {mesh.name!r} is down")
-
-    def do_restart(self, words: list[str]) -> None:
-        """Ends a mesh and starts it anew."""
-        mesh = self.meshes.get(words[0] if words else None)
-        sizes = mesh.procs.sizes
-        self.meshes.down(mesh.name)
-        anew = self.meshes.up(mesh.name, sizes, {})
-        anew.cells.initialized.get()
-        print(f"mesh {anew.name!r} is up again, with empty namespaces")
-
-    def do_push(self, words: list[str]) -> None:
-        """Copies variables of the notebook to all ranks."""
-        if not words:
-            raise Usage("%mesh push needs the names of variables")
-        missing = [word for word in words if word not in self.shell.user_ns]
-        if missing:
-            raise Usage(f"the notebook has no variable {missing[0]!r}")
-        mesh = self.meshes.get(None)
-        mesh.cells.push.call({word: self.shell.user_ns[word] for word in words}).get()
-
-    def do_pull(self, words: list[str]) -> None:
-        """Brings a variable of the ranks into the notebook."""
-        parser = _Parser("%mesh pull", add_help=False)
-        parser.add_argument("name")
-        parser.add_argument("--rank", type=int)
-        parser.add_argument("--as", dest="target")
-        given = parser.parse_args(words)
-        mesh = self.meshes.get(None)
-        cells: Any = mesh.cells
-        if given.rank is not None:
-            if not 0 <= given.rank < len(mesh.cells):
-                raise Usage(f"there is no rank {given.rank}; mesh {mesh.name!r} has ranks 0 to {len(mesh.cells) - 1}")
-            value = mesh.cells._member(given.rank).pull.call_one(given.name).get()
-        else:
-            value = cells.pull.call(given.name).get()
-        self.shell.user_ns[given.target or given.name] = value
-
-    def do_log(self, words: list[str]) -> None:
-        """Shows all that ranks have printed."""
-        for line in self._attach_streams().log:
-            sys.stdout.write(line)
+        return self._verbs.run(line)
 
     # The cell magic
 
     @cell_magic("mesh")
     def cell(self, line: str, cell: str) -> Any:
-        """Runs the cell on ranks: ``%%mesh [MESH][SLICE] [options]``."""
+        """Runs the cell on ranks: ``%%mesh [MESH][SLICE] [options]``; or ``%%mesh spawn NAME`` makes actors of it."""
+        # Errors of what is run here are of the person's code, and their tracebacks show nothing of this.
+        __tracebackhide__ = True
+        order = parse_spawn(line)
+        if order is not None:
+            self._attach_streams()
+            return self._spawning.run(order, cell)
         header = parse(line)
         mesh, actors = self._addressed(header.name)
         self._attach_streams()
@@ -223,7 +104,7 @@ class MeshMagics(Magics):
                 stopped.timeout = header.timeout
             elif run.missing():
                 # A rank has died, so the cell has failed; the others need not go on.
-                run.signal(signal.SIGINT)
+                run.interrupt()
         except KeyboardInterrupt:
             stopped = self._stop(mesh, run, finishing)
         displays.close()
@@ -242,7 +123,7 @@ class MeshMagics(Magics):
         stopped = climb(run, set(finishing))
         if mesh is None:
             # Actors of the person's own keep their state; what does not stop is theirs to replace.
-            stopped.finishing, stopped.replaced = sorted(stopped.finishing + stopped.replaced), []
+            stopped.stubborn, stopped.replaced = stopped.replaced, []
             return stopped
         # Some may have left a collective that others are in.
         mesh.grouped = False
@@ -254,7 +135,6 @@ class MeshMagics(Magics):
 
     def _start(self, actors: ActorMesh, header: Header, cell: str, inside: bool) -> tuple[Run, Any]:
         # The number of the cell that runs, as the notebook shows it.
-        self._count += 1
         name = f"cell [{self.shell.execution_count}]"
         port, displays = Channel.open_ranked()
         shown = displays.reply
@@ -295,7 +175,7 @@ class MeshMagics(Magics):
                 self._publish(bundle)
         if stopped is not None:
             print(stopped.text(), file=sys.stderr)
-            raise KeyboardInterrupt("the cell was stopped on its ranks")
+            raise CellStopped("the cell was stopped on its ranks")
         errors = {rank: result.error for rank, result in ordered if result.error is not None}
         if errors:
             raise MeshCellError(run.name, errors, total, values)
@@ -321,6 +201,12 @@ class MeshMagics(Magics):
 
     def _publish(self, bundle: dict[str, Any]) -> None:
         self.shell.display_pub.publish(bundle)
+
+    def calls_of(self, cell: str) -> list[Any]:
+        """The calls of actors' endpoints that a cell of the notebook has made and that have no answer yet."""
+        if self._streams is None:
+            return []
+        return [each for each in self._streams.calls_of(cell) if each.actor and not each.method.startswith("__")]
 
     def _attach_streams(self) -> Streams:
         runtime = get_runtime()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from monarch._actors.actormesh import ActorMesh
@@ -11,11 +13,13 @@ from monarch._actors.process import get_runtime
 from monarch._actors.procmesh import ProcMesh
 from monarch._actors.replace import replace
 from monarch._cells.namespace import Namespace
-from monarch._procs.gpus import visible_gpus
-from monarch.actor import this_host
 from monarch.exceptions import DeviceMeshError, MonarchError
 from monarch_kernel.header import Header, HeaderError, ranks_of
+from monarch_kernel.recipe import Recipe
 from monarch_kernel.running import Run
+
+Stage = Callable[[str, Any], None]
+"""Is told what begins, and the future that it ends with."""
 
 
 class NoMesh(MonarchError):
@@ -25,10 +29,13 @@ class NoMesh(MonarchError):
 class Mesh:
     """A mesh that was started by ``%mesh up``: its processes, and the namespace on each."""
 
-    def __init__(self, name: str, procs: ProcMesh, cells: ActorMesh) -> None:
-        self.name = name
+    def __init__(self, recipe: Recipe, procs: ProcMesh, cells: ActorMesh, release: Callable[[], object]) -> None:
+        self.recipe = recipe
+        self.name = recipe.name
         self.procs = procs
         self.cells = cells
+        self.release = release
+        """Gives the hosts back."""
         self.grouped = False
         """Whether its ranks have a process group that works."""
         self.unfinished: list[Run] = []
@@ -48,11 +55,28 @@ class Mesh:
             cells.form_group.call(rendezvous).get()
             self.grouped = True
 
+    def actors(self) -> list[ActorMesh]:
+        """The meshes of actors that live in its processes, besides the namespaces."""
+        found = list(get_runtime().meshes.values())
+        return [
+            mesh
+            for mesh in found
+            if mesh._state.procs == self.procs._state.procs and mesh._stopped is None and mesh != self.cells
+        ]
+
     def replace(self, ranks: list[int]) -> None:
-        """Puts new processes in the place of some ranks, with empty namespaces."""
-        for made in replace(self.procs, ranks, [self.cells]):
-            made.get(20)
+        """Puts new processes in the place of some ranks; namespaces and actors are there as they were at first."""
+        made = replace(self.procs, ranks, [self.cells, *self.actors()])
+        for each in made:
+            each.get(20)
         self.grouped = False
+
+    def end(self) -> None:
+        """Ends its processes, and gives the hosts back."""
+        try:
+            self.procs.stop().get(15)
+        finally:
+            self.release()
 
     def choose(self, header: Header) -> list[ActorMesh]:
         """The ranks that a cell is for, as views of the namespaces."""
@@ -78,13 +102,31 @@ class Meshes:
         self.by_name: dict[str, Mesh] = {}
         self.used: str | None = None
 
-    def up(self, name: str, axes: dict[str, int], env: dict[str, str]) -> Mesh:
-        """Starts a mesh on this host, and makes it the one in use."""
+    def up(self, recipe: Recipe, names: Mapping[str, Any], stage: Stage) -> Mesh:
+        """Starts a mesh, waits until it is there, and makes it the one in use.
+
+        Args:
+            recipe: what it is made of.
+            names: the variables of the notebook.
+            stage: is told of each stage.
+        """
+        name = recipe.name
         if name in self.by_name:
             raise HeaderError(f"there is a mesh {name!r} already; take it down first by %mesh down {name}")
-        procs = this_host().spawn_procs(axes, name=name, env=env or None)
-        cells: Any = procs.spawn(name, Namespace, name)
-        mesh = self.by_name[name] = Mesh(name, procs, cells)
+        hosts, release = recipe.find_hosts(names)
+        mesh: Mesh | None = None
+        try:
+            procs = hosts.spawn_procs(recipe.axes, name=name, env=recipe.variables() or None)
+            cells: Any = procs.spawn(name, Namespace, name, recipe.device)
+            mesh = Mesh(recipe, procs, cells, release)
+            stage("ranks run", procs.initialized)
+            stage("namespaces are ready", cells.initialized)
+        except BaseException:
+            # Nothing is left behind of what did not come to be.
+            with contextlib.suppress(MonarchError):
+                mesh.end() if mesh is not None else release()
+            raise
+        self.by_name[name] = mesh
         self.used = name
         return mesh
 
@@ -110,14 +152,8 @@ class Meshes:
         del self.by_name[mesh.name]
         if self.used == mesh.name:
             self.used = next(iter(self.by_name), None)
-        mesh.procs.stop().get(15)
+        mesh.end()
         return mesh
-
-
-def usual_axes() -> dict[str, int]:
-    """What a mesh has if nothing is said: a rank for each GPU, or one for each core, but not more than eight."""
-    gpus = len(visible_gpus())
-    return {"gpus": gpus} if gpus else {"procs": max(1, min(8, len(os.sched_getaffinity(0))))}
 
 
 def with_hint(error: DeviceMeshError, name: str) -> DeviceMeshError:

@@ -77,6 +77,17 @@ def _labelled(label: str, bundle: dict[str, Any]) -> str:
     return f"{label} {text}" if "\n" not in text else f"{label}\n{text}"
 
 
+class CellStopped(KeyboardInterrupt):
+    """The cell was stopped on its ranks; what that took has been said."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"KeyboardInterrupt: {self}"]
+
+
+# It is what a front end expects of a cell that was stopped.
+CellStopped.__name__ = CellStopped.__qualname__ = "KeyboardInterrupt"
+
+
 class MeshCellError(Exception):
     """A ``%%mesh`` cell failed on some ranks.
 

@@ -2,20 +2,82 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import Any
 
 from monarch._actors.actormesh import ActorMesh
 from monarch._actors.call import Endpoint
 from monarch._actors.cells import FUNCTION
-from monarch._actors.services import send_signal
+from monarch._actors.services import ask, send_signal
 from monarch._cells.execute import CellError, CellResult
+from monarch._core.region import Region
 from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError
 
-_INSIDE = "monarch._cells.execute:run_in_actor"
+_BUSY = "monarch._cells.busy"
+_INSIDE = "monarch._cells.inside:run_in_actor"
 
 
-class Run:
+class Running:
+    """Calls that ranks may still be at, to be awaited or stopped.
+
+    Args:
+        name: what the frames of their code call its file, if it is a cell.
+        futures: of the calls.
+    """
+
+    def __init__(self, name: str, futures: list[Any]) -> None:
+        self.name = name
+        self.futures = futures
+
+    @property
+    def done(self) -> bool:
+        """Whether all ranks have ended."""
+        return all(future.done for future in self.futures)
+
+    def at_work(self) -> list[tuple[int, ActorMesh, int]]:
+        """The ranks that have not answered: each with its actor, and the port where the answer is awaited."""
+        found: list[tuple[int, ActorMesh, int]] = []
+        for future in self.futures:
+            mesh: ActorMesh | None = future._runtime.meshes.get(future.actor)
+            if mesh is None:
+                # Nobody holds it any more, so nobody can stop it.
+                continue
+            for peer in future.waits_for():
+                rank = mesh._state.procs.rank_of(peer.proc)
+                found.append((rank, mesh._view(Region((), rank, (), ())), future.port))
+        return found
+
+    def missing(self) -> list[tuple[int, ActorMesh]]:
+        """The ranks that have not answered, each with its actor."""
+        return [(rank, member) for rank, member, _ in self.at_work()]
+
+    def interrupt(self) -> None:
+        """Raises KeyboardInterrupt in what they run; a signal would go to whatever else is in their main threads."""
+        for _, member, port in self.at_work():
+            ask(member, "monarch._actors.interrupts:interrupt", member._key, port)
+
+    def doing(self) -> list[tuple[int, Any]]:
+        """What the ranks do that have not answered: a future for each."""
+        return [(rank, ask(each, f"{_BUSY}:doing_in_actor", self.name, each._key)) for rank, each in self.missing()]
+
+    def abort(self) -> None:
+        """Closes the connections of collectives that they may wait in."""
+        for _, mesh in self.missing():
+            ask(mesh, f"{_BUSY}:abort_communication")
+
+    def wait(self, until: float | None = None) -> bool:
+        """Waits for all ranks, until a time of the monotonic clock; whether all have ended."""
+        for future in self.futures:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            try:
+                future.exception(left)
+            except CallTimeoutError:
+                return False
+        return True
+
+
+class Run(Running):
     """One cell on some ranks.
 
     Args:
@@ -27,41 +89,33 @@ class Run:
     """
 
     def __init__(self, name: str, source: str, views: list[ActorMesh], port: Any, inside: bool = False) -> None:
-        self.name = name
         self.views = views
+        self._inside = inside
         self.ranks = [view._region.base_rank(position) for view in views for position in range(len(view))]
         endpoints = [Endpoint[..., Any](view, _INSIDE, None, FUNCTION) if inside else view.run for view in views]
-        self.futures: list[Any] = [endpoint.call(source, name, port) for endpoint in endpoints]
+        super().__init__(name, [endpoint.call(source, name, port) for endpoint in endpoints])
 
-    @property
-    def done(self) -> bool:
-        """Whether all ranks have ended."""
-        return all(future.done for future in self.futures)
+    def at_work(self) -> list[tuple[int, ActorMesh, int]]:
+        return [
+            (view._region.base_rank(position), view._member(position), future.port)
+            for view, future in zip(self.views, self.futures, strict=True)
+            for waiting in [{peer.proc for peer in future.waits_for()}]
+            for position in range(len(view))
+            if future.targets[position].proc in waiting
+        ]
 
-    def missing(self) -> list[tuple[int, ActorMesh]]:
-        """The ranks where it still runs, each with its namespace."""
-        found: list[tuple[int, ActorMesh]] = []
-        for view, future in zip(self.views, self.futures, strict=True):
-            waiting = {peer.proc for peer in future.waits_for()}
-            for position in range(len(view)):
-                if future.targets[position].proc in waiting:
-                    found.append((view._region.base_rank(position), view._member(position)))
-        return found
+    def interrupt(self) -> None:
+        if self._inside:
+            super().interrupt()
+        else:
+            # Namespaces live in the main threads; and a signal reaches them whatever the thread that receives does.
+            for _, mesh in self.missing():
+                send_signal(mesh, signal.SIGINT)
 
-    def signal(self, number: int) -> None:
-        """Sends a signal to the ranks where it still runs."""
-        for _, mesh in self.missing():
-            send_signal(mesh, number)
-
-    def wait(self, until: float | None = None) -> bool:
-        """Waits for all ranks, until a time of the monotonic clock; whether all have ended."""
-        for future in self.futures:
-            left = None if until is None else max(0.0, until - time.monotonic())
-            try:
-                future.exception(left)
-            except CallTimeoutError:
-                return False
-        return True
+    def doing(self) -> list[tuple[int, Any]]:
+        if self._inside:
+            return super().doing()
+        return [(rank, ask(mesh, f"{_BUSY}:doing", self.name)) for rank, mesh in self.missing()]
 
     def results(self) -> dict[int, CellResult]:
         """What came of it on each rank that has ended; what cannot be had is an error of that rank."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from dataclasses import dataclass, field
 
-from monarch._actors.services import ask
 from monarch._core.ranks import describe_ranks
 from monarch.exceptions import CallTimeoutError, MonarchError
-from monarch_kernel.running import Run
+from monarch_kernel.running import Running
 
 _POLITE = 0.5
 _ABORT = 0.9
@@ -28,6 +26,8 @@ class Stopped:
     """Not yet: they are inside a C call that will return."""
     replaced: list[int] = field(default_factory=list)
     """By a new process, because their Python code goes on after each interrupt."""
+    stubborn: list[int] = field(default_factory=list)
+    """Not at all: actors whose Python code goes on after each interrupt, and whose state is not to be lost."""
     timeout: float | None = None
     """The time that ran out, if that was the reason."""
 
@@ -37,6 +37,7 @@ class Stopped:
             (self.interrupted, "stopped by an interrupt"),
             (self.aborted, "freed from a collective by closing its connections"),
             (self.finishing, "inside a C call, will stop when that returns; stop again to replace"),
+            (self.stubborn, "goes on after each interrupt; stop the actors, or restart their mesh, to end it"),
             (self.replaced, "replaced by a new process, with its variables lost, since nothing else stopped it"),
         ]
         parts = [f"{describe_ranks(ranks)}: {meaning}" for ranks, meaning in rungs if ranks]
@@ -44,7 +45,7 @@ class Stopped:
         return f"{head}: " + "; ".join(parts or ["nothing ran any more"])
 
 
-def climb(run: Run, again: set[int]) -> Stopped:
+def climb(run: Running, again: set[int]) -> Stopped:
     """Stops a cell on the ranks where it still runs.
 
     Args:
@@ -54,21 +55,19 @@ def climb(run: Run, again: set[int]) -> Stopped:
     stopped = Stopped()
     begun = time.monotonic()
     everybody = {rank for rank, _ in run.missing()}
-    run.signal(signal.SIGINT)
+    run.interrupt()
     run.wait(begun + _POLITE)
     left = {rank for rank, _ in run.missing()}
     stopped.interrupted = sorted(everybody - left)
     if left:
-        for _, mesh in run.missing():
-            ask(mesh, "abort")
+        run.abort()
         run.wait(begun + _ABORT)
         still = {rank for rank, _ in run.missing()}
         stopped.aborted = sorted(left - still)
         left = still
     if left:
-        run.signal(signal.SIGINT)
-        states = [(rank, ask(mesh, "doing", run.name)) for rank, mesh in run.missing()]
-        for rank, state in states:
+        run.interrupt()
+        for rank, state in run.doing():
             try:
                 moves = state.get(max(0.05, begun + _LAST - time.monotonic()))[0].moves
             except (CallTimeoutError, MonarchError):

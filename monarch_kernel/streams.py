@@ -23,6 +23,7 @@ class Streams:
     """
 
     def __init__(self, runtime: Runtime, kernel: Any) -> None:
+        self._runtime = runtime
         self._kernel = kernel
         self._parents: OrderedDict[int, Any] = OrderedDict()
         self._shown: dict[str, int] = {}
@@ -37,6 +38,15 @@ class Streams:
         self._parents[port] = self._kernel.get_parent("shell")
         if len(self._parents) > _REMEMBERED:
             self._parents.popitem(last=False)
+
+    def calls_of(self, cell: str) -> list[Any]:
+        """The calls of a cell, by its message id, that have no answer yet."""
+        gathers = self._runtime._gathers
+        return [
+            gathers[port]
+            for port, parent in list(self._parents.items())
+            if port in gathers and (parent or {}).get("header", {}).get("msg_id") == cell
+        ]
 
     def take(self, line: Line) -> None:
         """Shows a line in the cell that it belongs to."""

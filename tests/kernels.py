@@ -99,7 +99,7 @@ class Notebook:
             raise
         self.cells: dict[str, Cell] = {}
 
-    def send(self, code: str, subshell: str | None = None, **options: Any) -> Cell:
+    def send(self, code: str, subshell: str | None = None, cell_id: str | None = None, **options: Any) -> Cell:
         """Sends a cell, which runs when those before it have ended."""
         content = {
             "code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False,
@@ -108,6 +108,9 @@ class Notebook:
         message = self.client.session.msg("execute_request", content)
         if subshell is not None:
             message["header"]["subshell_id"] = subshell
+        if cell_id is not None:
+            # As front ends do that have cells.
+            message["metadata"]["cellId"] = cell_id
         cell = self.cells[message["header"]["msg_id"]] = Cell(self, code)
         self.client.shell_channel.send(message)
         return cell

@@ -30,6 +30,7 @@ __all__ = [
     "CallTimeoutError",
     "DeadlockError",
     "DeviceMeshError",
+    "EditError",
     "MonarchError",
     "NotAnEndpointError",
     "PointError",
@@ -144,6 +145,10 @@ class StoppedError(DeviceMeshError):
 
 class SpawnError(DeviceMeshError):
     """Processes or actors could not be started."""
+
+
+class EditError(DeviceMeshError):
+    """Living actors could not take a new version of their class; all of the mesh keep the one that they have."""
 
 
 class DeadlockError(MonarchError, RuntimeError):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import importlib
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,6 +12,7 @@ from monarch._actors.actor import is_async
 from monarch._actors.channel import ReplyPort
 from monarch._actors.endpoint import Method, methods_of
 from monarch._actors.failures import is_ours, pack_failure, unpack_failure
+from monarch._actors.functions import function_of
 from monarch._actors.runtime import Runtime, current
 from monarch._actors.spec import ActorSpec
 from monarch._core.extent import Point
@@ -57,9 +56,12 @@ class Cell:
         self.queue: deque[m.Call] = deque()
         self.owned: list[Any] = []
         self.failed: bytes | None = None
+        self.at_end: dict[str, Callable[[], object]] = {}
+        """What others have left to do when the actor is gone, by a name of theirs."""
         self._methods: dict[str, Method] = {}
         self._places: dict[bytes, int] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: dict[asyncio.Task[Any], m.Call] = {}
+        """The messages that are handled on the event loop."""
         self._halting: asyncio.Task[None] | None = None
         self._judging: asyncio.Task[None] | None = None
 
@@ -70,6 +72,12 @@ class Cell:
         point = Point(self.spec.region.position_of(self.rank) or 0, self.spec.region.extent)
         at = ", ".join(f"{label}={point[label]}" for label in point)
         return f"{self.spec.name}[{at}]" if at else self.spec.name
+
+    def take_class(self, cls: type) -> None:
+        """The actor is of a new version of its class from now on."""
+        assert self.spec is not None
+        self.spec.cls = cls
+        self._methods = methods_of(cls)
 
     # Messages
 
@@ -97,14 +105,15 @@ class Cell:
         loop = self.executor.loop
         assert loop is not None
         task = loop.create_task(self._run_async(call, more))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.tasks[task] = call
+        task.add_done_callback(self.tasks.pop)
 
     def _run(self, call: m.Call, more: Sequence[Any]) -> None:
         """Handles a message with a sync method, in the actor's thread."""
         self.queue.popleft()
         self.running = call
         executor = self.executor
+        interrupts = executor.interrupts
         token = current.set((self, call))
         try:
             method = self._methods.get(call.method)
@@ -112,13 +121,22 @@ class Cell:
                 method = self._method(call)
             args, kwargs = self.runtime.load(call, more) if call.bulk is not None else loads(call.body, more)
             executor.interruptible = True
-            if method.explicit:
-                value = method.function(self.instance, self._port(call), *args, **kwargs)
-            else:
-                value = method.function(self.instance, *args, **kwargs)
-            executor.interruptible = False
+            if interrupts is not None:
+                interrupts.enter()
+            try:
+                if method.explicit:
+                    value = method.function(self.instance, self._port(call), *args, **kwargs)
+                else:
+                    value = method.function(self.instance, *args, **kwargs)
+            finally:
+                executor.interruptible = False
+                if interrupts is not None:
+                    interrupts.leave()
         except BaseException as error:
             executor.interruptible = False
+            if interrupts is not None:
+                # Again, if it was in leaving that an interrupt came.
+                interrupts.leave()
             self._answer_error(call, error)
         else:
             # What came with the call is let go before the answer says that it is done.
@@ -157,7 +175,7 @@ class Cell:
         if method is not None and not call.flags:
             return method
         if call.flags & FUNCTION:
-            return Method(_function(call.method), False, False)
+            return Method(function_of(call.method), False, False)
         if call.flags & UNDECORATED:
             function = getattr(type(self.instance), call.method, None)
             function = getattr(function, "method", function)
@@ -319,8 +337,8 @@ class Cell:
     async def _halt_async(self, reason: str, stopped: Callable[[bytes | None], None]) -> None:
         failure = None
         try:
-            if self._tasks:
-                _, late = await asyncio.wait(self._tasks, timeout=_DRAIN)
+            if self.tasks:
+                _, late = await asyncio.wait(list(self.tasks), timeout=_DRAIN)
                 for task in late:
                     task.cancel()
             current.set((self, m.Call(self.runtime.proc, self.key, "__cleanup__", 0, b"", "", 0, b"")))
@@ -344,17 +362,10 @@ class Cell:
             refuse(runtime, call, reason)
         self.queue.clear()
         self.instance = None
+        for action in self.at_end.values():
+            action()
         stopped(failure)
         self.executor.release()
-
-
-@functools.lru_cache(maxsize=64)
-def _function(name: str) -> Callable[..., Any]:
-    """A function of this package by its name; what a cell runs in an actor by."""
-    module, _, function = name.partition(":")
-    if not module.startswith("monarch."):
-        raise ArgumentError(f"{name!r} is no function of Monarch")
-    return getattr(importlib.import_module(module), function)
 
 
 def unpack_text(failure: bytes) -> str:

@@ -151,6 +151,10 @@ class Arity:
             anything = any(p.kind is kinds.VAR_POSITIONAL for p in parameters)
             self._at_most = 1 << 30 if anything else len(positional)
 
+    def become(self, other: Arity) -> None:
+        """Takes over what another one says: the method has a new version."""
+        self._at_least, self._at_most, self._signature = other._at_least, other._at_most, other._signature
+
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """ArgumentError if the arguments do not fit."""
         if not kwargs and self._at_least <= len(args) <= self._at_most:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from threading import get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.interrupts import Interrupt, ThreadInterrupts
 from monarch._actors.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ class Executor:
         self._items: deque[Item] = deque()
         self.interruptible = False
         """Whether code of the user runs that a Ctrl-C is meant for."""
+        self.interrupts: ThreadInterrupts | None = None
+        """What interrupts this thread, if it is not the main one, which gets signals."""
+        self.unwanted: set[asyncio.Task[Any]] = set()
+        """Tasks of the event loop that a Ctrl-C is meant for."""
         self._lock = threading.Lock()
         self._ended = False
 
@@ -96,12 +101,14 @@ class Executor:
                     item[0]._run(item[1], item[2])
                 else:
                     item()
-            except Exception:
+            except (Exception, Interrupt):
                 # Errors of the user's code are answered where it runs; this is a bug, and must not end the thread.
                 traceback.print_exc()
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
+        if self.interrupts is not None:
+            self.interrupts.ident = get_ident()
         # No thread waits here in a way that receives.
         self.runtime.pump.background()
         try:
@@ -160,6 +167,7 @@ class ThreadExecutor(Executor):
 
     def __init__(self, runtime: Runtime, name: str) -> None:
         super().__init__(runtime)
+        self.interrupts = ThreadInterrupts()
         self._semaphore = threading.Semaphore(0)
         self._thread = threading.Thread(target=self.run, name=name, daemon=True)
         self._thread.start()

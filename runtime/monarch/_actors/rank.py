@@ -15,6 +15,7 @@ from monarch._actors.cells import NOTHING, Cell
 from monarch._actors.executors import Executor, MainExecutor, ThreadExecutor
 from monarch._actors.failures import pack_failure
 from monarch._actors.faults import Faults
+from monarch._actors.interrupts import listen
 from monarch._actors.process import set_runtime
 from monarch._actors.runtime import Runtime, current
 from monarch._actors.spec import RankConfig
@@ -80,7 +81,11 @@ class Rank:
 
     def interrupt(self, *_: Any) -> None:
         """Handles SIGINT: it is for the endpoint that runs; if none does, there is nothing to interrupt."""
-        if self.main.interruptible:
+        main = self.main
+        if main.interruptible:
+            raise KeyboardInterrupt
+        if main.unwanted and main.loop is not None and asyncio.current_task(main.loop) in main.unwanted:
+            main.unwanted = set()
             raise KeyboardInterrupt
 
     def flush(self) -> None:
@@ -182,6 +187,7 @@ def main(config: bytes) -> int:
     known: RankConfig = loads(packed)
     rank = Rank(known, proc.decode(), int(place), folder.decode())
     signal.signal(signal.SIGINT, rank.interrupt)
+    listen()
     # Not the program's own mesh, whatever the zygote's memory held.
     del config, packed
     rank.run()

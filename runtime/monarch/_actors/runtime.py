@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from weakref import WeakValueDictionary
 
 from monarch._actors.circles import Circles
+from monarch._actors.functions import function_of
 from monarch._actors.peers import WINDOW, Gateway, IpcPeer, LocalPeer, Peer, RemotePeer
 from monarch._core.region import Region
 from monarch._procs.pump import Pump, Waiter
@@ -246,7 +247,7 @@ class Runtime:
 
     def _on_ask(self, ask: m.Ask, _: Sequence[Any]) -> None:
         try:
-            service = self.services[ask.service]
+            service = self.services.get(ask.service) or function_of(ask.service)
             status, body = m.RESULT, dumps(service(*loads(ask.body)))[0]
         except Exception as error:
             from monarch._actors.failures import pack_failure

@@ -8,7 +8,10 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from monarch._actors import interrupts
+from monarch._actors.process import get_runtime
 
 _MOMENT = 0.1
 """Seconds that Python code may take for one step; what takes longer is a C call."""
@@ -25,21 +28,6 @@ class Doing(NamedTuple):
     """Whether Python code goes on; if not, it is inside a C call."""
 
 
-_NOTICE = signal.SIGRTMIN + 7
-"""A signal that does nothing but have Python's own handler run, which it does between two steps of Python code."""
-_noticed = 0
-
-
-def listen() -> None:
-    """Prepares the main thread to be asked; called from it."""
-    signal.signal(_NOTICE, _notice)
-
-
-def _notice(*_: Any) -> None:
-    global _noticed
-    _noticed += 1
-
-
 def doing(name: str) -> Doing:
     """Looks at the main thread, from another one.
 
@@ -47,12 +35,34 @@ def doing(name: str) -> Doing:
         name: what the cell's frames call their file.
     """
     main = threading.main_thread().ident or 0
-    before = _noticed
-    signal.pthread_kill(main, _NOTICE)
+    before = interrupts.noticed
+    signal.pthread_kill(main, interrupts.NOTICE)
     until = time.monotonic() + _MOMENT
-    while _noticed == before and time.monotonic() < until:
+    while interrupts.noticed == before and time.monotonic() < until:
         time.sleep(0.002)
-    frame = sys._current_frames().get(main)
+    return _look(main, name, interrupts.noticed != before)
+
+
+def doing_in_actor(name: str, key: str) -> Doing:
+    """Looks at the thread of an actor, from another one.
+
+    Args:
+        name: what the cell's frames call their file.
+        key: of the actor's mesh.
+    """
+    cell = get_runtime().actors.get(key)
+    thread = cell.executor.interrupts if cell is not None else None
+    if thread is None:
+        return doing(name)
+    # An interrupt comes between two steps of Python code, so inside a C call it is still to come.
+    until = time.monotonic() + _MOMENT
+    while thread.pending and time.monotonic() < until:
+        time.sleep(0.002)
+    return _look(thread.ident, name, not thread.pending)
+
+
+def _look(thread: int, name: str, moves: bool) -> Doing:
+    frame = sys._current_frames().get(thread)
     line, where = 0, ""
     while frame is not None:
         if not where:
@@ -61,7 +71,7 @@ def doing(name: str) -> Doing:
             line = frame.f_lineno
             break
         frame = frame.f_back
-    return Doing(where, line, _noticed != before)
+    return Doing(where, line, moves)
 
 
 def abort_communication() -> int:

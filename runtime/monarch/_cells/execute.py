@@ -6,10 +6,9 @@ import ast
 import asyncio
 import inspect
 import linecache
-import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pickle import PickleBuffer
 from typing import Any
@@ -66,17 +65,72 @@ class CellResult:
 
 
 def run_cell(
-    source: str, name: str, variables: dict[str, Any], display: Display, sink: Any, instance: Any = None
+    source: str,
+    name: str,
+    variables: dict[str, Any],
+    display: Display,
+    sink: Any,
+    change: ast.NodeTransformer | None = None,
 ) -> CellResult:
-    """Runs a cell in a namespace; what it raises is a part of the result."""
+    """Runs a cell in a namespace; what it raises is a part of the result.
+
+    Args:
+        source: its text.
+        name: what tracebacks call it.
+        variables: the namespace.
+        display: what shows values meanwhile.
+        sink: where they are shown.
+        change: changes the code before it runs.
+    """
+    steps = _steps(source, name, variables, display, sink, change)
+    send: Any = None
+    while True:
+        try:
+            awaitable = steps.send(send)
+            try:
+                send = asyncio.run(_wait(awaitable))
+            except BaseException as error:
+                send = steps.throw(error)
+        except StopIteration as end:
+            return end.value
+
+
+async def run_cell_async(
+    source: str,
+    name: str,
+    variables: dict[str, Any],
+    display: Display,
+    sink: Any,
+    change: ast.NodeTransformer | None = None,
+) -> CellResult:
+    """The same on an event loop that runs already."""
+    steps = _steps(source, name, variables, display, sink, change)
+    send: Any = None
+    while True:
+        try:
+            awaitable = steps.send(send)
+            try:
+                send = await awaitable
+            except BaseException as error:
+                send = steps.throw(error)
+        except StopIteration as end:
+            return end.value
+
+
+async def _wait(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _steps(
+    source: str, name: str, variables: dict[str, Any], display: Display, sink: Any, change: ast.NodeTransformer | None
+) -> Generator[Any, Any, CellResult]:
+    """Runs a cell; gives what it awaits, and is sent what that comes to."""
     begun = time.perf_counter()
     lines = source.splitlines(keepends=True)
     linecache.cache[name] = (len(source), None, lines, name)
-    if instance is not None:
-        variables["self"] = instance
     try:
         with display.to(sink):
-            value, shown = _execute(source, name, variables)
+            value, shown = yield from _execute(source, name, variables, change)
             bundle = bundle_of(value) if shown and value is not None else None
     except BaseException as error:
         failed = _error(error, name, lines)
@@ -87,50 +141,39 @@ def run_cell(
     return CellResult(bundle, sealed, None, time.perf_counter() - begun)
 
 
-def run_in_actor(instance: Any, source: str, name: str, sink: Any) -> CellResult:
-    """Runs a cell inside an actor, as ``self``; other names are those of the rank's namespace."""
-    variables = sys.modules["__main__"].__dict__
-    before = variables.get("self", variables)
-    try:
-        return run_cell(source, name, variables, Display(), sink, instance)
-    finally:
-        if before is variables:
-            variables.pop("self", None)
-        else:
-            variables["self"] = before
-
-
-def _execute(source: str, name: str, variables: dict[str, Any]) -> tuple[Any, bool]:
+def _execute(
+    source: str, name: str, variables: dict[str, Any], change: ast.NodeTransformer | None
+) -> Generator[Any, Any, tuple[Any, bool]]:
     """The value of the last expression, and whether it is to be shown."""
     tree = ast.parse(source, name)
-    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     last: ast.Expr | None = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = tree.body[-1]
+    end = (last.end_lineno, last.end_col_offset) if last is not None else None
+    if change is not None:
+        tree = ast.fix_missing_locations(change.visit(tree))
+    if last is not None:
         last = tree.body.pop()  # pyright: ignore[reportAssignmentType]
     if tree.body:
-        _run(compile(tree, name, "exec", flags), variables)
+        yield from _run(tree, name, "exec", variables)
     if last is None:
         return None, False
-    value = _run(compile(ast.Expression(last.value), name, "eval", flags), variables)
-    return value, not _ends_in_semicolon(source, last)
+    value = yield from _run(ast.Expression(last.value), name, "eval", variables)
+    return value, not _ends_in_semicolon(source, end)
 
 
-def _ends_in_semicolon(source: str, last: ast.Expr) -> bool:
+def _run(tree: Any, name: str, mode: str, variables: dict[str, Any]) -> Generator[Any, Any, Any]:
+    code = compile(tree, name, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    value = eval(code, variables)
+    return (yield value) if code.co_flags & inspect.CO_COROUTINE else value
+
+
+def _ends_in_semicolon(source: str, end: Any) -> bool:
     """Whether there is one behind the last expression, where otherwise only comments can be."""
-    assert last.end_lineno is not None and last.end_col_offset is not None
+    line, column = end
     # Offsets of ast are in bytes, and its lines are not those of splitlines.
-    first, *others = source.encode().split(b"\n")[last.end_lineno - 1 :]
-    return any(b";" in line.partition(b"#")[0] for line in [first[last.end_col_offset :], *others])
-
-
-def _run(code: Any, variables: dict[str, Any]) -> Any:
-    if code.co_flags & inspect.CO_COROUTINE:
-
-        async def wait() -> Any:
-            return await eval(code, variables)
-
-        return asyncio.run(wait())
-    return eval(code, variables)
+    first, *others = source.encode().split(b"\n")[line - 1 :]
+    return any(b";" in line.partition(b"#")[0] for line in [first[column:], *others])
 
 
 def _sealed(value: Any) -> Sealed | None:

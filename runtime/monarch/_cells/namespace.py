@@ -11,7 +11,6 @@ from monarch._actors.actor import Actor
 from monarch._actors.context import context
 from monarch._actors.endpoint import endpoint
 from monarch._actors.process import get_runtime
-from monarch._cells.busy import abort_communication, doing, listen
 from monarch._cells.complete import complete, inspect_name
 from monarch._cells.dist import LazyDist
 from monarch._cells.execute import CellResult, run_cell
@@ -25,9 +24,13 @@ class Namespace(Actor):
 
     Args:
         name: name of the mesh.
+        device: ``cpu`` or ``cuda``; empty for what there is.
+
+    Raises:
+        RuntimeError: it is to be ``cuda``, and this rank sees none.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, device: str = "") -> None:
         instance = context().actor_instance
         self.point: Point = instance.rank
         module = sys.modules["__main__"]
@@ -48,12 +51,12 @@ class Namespace(Actor):
         except ImportError:
             pass
         else:
-            self.variables.update(torch=torch, device=torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-        listen()
+            available = torch.cuda.is_available()
+            if device == "cuda" and not available:
+                raise RuntimeError(f"rank {self.point.rank} sees no GPU, and the mesh is to have the device cuda")
+            self.variables.update(torch=torch, device=torch.device(device or ("cuda" if available else "cpu")))
         install()
         services = get_runtime().services
-        services["doing"] = doing
-        services["abort"] = abort_communication
         services["complete"] = lambda text: complete(text, self.variables)
         services["inspect"] = lambda given: inspect_name(given, self.variables)
         self.given = set(self.variables)

@@ -103,14 +103,18 @@ class Pump:
         old = _signal.getsignal(signal.SIGINT)
         if not callable(old):
             return self.wait_unheld(waiter, deadline)
-        try:
-            _signal.signal(signal.SIGINT, self._on_interrupt)
-            return self.wait_unheld(waiter, deadline)
-        finally:
-            _signal.signal(signal.SIGINT, old)
-            if self._interrupted:
-                self._interrupted = False
-                old(signal.SIGINT, sys._getframe())  # pyright: ignore[reportPrivateUsage]
+        while True:
+            try:
+                _signal.signal(signal.SIGINT, self._on_interrupt)
+                done = self.wait_unheld(waiter, deadline)
+            finally:
+                _signal.signal(signal.SIGINT, old)
+                interrupted, self._interrupted = self._interrupted, False
+                if interrupted:
+                    old(signal.SIGINT, sys._getframe())  # pyright: ignore[reportPrivateUsage]
+            # A handler of the program's own may raise nothing; then it goes on.
+            if done or not interrupted or waiter.done or (deadline is not None and _clock() >= deadline):
+                return waiter.done
 
     def _on_interrupt(self, _number: int, _frame: Any) -> None:
         self._interrupted = True

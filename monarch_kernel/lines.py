@@ -1,0 +1,183 @@
+"""The verbs of ``%mesh``: meshes start and end, variables go to ranks and come back."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from monarch_kernel.header import OPTIONS, HeaderError
+from monarch_kernel.meshes import Meshes
+from monarch_kernel.progress import Progress
+from monarch_kernel.recipe import DEVICES, Recipe, usual_axes
+
+USAGE = """\
+%mesh up [NAME] [--procs N | --gpus N] [--hosts N] [--env K=V] [--device cpu|cuda]
+                                   start a mesh, and use it; without a number it takes what the machine has
+%mesh                              the meshes and their ranks
+%mesh use NAME                     cells without a name go there
+%mesh down [NAME]                  end a mesh
+%mesh restart [NAME]               end it and start it anew, empty
+%mesh push a b                     copy variables to all ranks
+%mesh pull x [--rank R] [--as y]   bring a variable here
+%mesh log                          all that ranks have printed
+%mesh update NAME                  give living actors the class that the notebook has now
+%mesh reload MODULE                the same for an edited file, everywhere
+%%mesh [MESH][SLICE] [options]     run the cell on ranks, as in %%mesh [0,3] or %%mesh m[gpus=0:4]
+%%mesh ACTORS[SLICE] [options]     run the cell inside actors, with self
+%%mesh spawn NAME[(ARGUMENTS)] [--on MESH[SLICE]]
+                                   make a mesh of actors of the class in the cell
+"""
+
+
+class Usage(HeaderError):
+    """A ``%mesh`` line that cannot be understood."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong by an exception; its words begin with what was typed."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, add_help=False, allow_abbrev=False)
+
+    def error(self, message: str) -> Any:
+        raise Usage(f"{self.prog}: {message}; %mesh help lists what there is")
+
+
+class Verbs:
+    """What ``%mesh VERB`` does.
+
+    Args:
+        shell: of the notebook.
+        meshes: of the notebook.
+        log: gives all that ranks have printed, line by line.
+    """
+
+    def __init__(self, shell: Any, meshes: Meshes, log: Callable[[], Any]) -> None:
+        self._shell = shell
+        self._meshes = meshes
+        self._log = log
+        self.more: dict[str, Callable[[list[str]], Any]] = {}
+        """Verbs that others have added."""
+
+    def run(self, line: str) -> Any:
+        """Does what a line says."""
+        try:
+            words = shlex.split(line)
+        except ValueError as error:
+            raise Usage(f"cannot understand {line.strip()!r}: {error}") from None
+        verb = words.pop(0) if words else "table"
+        action = self.more.get(verb) or getattr(self, f"do_{verb}", None)
+        if action is None:
+            raise Usage(f"there is no %mesh {verb}; there are:\n{USAGE}")
+        return action(words)
+
+    def do_help(self, words: list[str]) -> None:
+        """Lists what there is."""
+        print(USAGE)
+        print("Options of %%mesh:")
+        for option, meaning in OPTIONS.items():
+            print(f"  {option:14} {meaning}")
+
+    def do_up(self, words: list[str]) -> None:
+        """Starts a mesh."""
+        parser = Parser("%mesh up")
+        parser.add_argument("name", nargs="?", default="mesh")
+        parser.add_argument("--procs", type=int)
+        parser.add_argument("--gpus", type=int)
+        parser.add_argument("--hosts", default="")
+        parser.add_argument("--key", default="")
+        parser.add_argument("--env", action="append", default=[])
+        parser.add_argument("--device", default="", choices=("", *DEVICES))
+        given = parser.parse_args(words)
+        if given.procs is not None and given.gpus is not None:
+            raise Usage("%mesh up: give either --procs or --gpus")
+        if not given.name.isidentifier():
+            raise Usage(f"%mesh up: a mesh is named as a variable is, and {given.name!r} is no such name")
+        for axis in ("procs", "gpus"):
+            if getattr(given, axis) is not None and getattr(given, axis) < 1:
+                raise Usage(f"%mesh up: --{axis} takes a number of at least 1")
+        axes = {axis: getattr(given, axis) for axis in ("procs", "gpus") if getattr(given, axis) is not None}
+        env: dict[str, str] = {}
+        for pair in given.env:
+            key, equals, value = pair.partition("=")
+            if not equals or not key:
+                raise Usage(f"%mesh up: --env takes K=V, and not {pair!r}")
+            env[key] = value
+        axes = axes or usual_axes(given.device)
+        self._up(Recipe(given.name, axes, env, given.hosts, given.key, given.device), "is up")
+
+    def _up(self, recipe: Recipe, what: str) -> None:
+        progress = Progress()
+        progress.show(f"starting mesh {recipe.name!r}")
+        mesh = self._meshes.up(recipe, self._shell.user_ns, progress.wait)
+        sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
+        progress.end(f"mesh {mesh.name!r} {what}: {sizes}, in {progress.elapsed:.2f} s")
+
+    def do_table(self, words: list[str]) -> None:
+        """Shows the meshes and their ranks."""
+        if not self._meshes.by_name:
+            print("there is no mesh; start one by %mesh up")
+            return
+        for mesh in self._meshes.by_name.values():
+            used = " (in use)" if mesh.name == self._meshes.used else ""
+            print(f"mesh {mesh.name!r}{used}")
+            print(mesh.procs.to_table())
+            for actors in mesh.actors():
+                print(f"  actors {actors._name!r}: {actors._state.cls.__name__} on {len(actors)} of its ranks")
+
+    def do_use(self, words: list[str]) -> None:
+        """Chooses the mesh of cells that name none."""
+        if len(words) != 1:
+            raise Usage("%mesh use needs the name of a mesh")
+        print(f"cells run on mesh {self._meshes.use(words[0]).name!r} now")
+
+    def do_down(self, words: list[str]) -> None:
+        """Ends a mesh."""
+        print(f"mesh {self._meshes.down(_one(words, 'down')).name!r} is down")
+
+    def do_restart(self, words: list[str]) -> None:
+        """Ends a mesh and starts it anew."""
+        mesh = self._meshes.get(_one(words, "restart"))
+        self._meshes.down(mesh.name)
+        self._up(mesh.recipe, "is up again, with empty namespaces")
+
+    def do_push(self, words: list[str]) -> None:
+        """Copies variables of the notebook to all ranks."""
+        if not words:
+            raise Usage("%mesh push needs the names of variables")
+        missing = [word for word in words if word not in self._shell.user_ns]
+        if missing:
+            raise Usage(f"the notebook has no variable {missing[0]!r}")
+        mesh = self._meshes.get(None)
+        mesh.cells.push.call({word: self._shell.user_ns[word] for word in words}).get()
+
+    def do_pull(self, words: list[str]) -> None:
+        """Brings a variable of the ranks into the notebook."""
+        parser = Parser("%mesh pull")
+        parser.add_argument("name")
+        parser.add_argument("--rank", type=int)
+        parser.add_argument("--as", dest="target")
+        given = parser.parse_args(words)
+        mesh = self._meshes.get(None)
+        if given.rank is not None:
+            if not 0 <= given.rank < len(mesh.cells):
+                raise Usage(f"there is no rank {given.rank}; mesh {mesh.name!r} has ranks 0 to {len(mesh.cells) - 1}")
+            value = mesh.cells._member(given.rank).pull.call_one(given.name).get()
+        else:
+            value = mesh.cells.pull.call(given.name).get()
+        self._shell.user_ns[given.target or given.name] = value
+
+    def do_log(self, words: list[str]) -> None:
+        """Shows all that ranks have printed."""
+        for line in self._log():
+            sys.stdout.write(line)
+
+
+def _one(words: list[str], verb: str) -> str | None:
+    """The one name that may follow a verb."""
+    if len(words) > 1:
+        raise Usage(f"%mesh {verb} takes the name of one mesh, and not {' '.join(words)!r}")
+    return words[0] if words else None

@@ -1,0 +1,142 @@
+"""Interrupting one call of one actor, wherever its code runs: in the main thread, in a thread, or on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from monarch._actors.cells import Cell
+
+_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_raise_in.argtypes = [ctypes.c_ulong, ctypes.py_object]
+_LOOP = 0.2
+"""Seconds for an event loop to come to a cancelled task; a loop that does not is in code that awaits nothing."""
+_arrived: set[int] = set()
+"""Threads to which the last interrupt has come."""
+NOTICE = signal.SIGRTMIN + 7
+"""A signal that does nothing but have Python's own handler run, which it does between two steps of Python code."""
+noticed = 0
+"""How often it has run."""
+
+
+def listen() -> None:
+    """Takes that signal; called from the main thread."""
+    signal.signal(NOTICE, _notice)
+
+
+def _notice(*_: object) -> None:
+    global noticed
+    noticed += 1
+
+
+class Interrupt(KeyboardInterrupt):
+    """A KeyboardInterrupt in a thread that is not the main one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Python makes it in that thread, when it raises it there.
+        _arrived.add(threading.get_ident())
+
+
+# It is what an endpoint expects, and what is shown.
+Interrupt.__name__ = Interrupt.__qualname__ = "KeyboardInterrupt"
+
+
+class ThreadInterrupts:
+    """Raises KeyboardInterrupt in a thread while it runs code of the user, and at no other time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.ident = 0
+        """The thread, once it has run something."""
+        self._inside = False
+        self._raised = False
+
+    def enter(self) -> None:
+        """Code of the user begins in this thread."""
+        self.ident = threading.get_ident()
+        self._inside = True
+
+    def leave(self) -> None:
+        """It has ended: what was raised and has not come is taken back."""
+        with self._lock:
+            self._inside = False
+            if self._raised:
+                self._raised = False
+                _raise_in(self.ident, ctypes.py_object())
+
+    @property
+    def pending(self) -> bool:
+        """Whether an interrupt was raised and has not come yet."""
+        return self._raised and self.ident not in _arrived
+
+    def interrupt(self, inside: bool = False) -> bool:
+        """Raises it, from another thread; whether there was code to interrupt, as ``inside`` may say it."""
+        with self._lock:
+            if not (inside or self._inside):
+                return False
+            if not self.pending:
+                _arrived.discard(self.ident)
+                self._raised = True
+                _raise_in(self.ident, Interrupt)
+            return True
+
+
+def interrupt(key: str, port: int) -> bool:
+    """Interrupts a call that an actor of this process handles.
+
+    Args:
+        key: of the actor's mesh.
+        port: where its caller waits for the answer.
+
+    Returns:
+        Whether the call was being handled.
+    """
+    from monarch._actors.process import get_runtime
+
+    cell = get_runtime().actors.get(key)
+    if cell is None:
+        return False
+    loop = cell.executor.loop
+    if loop is not None:
+        return _on_loop(cell, port)
+    running = cell.running
+    if running is None or running.port != port:
+        return False
+    threads = cell.executor.interrupts
+    if threads is not None:
+        return threads.interrupt()
+    # Python's handler runs in the main thread whichever gets it; a call that sleeps there wakes up only if that does.
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    return True
+
+
+def _on_loop(cell: Cell, port: int) -> bool:
+    loop = cell.executor.loop
+    assert loop is not None
+    found = {task for task, call in list(cell.tasks.items()) if call.port == port}
+    done = threading.Event()
+
+    def cancel() -> None:
+        for task in found:
+            task.cancel("interrupted")
+        done.set()
+
+    loop.call_soon_threadsafe(cancel)
+
+    def insist() -> None:
+        if done.is_set() or asyncio.current_task(loop) not in found:
+            return
+        threads = cell.executor.interrupts
+        if threads is not None:
+            threads.interrupt(inside=True)
+        else:
+            cell.executor.unwanted = found
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    cell.runtime.pump.call_later(_LOOP, insist)
+    return bool(found)

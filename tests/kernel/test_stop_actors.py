@@ -1,0 +1,143 @@
+"""Stop reaches actors too: in threads, on event loops, in main threads; in their cells and in plain cells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from kernels import Cell, Notebook
+
+IN_TIME = 2.0
+ACTORS = """
+import asyncio, os, time
+from monarch.actor import Actor, endpoint
+def say(): print('runs', flush=True)
+class Works(Actor):
+    def __init__(self): self.kept = 'kept'
+    @endpoint
+    def loop(self):
+        say()
+        while True: pass
+    @endpoint
+    def nap(self):
+        say(); time.sleep(3)
+    @endpoint
+    def swallow(self, path):
+        say()
+        while not os.path.exists(path):
+            try: time.sleep(0.01)
+            except KeyboardInterrupt: pass
+    @endpoint
+    def get(self): return self.kept
+class Awaits(Actor):
+    def __init__(self): self.kept = 'kept'
+    @endpoint
+    async def loop(self):
+        say()
+        while True: pass
+    @endpoint
+    async def wait(self):
+        say(); await asyncio.sleep(50)
+    @endpoint
+    async def get(self): return self.kept
+"""
+
+
+@pytest.fixture(scope="module")
+def book(notebook: Notebook) -> Iterator[Notebook]:
+    notebook.run(ACTORS).ok()
+    notebook.run(
+        "from monarch.actor import this_host\n"
+        "own = this_host().spawn_procs({'gpus': 4})\n"
+        "procs = get_ipython().magics_manager.registry['MeshMagics'].meshes.get(None).procs\n"
+        # In threads, on loops in threads; in main threads, on loops in main threads.
+        "works, awaits = procs.spawn('works', Works), procs.spawn('awaits', Awaits)\n"
+        "mains = own.spawn('mains', Works)\n"
+        "loops = this_host().spawn_procs({'gpus': 4}).spawn('loops', Awaits)\n"
+        "for each in (works, awaits, mains, loops): each.initialized.get()"
+    ).ok()
+    yield notebook
+
+
+def stop(book: Notebook, cell: Cell) -> float:
+    cell.until(lambda: cell.said().get("runs") == {0, 1, 2, 3})
+    begun = time.perf_counter()
+    book.interrupt()
+    cell.wait()
+    return time.perf_counter() - begun
+
+
+@pytest.mark.parametrize("call", ["works.loop", "mains.loop", "awaits.loop", "loops.loop", "awaits.wait", "loops.wait"])
+@pytest.mark.parametrize("form", ["{}.call().get()", "await {}.call()"])
+def test_a_plain_cell_that_waits_for_actors(book: Notebook, call: str, form: str) -> None:
+    cell = book.send(form.format(call))
+    assert stop(book, cell) < IN_TIME
+    assert cell.reply["ename"] in ("KeyboardInterrupt", "CancelledError")
+    assert "stopped: ranks 0-3: stopped by an interrupt" in cell.stream("stderr")
+    assert "pump.py" not in cell.text
+    name = call.partition(".")[0]
+    assert book.run(f"set({name}.get.call().get().values())").ok().shown == "{'kept'}"
+
+
+@pytest.mark.parametrize(
+    ("line", "body"),
+    [
+        ("works", "while True: pass"),
+        ("mains", "while True: pass"),
+        ("awaits", "while True: pass"),
+        ("awaits", "import asyncio\nawait asyncio.sleep(60)"),
+        ("loops", "import asyncio\nawait asyncio.sleep(60)"),
+    ],
+)
+def test_a_cell_inside_actors(book: Notebook, line: str, body: str) -> None:
+    cell = book.send(f"%%mesh {line}\nself.kept = 'kept'\nprint('runs')\n{body}")
+    assert stop(book, cell) < IN_TIME
+    assert cell.status == "error"
+    assert "stopped: ranks 0-3: stopped by an interrupt" in cell.stream("stderr")
+    assert book.mesh("self.kept", line).ok().shown == "[ranks 0-3] 'kept'"
+
+
+def test_an_actor_inside_a_c_call_finishes(book: Notebook) -> None:
+    cell = book.send("works.nap.call().get()")
+    assert stop(book, cell) < IN_TIME
+    assert "inside a C call" in cell.stream("stderr")
+    # Then it goes on with what comes next.
+    assert book.run("set(works.get.call().get().values())").ok().shown == "{'kept'}"
+
+
+def test_an_actor_that_swallows_interrupts_is_not_lost(book: Notebook, tmp_path: object) -> None:
+    cell = book.send(f"works.swallow.call('{tmp_path}/end').get()")
+    assert stop(book, cell) < IN_TIME
+    assert "goes on after each interrupt" in cell.stream("stderr")
+    open(f"{tmp_path}/end", "w").close()
+    assert book.run("set(works.get.call().get().values())").ok().shown == "{'kept'}"
+
+
+def test_only_the_cell_s_own_calls_are_stopped(book: Notebook, tmp_path: object) -> None:
+    book.run(
+        f"def wait(path):\n    import os, time\n    while not os.path.exists(path): time.sleep(0.01)\n"
+        f"    return 'ended'\nbefore = mains.swallow.call('{tmp_path}/other')"
+    ).ok()
+    cell = book.send("works.loop.call().get()")
+    assert stop(book, cell) < IN_TIME
+    assert book.run("before.done").ok().shown == "False"
+    open(f"{tmp_path}/other", "w").close()
+    assert book.run("set(before.get().values())").ok().shown == "{None}"
+
+
+def test_the_notebook_s_own_code_stops_as_ever(book: Notebook) -> None:
+    cell = book.send("print('begun', flush=True)\nwhile True: pass")
+    cell.until(lambda: "begun" in cell.stream())
+    book.interrupt()
+    assert cell.wait().reply["ename"] == "KeyboardInterrupt" and "Traceback (most recent call last)" in cell.text
+    cell = book.send("import asyncio\nprint('begun', flush=True)\nawait asyncio.sleep(60)")
+    cell.until(lambda: "begun" in cell.stream())
+    begun = time.perf_counter()
+    book.interrupt()
+    assert "stopped while it awaited" in cell.wait().text and time.perf_counter() - begun < IN_TIME
+    assert (
+        "CancelledError" in book.run("task = asyncio.ensure_future(asyncio.sleep(9)); task.cancel()\nawait task").text
+    )
+    assert book.run("1 + 1").ok().shown == "2"
