@@ -108,7 +108,7 @@ class MeshCellError(Exception):
         return [
             f"MeshCellError: {self.lines[0]}",
             *self.lines[1:],
-            f"Traceback of rank {min(self.errors)}:",
+            *([f"Traceback of rank {min(self.errors)}:"] if first.trace.startswith("Traceback") else []),
             first.trace,
         ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from typing import Any
@@ -12,6 +13,7 @@ from monarch._actors.cells import FUNCTION
 from monarch._actors.services import ask, send_signal
 from monarch._cells.execute import CellError, CellResult
 from monarch._core.region import Region
+from monarch._wire.messages import Dead
 from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError
 
 _BUSY = "monarch._cells.busy"
@@ -90,6 +92,7 @@ class Run(Running):
 
     def __init__(self, name: str, source: str, views: list[ActorMesh], port: Any, inside: bool = False) -> None:
         self.views = views
+        self._source = source
         self._inside = inside
         self.ranks = [view._region.base_rank(position) for view in views for position in range(len(view))]
         endpoints = [Endpoint[..., Any](view, _INSIDE, None, FUNCTION) if inside else view.run for view in views]
@@ -130,11 +133,20 @@ class Run(Running):
             except (ActorError, DeviceMeshError) as error:
                 failed = error
                 values = list(error.results.values()) if error.results is not None else [None] * len(ranks)
-            for rank, value in zip(ranks, values, strict=True):
-                found[rank] = value if value is not None else _failed(failed)
+            for position, (rank, value) in enumerate(zip(ranks, values, strict=True)):
+                found[rank] = value if value is not None else self._failed(failed, future.targets[position].dead)
         return found
 
-
-def _failed(error: BaseException | None) -> CellResult:
-    text = str(error).splitlines()[0].partition("failed: ")[2] if error is not None else "no answer"
-    return CellResult(None, None, CellError(type(error).__name__, text, 0, "", str(error), False), 0.0)
+    def _failed(self, error: BaseException | None, dead: Dead | None) -> CellResult:
+        """A rank that gave no answer: it has died, or was given up when others had."""
+        if dead is None:
+            text = str(error).splitlines()[0].partition("failed: ")[2] if error is not None else "no answer"
+            return CellResult(None, None, CellError(type(error).__name__, text, 0, "", str(error), False), 0.0)
+        at = re.search(rf" at {re.escape(self.name)} line (\d+)$", dead.reason)
+        line = int(at[1]) if at is not None else 0
+        lines = self._source.splitlines()
+        source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+        text = f"the process {dead.reason[: at.start()] if at is not None else dead.reason}"
+        # Its last words, and who is alive.
+        more = "\n".join(str(error).splitlines()[1:])
+        return CellResult(None, None, CellError(type(error).__name__, text, line, source, more, False), 0.0)

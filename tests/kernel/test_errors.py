@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -126,3 +127,35 @@ def test_a_rank_that_dies_is_named(own: Callable[..., Notebook], death: str, wor
     book.run("%mesh restart").ok()
     assert book.mesh("rank * 2").ok().shown.splitlines() == [f"[rank {rank}] {rank * 2}" for rank in range(3)]
     assert "failed on all 3 ranks" in failed(book.mesh("kept"))
+
+
+@pytest.mark.parametrize(
+    ("body", "how", "line", "source"),
+    [
+        ("import os\nx = 1\nif rank == 2:\n    os._exit(3)", "exited with code 3", 4, "os._exit(3)"),
+        ("def f(i):\n    import os\n    if (rank, i) == (2, 5): os.kill(os.getpid(), 9)\nfor i in range(9):\n    x = i\n"
+         "    f(i)", "was killed by signal 9 (SIGKILL)", 6, "f(i)"),
+        ("import ctypes\ntry:\n    if rank == 2:\n        ctypes.string_at(0)\nfinally:\n    pass",
+         "was killed by signal 11 (SIGSEGV)", 4, "ctypes.string_at(0)"),
+    ],
+)  # fmt: skip
+def test_a_death_names_the_line(notebook: Notebook, leaks: Kit, body: str, how: str, line: int, source: str) -> None:
+    cell = notebook.mesh(body)
+    assert cell.reply["ename"] == "MeshCellError"
+    assert re.search(
+        rf"rank 2: SupervisionError: the process {re.escape(how)} at cell \[\d+\] line {line}\n", cell.text
+    )
+    assert f"    {source}\n" in cell.text and "ranks 0-1,3 are alive" in cell.text
+    # Cells that end leave no place behind.
+    notebook.run("%mesh restart").ok()
+    leaks.rebase()
+
+
+def test_notes_of_lines_change_nothing(notebook: Notebook) -> None:
+    body = (
+        "from __future__ import annotations\n'''doc'''\nasync def f(x): return x\nseen = []\nfor i in range(3):\n"
+        "    if i == 1: continue\n    seen.append(await f(i))\nelse:\n    seen.append('end')\nmatch seen:\n"
+        "    case [0, *_]:\n        kind = 'zero'\nwith open('/dev/null') as file:\n    kind += '!'\nseen, kind"
+    )
+    assert notebook.mesh(body).ok().shown == "[ranks 0-3] ([0, 2, 'end'], 'zero!')"
+    assert "line 3: 1 / 0" in re.sub(r"\n\s+", ": ", notebook.mesh("x = 1\nif x:\n    1 / 0").text)

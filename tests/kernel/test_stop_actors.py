@@ -58,6 +58,9 @@ def book(notebook: Notebook) -> Iterator[Notebook]:
         "loops = this_host().spawn_procs({'gpus': 4}).spawn('loops', Awaits)\n"
         "for each in (works, awaits, mains, loops): each.initialized.get()"
     ).ok()
+    for name in ("works", "awaits", "mains", "loops"):
+        # The first cell in a process makes the file of its notes.
+        notebook.mesh("1", name).ok()
     yield notebook
 
 

@@ -217,7 +217,8 @@ def died(
     lines: list[str] = []
     for reason, ranks in list(reasons.items())[:8]:
         procs = f"the process{'es' if len(ranks) > 1 else ''} of {describe_ranks(ranks, total)} of {mesh}"
-        lines.append(f"{procs} {'was stopped' if stopped else reason}")
+        how = "was stopped" if stopped else reason
+        lines.append(f"{procs} {how.replace('was ', 'were ', 1) if len(ranks) > 1 else how}")
         tail = last_lines(lost[ranks[0]])
         if tail and not stopped:
             lines.append(f"  last lines of stderr of rank {ranks[0]}:")

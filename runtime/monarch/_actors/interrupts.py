@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = [ctypes.c_ulong, ctypes.py_object]
-_LOOP = 0.2
+_LOOP = 0.1
 """Seconds for an event loop to come to a cancelled task; a loop that does not is in code that awaits nothing."""
 _arrived: set[int] = set()
 """Threads to which the last interrupt has come."""

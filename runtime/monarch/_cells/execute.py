@@ -14,6 +14,7 @@ from pickle import PickleBuffer
 from typing import Any
 
 from monarch._actors.failures import fold_frames
+from monarch._cells.marks import marked, unmark
 from monarch._cells.show import Bundle, Display, bundle_of, portable
 from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import SerializationError
@@ -135,6 +136,8 @@ def _steps(
     except BaseException as error:
         failed = _error(error, name, lines)
         return CellResult(None, None, failed, time.perf_counter() - begun)
+    finally:
+        unmark()
     if bundle is not None:
         variables["_"] = value
     sealed = _sealed(value) if bundle is not None else None
@@ -152,6 +155,7 @@ def _execute(
     end = (last.end_lineno, last.end_col_offset) if last is not None else None
     if change is not None:
         tree = ast.fix_missing_locations(change.visit(tree))
+    tree = marked(tree, name, variables)
     if last is not None:
         last = tree.body.pop()  # pyright: ignore[reportAssignmentType]
     if tree.body:

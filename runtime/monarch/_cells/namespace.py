@@ -14,6 +14,7 @@ from monarch._actors.process import get_runtime
 from monarch._cells.complete import complete, inspect_name
 from monarch._cells.dist import LazyDist
 from monarch._cells.execute import CellResult, run_cell
+from monarch._cells.marks import prepare
 from monarch._cells.show import Display
 from monarch._cells.streams import install
 from monarch._core.extent import Point
@@ -55,6 +56,7 @@ class Namespace(Actor):
             if device == "cuda" and not available:
                 raise RuntimeError(f"rank {self.point.rank} sees no GPU, and the mesh is to have the device cuda")
             self.variables.update(torch=torch, device=torch.device(device or ("cuda" if available else "cpu")))
+        prepare()
         install()
         services = get_runtime().services
         services["complete"] = lambda text: complete(text, self.variables)

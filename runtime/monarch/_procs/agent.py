@@ -22,6 +22,7 @@ import zmq
 
 from monarch._procs.casts import Casts
 from monarch._procs.children import Child, Children
+from monarch._procs.mark import take_mark
 from monarch._procs.posix import memfd, proc_start_time, set_child_subreaper
 from monarch._procs.session import claim, host_id, host_of, make_folder, remove_folder, remove_socket
 from monarch._procs.spawning import Forks
@@ -71,7 +72,7 @@ class Agent:
         self.host = config.host or host_id(self.folder)
         self.proc = f"{self.host}/agent"
         claim(self.folder)
-        self.children = Children()
+        self.children = Children(lambda proc: take_mark(self.folder, proc))
         # Of a folder that the agent has made itself, the controller knows nothing.
         cleaner = (config.owner_pid, config.owner_start) if config.folder else (0, 0)
         self.forks = Forks(config.preload, self.folder, cleaner, self._died)

@@ -6,8 +6,9 @@ import contextlib
 import os
 import signal
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from monarch._procs.mark import Place
 from monarch._procs.output import read_tail
 from monarch._wire.messages import Dead
 
@@ -60,9 +61,14 @@ class Child:
 
 
 class Children:
-    """All procs that the agent has started."""
+    """All procs that the agent has started.
 
-    def __init__(self) -> None:
+    Args:
+        where: says, once, where in a cell a proc was that has died.
+    """
+
+    def __init__(self, where: Callable[[str], Place | None] = lambda proc: None) -> None:
+        self._where = where
         self.by_proc: dict[str, Child] = {}
         self._by_pid: dict[int, Child] = {}
         # Exit statuses that came before the zygote said which proc has which pid.
@@ -116,6 +122,9 @@ class Children:
             child.stopping, reason = True, "was stopped"
         if child.killed and child.reason:
             reason = child.reason
+        place = self._where(child.proc)
+        if place is not None and not child.stopping:
+            reason = f"{reason} {place.text()}"
         return self._gone(child, reason)
 
     def _gone(self, child: Child, reason: str) -> Dead:
