@@ -10,19 +10,19 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class  # pyright: ignore[reportUnknownVariableType]
 
 from monarch._actors.actormesh import ActorMesh
-from monarch._actors.channel import Channel
 from monarch._actors.process import get_runtime
 from monarch._cells.execute import CellResult
 from monarch._core.extent import Extent
 from monarch._core.ranks import describe_ranks
 from monarch._core.valuemesh import Deferred, ValueMesh
 from monarch.exceptions import DeviceMeshError
+from monarch_kernel.displays import Displays
 from monarch_kernel.edit import Editor
 from monarch_kernel.handle import Handle
 from monarch_kernel.header import Header, parse
 from monarch_kernel.lines import Verbs
 from monarch_kernel.meshes import Mesh, Meshes, choose, with_hint
-from monarch_kernel.render import CellStopped, MeshCellError, bundle_of_results, tagged
+from monarch_kernel.render import CellStopped, MeshCellError, bundle_of_ranks
 from monarch_kernel.running import Run
 from monarch_kernel.spawning import Spawning, parse_spawn
 from monarch_kernel.stop import Stopped, climb
@@ -133,21 +133,13 @@ class MeshMagics(Magics):
             mesh.replace(stopped.replaced)
         return stopped
 
-    def _start(self, actors: ActorMesh, header: Header, cell: str, inside: bool) -> tuple[Run, Any]:
+    def _start(self, actors: ActorMesh, header: Header, cell: str, inside: bool) -> tuple[Run, Displays]:
         # The number of the cell that runs, as the notebook shows it.
         name = f"cell [{self.shell.execution_count}]"
-        port, displays = Channel.open_ranked()
-        shown = displays.reply
-
-        def show(reply: Any, frames: Any) -> None:
-            shown(reply, frames)
-            rank, bundle = displays.recv().get()
-            if not header.quiet:
-                self._publish(tagged(rank, bundle))
-
-        displays.reply = show
+        views = choose(actors, header)
+        displays = Displays(self.shell, sum(len(view) for view in views), len(actors), header.quiet)
         try:
-            run = Run(name, cell, choose(actors, header), port, inside)
+            run = Run(name, cell, views, displays.port, inside)
         except BaseException:
             displays.close()
             raise
@@ -170,9 +162,10 @@ class MeshMagics(Magics):
         if header.out:
             self.shell.user_ns[header.out] = values
         if not header.quiet:
-            bundle = bundle_of_results(ordered, total)
+            shown = [(rank, result.bundle) for rank, result in ordered if result.bundle is not None]
+            bundle = bundle_of_ranks(shown, total)
             if bundle is not None:
-                self._publish(bundle)
+                self.shell.display_pub.publish(bundle)
         if stopped is not None:
             print(stopped.text(), file=sys.stderr)
             raise CellStopped("the cell was stopped on its ranks")
@@ -181,7 +174,7 @@ class MeshMagics(Magics):
             raise MeshCellError(run.name, errors, total, values)
         return None
 
-    def _handle(self, mesh: Mesh | None, header: Header, run: Run, displays: Any, total: int) -> Handle:
+    def _handle(self, mesh: Mesh | None, header: Header, run: Run, displays: Displays, total: int) -> Handle:
         """A cell that the notebook does not wait for."""
 
         def finish() -> ValueMesh[Any]:
@@ -198,9 +191,6 @@ class MeshMagics(Magics):
         if header.out:
             self.shell.user_ns[header.out] = handle
         return handle
-
-    def _publish(self, bundle: dict[str, Any]) -> None:
-        self.shell.display_pub.publish(bundle)
 
     def calls_of(self, cell: str) -> list[Any]:
         """The calls of actors' endpoints that a cell of the notebook has made and that have no answer yet."""

@@ -38,6 +38,8 @@ class Mesh:
         """Gives the hosts back."""
         self.grouped = False
         """Whether its ranks have a process group that works."""
+        self._rendezvous = ""
+        """The file in which the ranks of the process group have found each other; they use it as long as it lives."""
         self.unfinished: list[Run] = []
         """Cells that were stopped while ranks were inside C calls, which they leave when those return."""
 
@@ -50,10 +52,17 @@ class Mesh:
         """Makes the process group of the mesh, on all of its ranks together."""
         if not self.grouped:
             # In the session's folder, which goes with the session.
-            rendezvous = os.path.join(get_runtime().folder, f"rendezvous-{secrets.token_hex(4)}")
+            self._forget_rendezvous()
+            self._rendezvous = os.path.join(get_runtime().folder, f"rendezvous-{secrets.token_hex(4)}")
             cells: Any = self.cells
-            cells.form_group.call(rendezvous).get()
+            cells.form_group.call(self._rendezvous).get()
             self.grouped = True
+
+    def _forget_rendezvous(self) -> None:
+        if self._rendezvous:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._rendezvous)
+            self._rendezvous = ""
 
     def actors(self) -> list[ActorMesh]:
         """The meshes of actors that live in its processes, besides the namespaces."""
@@ -76,6 +85,7 @@ class Mesh:
         try:
             self.procs.stop().get(15)
         finally:
+            self._forget_rendezvous()
             self.release()
 
     def choose(self, header: Header) -> list[ActorMesh]:

@@ -6,53 +6,50 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from monarch._cells.execute import CellError, CellResult
+from monarch._cells.execute import CellError
 from monarch._core.ranks import describe_ranks
 
+Bundle = dict[str, Any]
+"""MIME type to data."""
+_SHOWN = 64
+"""Unequal values that are shown side by side at most; the text has all of them."""
+_BOX = "border:1px solid #8884;border-radius:4px;padding:4px 8px;min-width:8em;max-width:100%;overflow-x:auto"
+_GRID = "display:flex;flex-wrap:wrap;gap:6px;align-items:flex-start"
 
-def grouped(results: Sequence[tuple[int, CellResult]]) -> list[tuple[list[int], dict[str, Any]]]:
+
+def grouped(bundles: Sequence[tuple[int, Bundle]]) -> list[tuple[list[int], Bundle]]:
     """Ranks whose values show alike, with what they show."""
-    groups: list[tuple[list[int], dict[str, Any]]] = []
-    for rank, result in results:
-        if result.bundle is None:
-            continue
+    groups: list[tuple[list[int], Bundle]] = []
+    for rank, shown in bundles:
         for ranks, bundle in groups:
-            if bundle == result.bundle:
+            if bundle == shown:
                 ranks.append(rank)
                 break
         else:
-            groups.append(([rank], result.bundle))
+            groups.append(([rank], shown))
     return groups
 
 
-def bundle_of_results(results: Sequence[tuple[int, CellResult]], total: int) -> dict[str, Any] | None:
-    """One MIME bundle of what the ranks returned; None if they returned nothing."""
-    groups = grouped(results)
+def bundle_of_ranks(bundles: Sequence[tuple[int, Bundle]], total: int) -> Bundle | None:
+    """One MIME bundle of what some ranks show, equal things once; None if they show nothing.
+
+    Args:
+        bundles: of each of these ranks.
+        total: how many the mesh has.
+    """
+    groups = grouped(bundles)
     if not groups:
         return None
     text = "\n".join(_labelled(f"[{describe_ranks(ranks)}]", bundle) for ranks, bundle in groups)
-    if len(groups) == 1 and len(groups[0][0]) == len(results):
-        label = html.escape(describe_ranks(groups[0][0], total))
-        return {"text/plain": text, "text/html": f"<div>{_badge(label)} {_html(groups[0][1])}</div>"}
+    if len(groups) == 1:
+        label = _badge(html.escape(describe_ranks(groups[0][0], total)))
+        return {"text/plain": text, "text/html": f"<div>{label} {_html(groups[0][1])}</div>"}
     cells = "".join(
-        f"<div style='border:1px solid #8884;border-radius:4px;padding:4px 8px;min-width:8em'>"
-        f"{_badge(html.escape(describe_ranks(ranks)))}<div>{_html(bundle)}</div></div>"
-        for ranks, bundle in groups[:64]
+        f"<div style='{_BOX}'>{_badge(html.escape(describe_ranks(ranks)))}<div>{_html(bundle)}</div></div>"
+        for ranks, bundle in groups[:_SHOWN]
     )
-    more = f"<div>… {len(groups) - 64} more</div>" if len(groups) > 64 else ""
-    return {
-        "text/plain": text,
-        "text/html": f"<div style='display:flex;flex-wrap:wrap;gap:6px;align-items:flex-start'>{cells}{more}</div>",
-    }
-
-
-def tagged(rank: int, bundle: dict[str, Any]) -> dict[str, Any]:
-    """A bundle that a rank displays, with the rank on it."""
-    shown: dict[str, Any] = {
-        "text/plain": _labelled(f"[rank {rank}]", bundle),
-        "text/html": f"<div>{_badge(f'rank {rank}')}<div>{_html(bundle)}</div></div>",
-    }
-    return shown
+    more = f"<div>… {len(groups) - _SHOWN} more</div>" if len(groups) > _SHOWN else ""
+    return {"text/plain": text, "text/html": f"<div style='{_GRID}'>{cells}{more}</div>"}
 
 
 def _badge(text: str) -> str:
@@ -66,7 +63,7 @@ def _html(bundle: dict[str, Any]) -> str:
         return str(bundle["text/html"])
     for mime in ("image/png", "image/jpeg"):
         if mime in bundle:
-            return f"<img src='data:{mime};base64,{bundle[mime]}'/>"
+            return f"<img style='max-width:100%' src='data:{mime};base64,{bundle[mime]}'/>"
     if "image/svg+xml" in bundle:
         return str(bundle["image/svg+xml"])
     return f"<pre style='margin:0'>{html.escape(str(bundle.get('text/plain', '')))}</pre>"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kernels import ALL, Notebook
@@ -144,17 +146,33 @@ def test_a_timeout_interrupts_the_ranks(notebook: Notebook) -> None:
 
 def test_displays_are_tagged_with_the_rank(notebook: Notebook) -> None:
     body = "class Page:\n    def _repr_html_(self): return f'<b>page {rank}</b>'\ndisplay(Page())\ndisplay('x', 'y')"
-    cell = notebook.mesh(body, "[0,2]").ok()
-    pages = [bundle["text/html"] for bundle in cell.bundles if "<b>page" in bundle["text/html"]]
-    assert sorted("2" if "<b>page 2</b>" in page and "rank 2" in page else "0" for page in pages) == ["0", "2"]
-    assert len(cell.bundles) == 6
+    for _ in range(5):
+        cell = notebook.mesh(body, "[0,2]").ok()
+        pages = "".join(bundle["text/html"] for bundle in cell.bundles)
+        assert "<b>page 0</b>" in pages and "<b>page 2</b>" in pages and "rank 2<" in pages
+        # What both display at about the same time is one output; equal things are there once.
+        if [bundle["text/plain"] for bundle in cell.bundles[1:]] == ["[ranks 0,2] 'x'", "[ranks 0,2] 'y'"]:
+            break
+    else:
+        pytest.fail("five times a rank was late")
+
+
+def test_displays_come_while_the_cell_runs_and_go_to_their_own_cell(notebook: Notebook, tmp_path: Path) -> None:
+    wait = f"import os, time\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.01)\n"
+    cell = notebook.mesh(f"display('begun')\n{wait}display('end')", "--nowait --out late").ok()
+    cell.until(lambda: "begun" in cell.shown)
+    other = notebook.run("1 + 1").ok()
+    (tmp_path / "go").touch()
+    notebook.run("late.result()").ok()
+    cell.until(lambda: "end" in cell.shown)
+    assert "end" not in other.shown
 
 
 def test_figures(notebook: Notebook) -> None:
     pytest.importorskip("matplotlib")
     body = "import matplotlib\nmatplotlib.use('agg')\nimport matplotlib.pyplot as plt\nplt.plot([1, 2])"
     cell = notebook.mesh(body + ";", "[0,1]").ok()
-    assert sum("data:image/png;base64," in bundle["text/html"] for bundle in cell.bundles) == 2
+    assert any("data:image/png;base64," in bundle["text/html"] for bundle in cell.bundles)
     assert not notebook.mesh("1;", "[0,1]").ok().bundles
 
 

@@ -133,8 +133,8 @@ def test_a_rank_that_dies_is_named(own: Callable[..., Notebook], death: str, wor
     ("body", "how", "line", "source"),
     [
         ("import os\nx = 1\nif rank == 2:\n    os._exit(3)", "exited with code 3", 4, "os._exit(3)"),
-        ("def f(i):\n    import os\n    if (rank, i) == (2, 5): os.kill(os.getpid(), 9)\nfor i in range(9):\n    x = i\n"
-         "    f(i)", "was killed by signal 9 (SIGKILL)", 6, "f(i)"),
+        ("def f(i):\n    import os\n    if (rank, i) == (2, 5): os.kill(os.getpid(), 9)\nfor i in range(9):\n"
+         "    x = i\n    f(i)", "was killed by signal 9 (SIGKILL)", 6, "f(i)"),
         ("import ctypes\ntry:\n    if rank == 2:\n        ctypes.string_at(0)\nfinally:\n    pass",
          "was killed by signal 11 (SIGSEGV)", 4, "ctypes.string_at(0)"),
     ],

@@ -6,14 +6,20 @@ from typing import Any
 
 import pytest
 
-from monarch._cells.execute import CellError, CellResult
-from monarch_kernel.render import MeshCellError, bundle_of_results, error_lines, grouped, tagged
+from monarch._cells.execute import CellError
+from monarch_kernel.render import Bundle, MeshCellError, bundle_of_ranks, error_lines, grouped
 
 
-def result(text: str | None, **more: Any) -> CellResult:
-    """A result that shows a text."""
-    bundle = None if text is None else {"text/plain": text, **more}
-    return CellResult(bundle, None, None, 0.0)
+def result(text: str, **more: Any) -> Bundle:
+    """What shows a text."""
+    return {"text/plain": text, **more}
+
+
+def tagged(rank: int, bundle: Bundle) -> Bundle:
+    """What one rank shows."""
+    shown = bundle_of_ranks([(rank, bundle)], 4)
+    assert shown is not None
+    return shown
 
 
 def failure(kind: str = "KeyError", text: str = "'x'", line: int = 2, source: str = "d['x']") -> CellError:
@@ -21,7 +27,7 @@ def failure(kind: str = "KeyError", text: str = "'x'", line: int = 2, source: st
 
 
 def test_ranks_that_show_alike_are_one_group() -> None:
-    groups = grouped([(0, result("1")), (1, result("2")), (2, result("1")), (3, result(None))])
+    groups = grouped([(0, result("1")), (1, result("2")), (2, result("1"))])
     assert groups == [([0, 2], {"text/plain": "1"}), ([1], {"text/plain": "2"})]
 
 
@@ -31,38 +37,37 @@ def test_groups_differ_by_any_of_their_forms() -> None:
 
 
 def test_nothing_is_shown_of_nothing() -> None:
-    assert bundle_of_results([(0, result(None)), (1, result(None))], 2) is None
-    assert bundle_of_results([], 2) is None
+    assert bundle_of_ranks([], 2) is None
 
 
 def test_equal_results_are_shown_once_with_their_ranks() -> None:
-    bundle = bundle_of_results([(rank, result("{'a': 1}")) for rank in range(8)], 8)
+    bundle = bundle_of_ranks([(rank, result("{'a': 1}")) for rank in range(8)], 8)
     assert bundle is not None
     assert bundle["text/plain"].count("{'a': 1}") == 1 and "ranks 0-7" in bundle["text/plain"]
     assert bundle["text/html"].count("&#x27;a&#x27;") == 1
 
 
 def test_unequal_results_stand_side_by_side() -> None:
-    bundle = bundle_of_results([(0, result("a")), (1, result("b")), (2, result("a"))], 3)
+    bundle = bundle_of_ranks([(0, result("a")), (1, result("b")), (2, result("a"))], 3)
     assert bundle is not None
     assert bundle["text/plain"].splitlines() == ["[ranks 0,2] a", "[rank 1] b"]
     assert "flex" in bundle["text/html"] and "rank 1" in bundle["text/html"]
 
 
 def test_several_lines_begin_below_their_label() -> None:
-    bundle = bundle_of_results([(0, result("a\nb"))], 1)
+    bundle = bundle_of_ranks([(0, result("a\nb"))], 1)
     assert bundle is not None and bundle["text/plain"] == "[rank 0]\na\nb"
 
 
 def test_very_many_different_results_are_not_all_drawn() -> None:
-    bundle = bundle_of_results([(rank, result(str(rank))) for rank in range(300)], 300)
+    bundle = bundle_of_ranks([(rank, result(str(rank))) for rank in range(300)], 300)
     assert bundle is not None
     assert "236 more" in bundle["text/html"] and len(bundle["text/plain"].splitlines()) == 300
 
 
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", "a & b", "'\"<>&"])
 def test_text_is_no_html(text: str) -> None:
-    for bundle in (bundle_of_results([(0, result(text))], 1), bundle_of_results(
+    for bundle in (bundle_of_ranks([(0, result(text))], 1), bundle_of_ranks(
         [(0, result(text)), (1, result("other"))], 2
     ), tagged(3, {"text/plain": text})):  # fmt: skip
         assert bundle is not None

@@ -40,6 +40,7 @@ class Rig:
         self.on_frame: Callable[[bytes], None] = lambda _: None
         self.inbox = Inbox(self.context, f"ipc://{folder}/inbox")
         self.pump = Pump(self.inbox, self.handle)
+        self.pump.start()
         self.link = Link(self.context, f"ipc://{folder}/inbox", b"hello")
         assert wait_until(lambda: self.seen == [b"hello"])
         self.seen.clear()

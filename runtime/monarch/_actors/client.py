@@ -76,6 +76,7 @@ class Session:
         runtime.on_listening = self._on_listening
         runtime.session = self
         runtime.actors[CONTROLLERS] = cast("Cell", Desk(runtime))
+        runtime.pump.start()
 
     # The agent of this host
 

@@ -48,6 +48,7 @@ class Rank:
         runtime.on_level = self._level
         runtime.idle = self.flush
         Faults(runtime)
+        runtime.pump.start()
 
     def run(self) -> None:
         """Works until it is stopped."""

@@ -51,7 +51,7 @@ class Sink(Protocol):
 
 
 class Runtime:
-    """What a process of a session has.
+    """What a process of a session has. It receives once its pump is started, when all that messages need is there.
 
     Args:
         proc: its id, ``<host id>/<name>``.

@@ -55,7 +55,7 @@ class Turn:
 
 
 class Pump:
-    """Reads an inbox in whichever thread waits.
+    """Reads an inbox in whichever thread waits, from ``start`` on.
 
     Args:
         inbox: where from; its socket is read by one thread at a time, the leader.
@@ -84,6 +84,9 @@ class Pump:
         self._urgent = False
         self._kick = Semaphore(0)
         self._thread = Thread(target=self._background, name="monarch-pump", daemon=True)
+
+    def start(self) -> None:
+        """Begins to receive; what came before has waited."""
         self._thread.start()
 
     # Waiting
@@ -224,7 +227,7 @@ class Pump:
             self._kick.release()
             # The leader leaves when it is woken; nobody leads again.
             self._lead.acquire()
-        if self._thread.ident != get_ident():
+        if self._thread.ident not in (None, get_ident()):
             self._kick.release()
             self._thread.join()
 

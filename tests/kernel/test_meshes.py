@@ -1,0 +1,94 @@
+"""``%mesh``: what starts, what there is, what ends."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+
+import pytest
+
+from kernels import Notebook
+from leaks import Kit
+
+
+@pytest.fixture
+def more(notebook: Notebook) -> Notebook:
+    """The notebook, for tests that start meshes of their own and end them."""
+    return notebook
+
+
+def test_progress_is_one_line(more: Notebook) -> None:
+    said = more.run("%mesh up second --procs 2").ok().stream()
+    shown = [line.split("\r")[-1].rstrip() for line in said.split("\n")[:-1]]
+    assert len(shown) == 1 and re.fullmatch(r"mesh 'second' is up: procs=2, in \d+\.\d\d s", shown[0])
+    assert "of 2 ranks run" in said and "of 2 namespaces are ready" in said
+    assert more.mesh("world_size").ok().shown == "[ranks 0-1] 2"
+    assert "cells run on mesh 'mesh' now" in more.run("%mesh use mesh").ok().stream()
+    assert "mesh 'second' is down" in more.run("%mesh down second").ok().stream()
+
+
+def test_several_hosts_and_what_a_restart_keeps(more: Notebook, leaks: Kit) -> None:
+    line = "%mesh up far --hosts 2 --gpus 2 --device cpu --env ONE=1 --env TWO=a=b"
+    assert "hosts=2, gpus=2" in more.run(line).ok().stream()
+    body = "import os\n[os.environ[k] for k in ('ONE', 'TWO', 'CUDA_VISIBLE_DEVICES')], str(device), world_size"
+    kept = "[ranks 0-3] (['1', 'a=b', ''], 'cpu', 4)"
+    assert more.mesh(body).ok().shown == kept
+    assert more.mesh("rank", "far[hosts=1]").ok().shown == "[rank 2] 2\n[rank 3] 3"
+    more.mesh("here = 1").ok()
+    assert "is up again" in more.run("%mesh restart far").ok().stream()
+    assert more.mesh(body).ok().shown == kept
+    assert more.mesh("'here' in globals()").ok().shown == "[ranks 0-3] False"
+    # A collective across the hosts.
+    assert more.mesh("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()").ok().shown == "[ranks 0-3] 4.0"
+    halves = "half = dist.new_subgroups(2)[0]\ndist.all_reduce(x, group=half)\nx.item()"
+    assert more.mesh(halves).ok().shown == "[ranks 0-3] 8.0"
+    more.run("%mesh down far").ok()
+    more.run("%mesh use mesh").ok()
+
+
+def test_hosts_of_the_notebook_stay(own: Callable[..., Notebook], leaks: Kit) -> None:
+    book = own()
+    book.run("from monarch.testing import local_hosts\nmanager = local_hosts(2); mine = manager.__enter__()").ok()
+    assert "hosts=2, procs=1" in book.run("%mesh up m --hosts mine --procs 1").ok().stream()
+    book.run("%mesh down m").ok()
+    assert "hosts=2" in book.run("%mesh up m --hosts mine --procs 1").ok().stream()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("up", "there is a mesh 'mesh' already"),
+        ("up x --procs 2 --gpus 2", "give either --procs or --gpus"),
+        ("up x --procs 0", "--procs takes a number of at least 1"),
+        ("up x --procs many", "invalid int value: 'many'"),
+        ("up 3x", "'3x' is no such name"),
+        ("up x --env A", "--env takes K=V, and not 'A'"),
+        ("up x --device tpu", "invalid choice: 'tpu'"),
+        ("up x --hosts 0", "--hosts takes a number of at least 1"),
+        ("up x --hosts nix", "and not 'nix'"),
+        ("up x --hosts tcp://127.0.0.1:1", "needs --key FILE"),
+        ("up x --hosts tcp://127.0.0.1:1 --key /nowhere", "/nowhere"),
+        ("up x y", "unrecognized arguments: y"),
+        ('up "x', "No closing quotation"),
+        ("use", "needs the name of a mesh"),
+        ("use nix", "there is no mesh 'nix'; there are: mesh"),
+        ("down nix", "there is no mesh 'nix'"),
+        ("down a b", "takes the name of one mesh"),
+        ("nix", "there is no %mesh nix; there are:"),
+    ],
+)
+def test_what_cannot_be(more: Notebook, line: str, words: str) -> None:
+    cell = more.run(f"%mesh {line}")
+    assert cell.status == "error" and words in cell.text
+    # The line as it was typed, and no frames of ours.
+    assert f"line 1: %mesh {line}" in cell.text and "monarch_kernel" not in cell.text
+
+
+@pytest.mark.skipif(os.path.exists("/proc/driver/nvidia"), reason="this machine has GPUs")
+def test_cuda_where_there_is_none(more: Notebook) -> None:
+    assert "this host has no GPU for --device cuda" in more.run("%mesh up x --device cuda").text
+    cell = more.run("%mesh up x --gpus 2 --device cuda")
+    assert "rank 0 sees no GPU" in cell.text
+    # Nothing is left of it.
+    assert "'x'" not in more.run("%mesh").ok().stream()
