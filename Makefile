@@ -15,7 +15,7 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo test test-quick check lint fmt bench clean
+.PHONY: help venv demo lab test test-quick check lint fmt bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,12 +28,16 @@ $(STAMP): pyproject.toml
 	@echo "installing $(TORCH)"
 	@$(PIP) install $(TORCH)
 	@echo "installing Monarch Kernel, its dependencies and its tools"
-	@$(PIP) install --editable '.[test,dev]'
+	@$(PIP) install --editable '.[test,dev,notebooks]'
 	@touch $@
 
-demo: $(STAMP) ## run the demo
+demo: $(STAMP) ## run the quickstart notebook through the kernel, in the terminal
 	@echo "running the demo"
 	@$(PY) notebooks/demo.py $(ARGS)
+
+lab: $(STAMP) ## open the quickstart notebook in JupyterLab
+	@echo "starting JupyterLab"
+	@JUPYTER_PREFER_ENV_PATH=1 $(VENV)/bin/jupyter-lab --notebook-dir=. $(ARGS) notebooks/00_quickstart.ipynb
 
 test: $(STAMP) ## run every test
 	@echo "running every test"

@@ -134,8 +134,8 @@ class MeshMagics(Magics):
         return stopped
 
     def _start(self, actors: ActorMesh, header: Header, cell: str, inside: bool) -> tuple[Run, Displays]:
-        # The number of the cell that runs, as the notebook shows it.
-        name = f"cell [{self.shell.execution_count}]"
+        # As the notebook shows it; the shell's own count may be that of the next cell already.
+        name = f"cell [{self.shell.displayhook.prompt_count}]"
         views = choose(actors, header)
         displays = Displays(self.shell, sum(len(view) for view in views), len(actors), header.quiet)
         try:

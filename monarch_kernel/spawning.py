@@ -70,7 +70,7 @@ class Spawning:
         before = actor_classes(self._shell)
         shell = self._shell
         source = shell.transform_cell(cell)
-        name = shell.compile.cache(source, shell.execution_count, raw_code=cell)
+        name = shell.compile.cache(source, shell.displayhook.prompt_count, raw_code=cell)
         exec(compile(source, name, "exec", shell.compile.flags, dont_inherit=True), shell.user_ns)
         new = [cls for cls in actor_classes(shell) if cls not in before]
         if not new:

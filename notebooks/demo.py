@@ -1,266 +1,182 @@
-"""A first look, in the terminal: eight processes as one mesh, what happens when some of them fail, and training.
+"""Runs a notebook through the real kernel, in a terminal: what it does now, what came of it, how long each step took.
 
-Run it with `make demo`. It needs no GPU, and leaves nothing behind.
+Run it with `make demo`. It needs no GPU, and leaves nothing behind but the executed notebook.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from statistics import median
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, DeadKernelError
 from rich.console import Console
-from rich.markup import escape
+from rich.live import Live
 from rich.panel import Panel
+from rich.spinner import Spinner
+from rich.table import Table
 from rich.text import Text
+from story import RAISES, Step, result_of, step_at, steps_of, text_of
 
-from monarch.actor import Actor, ActorError, ProcMesh, SupervisionError, current_rank, endpoint, this_host
-
-console = Console(highlight=False, soft_wrap=False)
-console.width = min(console.width, 88)
-STEPS: list[tuple[str, float]] = []
-RANKS = 8
+HERE = Path(__file__).resolve().parent
+LINES = 6
+"""Of what a cell shows, at most, in the terminal."""
 
 
-class Worker(Actor):
-    """An actor is a class; each of its endpoints can be called from afar. One instance lives in each process."""
+class Show:
+    """What the terminal shows of a run.
 
-    def __init__(self) -> None:
-        self.rank = current_rank().rank
-        self.model: Any = None
+    Args:
+        console: the terminal.
+        notebook: what is run.
+    """
 
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
+    def __init__(self, console: Console, notebook: Any) -> None:
+        self.console = console
+        self.notebook = notebook
+        self.steps = steps_of(notebook)
+        self._cell = 0
+        self._begun = 0.0
+        self._step: Step | None = None
+        self.live: Live | None = None
 
-    @endpoint
-    def greet(self) -> None:
-        print("hello from a process of my own")
-        if self.rank == 3:
-            print("rank 3 has more to say")
+    def begins(self, cell: Any, cell_index: int) -> None:
+        """A cell begins."""
+        if cell.cell_type != "code":
+            return
+        self._cell, self._begun = cell_index, time.perf_counter()
+        step = step_at(self.steps, cell_index)
+        if step is not self._step:
+            self._step = step
+            self.console.print(f"\n[bold cyan]{self.steps.index(step) + 1}. {step.title}[/]")
+        self.update()
 
-    @endpoint
-    def invert(self, number: int) -> float:
-        return 1 / (number - self.rank)
+    def update(self) -> None:
+        """Shows the line of what runs now."""
+        if self.live is not None and self._step is not None:
+            first = self.notebook.cells[self._cell].source.splitlines()[0]
+            done = sum(len(step.cells) for step in self.steps[: self.steps.index(self._step)])
+            total = sum(len(step.cells) for step in self.steps)
+            text = Text(f" {done + self._step.cells.index(self._cell) + 1} of {total}  {first}", style="dim")
+            self.live.update(Spinner("dots", text))
 
-    @endpoint
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    @endpoint
-    def total(self, data: Any) -> float:
-        return float(data.sum())
-
-    # Training: each rank has a copy of the model and a share of the data.
-
-    @endpoint
-    def load(self, samples: int) -> None:
-        import torch
-
-        torch.manual_seed(0)
-        self.model = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Tanh(), torch.nn.Linear(32, 2))
-        torch.manual_seed(1 + self.rank)
-        self.data, self.labels = spirals(samples)
-
-    @endpoint
-    def gradients(self) -> tuple[float, list[Any]]:
-        import torch
-
-        loss = torch.nn.functional.cross_entropy(self.model(self.data), self.labels)
-        self.model.zero_grad()
-        loss.backward()
-        return loss.item(), [weight.grad for weight in self.model.parameters()]
-
-    @endpoint
-    def step(self, gradients: list[Any], rate: float) -> None:
-        import torch
-
-        with torch.no_grad():
-            for weight, gradient in zip(self.model.parameters(), gradients, strict=True):
-                weight -= rate * gradient
-
-    @endpoint
-    def accuracy(self) -> float:
-        return (self.model(self.data).argmax(1) == self.labels).float().mean().item()
+    def ended(self, cell: Any, cell_index: int, execute_reply: Any) -> None:
+        """A cell has ended."""
+        taken = time.perf_counter() - self._begun
+        assert self._step is not None
+        self._step.seconds += taken
+        for line in [line for line in cell.source.splitlines() if line.strip()][:2]:
+            self.console.print(Text(f"   >>> {line}", style="dim"), soft_wrap=False, overflow="ellipsis", no_wrap=True)
+        meant = RAISES in cell.metadata.get("tags", ())
+        lines = [line for line in text_of(cell).split("\n") if line.strip()]
+        for line in lines[:LINES]:
+            self.console.print(Text(f"   {line}", style="yellow" if meant else ""), no_wrap=True, overflow="ellipsis")
+        if len(lines) > LINES:
+            self.console.print(Text(f"   … {len(lines) - LINES} more lines in the notebook", style="dim"))
+        if self.live is not None:
+            self.live.update(Text(""))
 
 
-def spirals(samples: int) -> tuple[Any, Any]:
-    """Points of two spirals, and which of them each is of: data that no straight line divides."""
-    import torch
-
-    labels = torch.arange(samples) % 2
-    radius = torch.rand(samples) * 2 + 0.2
-    angle = radius * 2.8 + labels * torch.pi
-    points = torch.stack([radius * angle.cos(), radius * angle.sin()], 1)
-    return points + 0.05 * torch.randn_like(points), labels
-
-
-@contextmanager
-def step(title: str, code: str) -> Iterator[None]:
-    """A part of the story: what it is about, the code that matters, what came of it, how long that took."""
-    console.print()
-    console.print(f"[bold cyan]{len(STEPS) + 1}. {title}[/]")
-    for line in code.splitlines():
-        console.print(Text(f"   >>> {line}", style="dim"))
-    begin = time.perf_counter()
-    yield
-    taken = time.perf_counter() - begin
-    STEPS.append((title, taken))
-
-
-def say(text: str) -> None:
-    """A line of the story."""
-    console.print(f"   {text}")
-
-
-def show(value: object) -> None:
-    """What a terminal would show of a value."""
-    for line in str(value).splitlines():
-        console.print(Text(f"   {line}"))
-
-
-def ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
-
-
-def start() -> tuple[ProcMesh, Any]:
-    code = f'procs = this_host().spawn_procs(per_host={{"gpus": {RANKS}}})\nworkers = procs.spawn("workers", Worker)'
-    with step("Eight processes, and an actor in each", code):
-        begin = time.perf_counter()
-        procs = this_host().spawn_procs(per_host={"gpus": RANKS})
-        workers = procs.spawn("workers", Worker)
-        pids = workers.pid.call().get()
-        first = time.perf_counter() - begin
-        begin = time.perf_counter()
-        again = this_host().spawn_procs(per_host={"gpus": RANKS}, name="more")
-        again.spawn("more", Worker).pid.call().get()
-        second = time.perf_counter() - begin
-        again.stop().get()
-        say(
-            f"{len({*pids.values()})} processes with torch answered after {ms(first)}: one import of torch, then forks."
-        )
-        say(f"Eight more took {ms(second)}.")
-    return procs, workers
-
-
-def ask(workers: Any) -> None:
-    with step("One call asks all of them", "workers.pid.call().get()"):
-        show(workers.pid.call().get())
-        times: list[float] = []
-        for _ in range(50):
-            begin = time.perf_counter()
-            workers.pid.call().get()
-            times.append(time.perf_counter() - begin)
-        say(f"To ask eight and gather what they answer takes {median(times) * 1e6:.0f} us.")
-    with step("A slice is a mesh too", "workers.slice(gpus=slice(2, 4)).pid.call().get()"):
-        show(workers.slice(gpus=slice(2, 4)).pid.call().get())
-        say("Ranks are counted anew in a slice; the process ids show which two these are.")
-
-
-def output(workers: Any) -> None:
-    with step("What they print arrives here; equal lines are one", "workers.greet.call().get()"):
-        workers.greet.call().get()
-        # What was printed is shown by another thread, a moment later.
-        time.sleep(0.2)
-
-
-def errors(workers: Any) -> None:
-    code = "workers.invert.call(5).get()   # 1 / (5 - rank)"
-    with step("One rank fails: the error says which, the rest is kept", code):
-        try:
-            workers.invert.call(5).get()
-        except ActorError as error:
-            console.print(Panel(Text(str(error)), title="ActorError", title_align="left", border_style="red"))
-            assert error.results is not None
-            values = [None if value is None else round(value, 2) for value in error.results.values()]
-            say(escape(f"err.results: {values}"))
-
-
-def death(procs: ProcMesh, workers: Any) -> None:
-    with step("kill -9 of a rank in the middle of a call", "workers.sleep.call(1).get()"):
-        victim = workers.slice(gpus=6).pid.call_one().get()
-        future = workers.sleep.call(1)
-        time.sleep(0.2)
-        os.kill(victim, signal.SIGKILL)
-        begin = time.perf_counter()
-        try:
-            future.get(timeout=30)
-        except SupervisionError as error:
-            taken = time.perf_counter() - begin
-            console.print(Panel(Text(str(error)), title="SupervisionError", title_align="left", border_style="red"))
-            say(f"The caller heard of it {ms(taken)} after the kill. A new mesh takes over.")
-        finally:
-            procs.stop().get(timeout=30)
-
-
-def share() -> tuple[ProcMesh, Any]:
-    # The only import of torch in this process: what the ranks are forked from has its own.
-    import torch
-
-    procs = this_host().spawn_procs(per_host={"gpus": RANKS})
-    workers = procs.spawn("workers", Worker)
-    data = torch.ones(16 << 20)
-    code = "data = torch.ones(16 << 20)   # 64 MB\nworkers.total.call(data).get()"
-    with step("64 MB to eight processes", code):
-        workers.total.call(data[:1000]).get()
-        times: list[float] = []
-        for _ in range(3):
-            begin = time.perf_counter()
-            totals = workers.total.call(data).get()
-            times.append(time.perf_counter() - begin)
-        assert set(totals.values()) == {float(16 << 20)}
-        say(f"Every rank has added all of it up after {ms(min(times))}: the bytes were")
-        say("written once, into memory that all of them see.")
-    return procs, workers
-
-
-def train(workers: Any) -> None:
-    code = (
-        "for epoch in range(200):\n"
-        "    answers = workers.gradients.call().get()\n"
-        "    workers.step.broadcast(mean_of(answers), 1.0)"
+def run(console: Console, path: Path, executed: Path, timeout: float) -> int:
+    """Runs a notebook and tells of it; the exit status."""
+    notebook = nbformat.read(path, as_version=4)
+    show = Show(console, notebook)
+    client = NotebookClient(
+        notebook,
+        kernel_name=notebook.metadata.kernelspec.name,
+        # Warnings of the kernel's connection are no part of the story.
+        extra_arguments=["--IPKernelApp.log_level=40"],
+        timeout=timeout,
+        resources={"metadata": {"path": str(path.parent)}},
+        on_cell_start=show.begins,
+        on_cell_executed=show.ended,
     )
-    with step("Training: every rank has a share of the data", code):
-        import torch
+    begun = time.perf_counter()
+    status = 1
+    console.rule(f"[bold]{path.name}[/] through the kernel {notebook.metadata.kernelspec.display_name!r}")
+    try:
+        if console.is_terminal:
+            with Live(Text(""), console=console, refresh_per_second=10, transient=True) as show.live:
+                execute(client)
+        else:
+            execute(client)
+        status = 0
+    except KeyboardInterrupt:
+        console.print("\nstopped; the kernel and its ranks have ended")
+        status = 130
+    except CellExecutionError as error:
+        where = next((cell for cell in notebook.cells if cell.cell_type == "code" and _failed(cell)), None)
+        text = text_of(where) if where is not None else str(error)
+        title = f"cell {where.id if where is not None else ''} failed: {error.ename}"
+        console.print(Panel(Text(text.strip()), title=title, title_align="left", border_style="red"))
+    except (DeadKernelError, TimeoutError) as error:
+        console.print(Panel(Text(str(error).strip()), title="the kernel gave no answer", border_style="red"))
+    finally:
+        executed.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, executed)
+    _summary(console, show, executed, time.perf_counter() - begun, status)
+    return status
 
-        workers.load.call(250).get()
-        begin = time.perf_counter()
-        for epoch in range(200):
-            answers = list(workers.gradients.call().get().values())
-            loss = sum(loss for loss, _ in answers) / len(answers)
-            mean = [torch.stack(parts).mean(0) for parts in zip(*(grads for _, grads in answers), strict=True)]
-            workers.step.broadcast(mean, 1.0)
-            if epoch in (0, 24, 49, 99, 199):
-                accuracy = workers.accuracy.call().get()
-                right = sum(accuracy.values()) / len(accuracy)
-                bar = "█" * round(right * 30)
-                say(f"step {epoch + 1:3d}   loss {loss:.3f}   right {right:4.0%}  {bar}")
-        say(f"200 steps on {RANKS} ranks in {ms(time.perf_counter() - begin)}.")
+
+def execute(client: NotebookClient) -> None:
+    """Runs the cells; a Ctrl-C ends the kernel, and the ranks with it."""
+    # In a thread, since nbclient answers a Ctrl-C in its own way where it can.
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(client.execute)
+        try:
+            done.result()
+        except KeyboardInterrupt:
+            provisioner = client.km.provisioner if client.km is not None else None
+            pid = getattr(provisioner, "pid", None)
+            if pid is not None:
+                os.kill(pid, signal.SIGTERM)
+            done.exception()
+            raise
 
 
-def main() -> None:
-    console.rule("[bold]Monarch: one program, a mesh of processes")
-    procs, workers = start()
-    ask(workers)
-    output(workers)
-    errors(workers)
-    death(procs, workers)
-    procs, workers = share()
-    train(workers)
-    with step("The end: nothing is left running", "procs.stop().get()"):
-        pids = list(workers.pid.call().get().values())
-        procs.stop().get()
-        alive = sum(os.path.exists(f"/proc/{pid}") for pid in pids)
-        say(f"{alive} of {RANKS} processes are alive.")
+def _failed(cell: Any) -> bool:
+    return RAISES not in cell.metadata.get("tags", ()) and any(each.output_type == "error" for each in cell.outputs)
+
+
+def _summary(console: Console, show: Show, executed: Path, seconds: float, status: int) -> None:
+    table = Table(title="how long each step took", title_justify="left", box=None, pad_edge=False)
+    table.add_column("step")
+    table.add_column("seconds", justify="right")
+    for step in show.steps:
+        table.add_row(step.title, f"{step.seconds:.2f}")
+    table.add_row("[bold]all, with the start of the kernel and its end", f"[bold]{seconds:.2f}")
     console.print()
-    console.rule("how long each step took")
-    for title, taken in STEPS:
-        console.print(f"{title:<60}{ms(taken):>10}")
+    console.print(table)
+    result = result_of(show.notebook)
+    if result and status == 0:
+        console.print(f"\n[bold green]{result}[/]")
+    place = os.path.relpath(executed)
+    console.print(f"\nThe executed notebook is {place}. To open it in JupyterLab: [bold]make lab[/]", soft_wrap=True)
+
+
+def main() -> int:
+    """Entry point."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("notebook", nargs="?", type=Path, default=HERE / "00_quickstart.ipynb")
+    parser.add_argument("--out", type=Path, help="where the executed notebook goes; notebooks/executed if not given")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds that a cell may take")
+    given = parser.parse_args()
+    if not given.notebook.exists():
+        parser.error(f"there is no notebook {given.notebook}")
+    # The kernelspec of this environment comes before one of the same name that the user has installed.
+    os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")
+    # A kill ends the kernel and its ranks as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    console = Console(highlight=False)
+    return run(console, given.notebook, given.out or HERE / "executed" / given.notebook.name, given.timeout)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -54,6 +54,28 @@ def leaks() -> Iterator[Kit]:
     assert not left, "the test has left behind: " + ", ".join(left)
 
 
+@pytest.fixture(scope="session")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The kernelspec as its command installs it, and folders of IPython's and Jupyter's own for these tests."""
+    prefix = tmp_path_factory.mktemp("jupyter")
+    subprocess.run(
+        [sys.executable, "-m", "monarch_kernel", "install", "--prefix", str(prefix)], check=True, capture_output=True
+    )
+    mine = {
+        "JUPYTER_PATH": str(prefix / "share" / "jupyter"),
+        "JUPYTER_RUNTIME_DIR": str(prefix / "runtime"),
+        "IPYTHONDIR": str(prefix / "ipython"),
+    }
+    before = {key: os.environ.get(key) for key in mine}
+    os.environ.update(mine)
+    yield str(prefix)
+    for key, value in before.items():
+        if value is None:
+            del os.environ[key]
+        else:
+            os.environ[key] = value
+
+
 @pytest.fixture
 def host(leaks: Kit) -> Any:
     """This host, in a session that tests share: its agent and zygote are warm."""

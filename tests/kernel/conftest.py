@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,25 +11,8 @@ from leaks import Kit
 
 
 @pytest.fixture(scope="session", autouse=True)
-def spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The kernelspec as its command installs it, and folders of IPython's and Jupyter's own for these tests."""
-    prefix = tmp_path_factory.mktemp("jupyter")
-    subprocess.run(
-        [sys.executable, "-m", "monarch_kernel", "install", "--prefix", str(prefix)], check=True, capture_output=True
-    )
-    mine = {
-        "JUPYTER_PATH": str(prefix / "share" / "jupyter"),
-        "JUPYTER_RUNTIME_DIR": str(prefix / "runtime"),
-        "IPYTHONDIR": str(prefix / "ipython"),
-    }
-    before = {key: os.environ.get(key) for key in mine}
-    os.environ.update(mine)
-    yield str(prefix)
-    for key, value in before.items():
-        if value is None:
-            del os.environ[key]
-        else:
-            os.environ[key] = value
+def _installed(spec: str) -> None:
+    """All of these tests need the kernel."""
 
 
 @pytest.fixture(scope="module")

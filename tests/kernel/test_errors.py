@@ -159,3 +159,9 @@ def test_notes_of_lines_change_nothing(notebook: Notebook) -> None:
     )
     assert notebook.mesh(body).ok().shown == "[ranks 0-3] ([0, 2, 'end'], 'zero!')"
     assert "line 3: 1 / 0" in re.sub(r"\n\s+", ": ", notebook.mesh("x = 1\nif x:\n    1 / 0").text)
+
+
+def test_cells_are_numbered_as_the_notebook_does(notebook: Notebook) -> None:
+    cells = [notebook.mesh("1 / 0"), notebook.mesh("while True: pass", "--timeout 0.1"), notebook.run("%mesh nix")]
+    for cell in cells:
+        assert set(re.findall(r"cell \[(\d+)\]", cell.text)) == {str(cell.reply["execution_count"])}

@@ -1,0 +1,72 @@
+"""The demo: it runs a notebook in the terminal, and ends well, with an error, or when it is stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from leaks import wait_until
+
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+ROOT = Path(__file__).parents[2]
+
+
+def write(path: Path, *cells: str) -> Path:
+    """A notebook of one step."""
+    made: list[Any] = [nbformat.v4.new_markdown_cell("# The one step")]
+    made += [nbformat.v4.new_code_cell(text, id=f"cell-{number}") for number, text in enumerate(cells)]
+    spec = {"name": "monarch", "display_name": "Monarch", "language": "python"}
+    nbformat.write(nbformat.v4.new_notebook(cells=made, metadata={"kernelspec": spec}), path)
+    return path
+
+
+def start(*args: object) -> subprocess.Popen[str]:
+    command = [sys.executable, str(ROOT / "notebooks" / "demo.py"), *map(str, args)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "COLUMNS": "120"}
+    )
+
+
+@pytest.mark.slow
+def test_the_demo(tmp_path: Path) -> None:
+    demo = start("--out", tmp_path / "executed.ipynb")
+    said = demo.communicate(timeout=100)[0]
+    assert demo.returncode == 0, said
+    assert re.search(r"^test accuracy 9[5-9]\.\d% on 360 digits", said, re.M)
+    assert "how long each step took" in said and re.search(r"^Train on all ranks +\d+\.\d\d$", said, re.M)
+    assert "make lab" in said and "executed.ipynb" in said
+    book = nbformat.read(tmp_path / "executed.ipynb", as_version=4)
+    assert all(cell.outputs for cell in book.cells if cell.cell_type == "code" and cell.id in ("up", "plot", "result"))
+
+
+def test_a_cell_that_fails(tmp_path: Path) -> None:
+    book = write(tmp_path / "bad.ipynb", "%mesh up --procs 2", "%%mesh\n1 / rank", "print('never')")
+    demo = start(book, "--out", tmp_path / "executed.ipynb")
+    said = demo.communicate(timeout=60)[0]
+    assert demo.returncode == 1
+    assert "cell cell-1 failed: MeshCellError" in said and "rank 0: ZeroDivisionError" in said and "never" not in said
+    assert (tmp_path / "executed.ipynb").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_can_be_stopped(tmp_path: Path, number: int) -> None:
+    waits = f"%%mesh\nopen('{tmp_path}/' + str(rank), 'w').close()\nimport time\nwhile True: time.sleep(0.01)"
+    demo = start(write(tmp_path / "long.ipynb", "%mesh up --procs 2", waits), "--out", tmp_path / "executed.ipynb")
+    assert wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), 30)
+    demo.send_signal(number)
+    said = demo.communicate(timeout=60)[0]
+    assert demo.returncode == 130 and "stopped" in said
+
+
+def test_a_notebook_that_is_not_there(tmp_path: Path) -> None:
+    demo = start(tmp_path / "nowhere.ipynb")
+    assert "there is no notebook" in demo.communicate(timeout=60)[0] and demo.returncode == 2

@@ -1,0 +1,98 @@
+"""The notebooks run through the real kernel, say what they promise, and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+pytest.importorskip("sklearn")
+pytest.importorskip("matplotlib")
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+
+
+def execute(book: Any) -> list[dict[str, Any]]:
+    """Runs a notebook; returns the messages in which displays changed in their place."""
+    updates: list[dict[str, Any]] = []
+
+    class Client(NotebookClient):
+        def process_message(self, msg: Any, cell: Any, cell_index: int) -> Any:
+            if msg["msg_type"] == "update_display_data":
+                updates.append(msg["content"])
+            return super().process_message(msg, cell, cell_index)
+
+    client = Client(book, kernel_name=book.metadata.kernelspec.name, timeout=60)
+    # A thread of its own takes nbclient's event loop along.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, client.async_execute()).result()
+    return updates
+
+
+def shown(cell: Any) -> str:
+    """All text of a cell's outputs."""
+    parts: list[str] = []
+    for output in cell.outputs:
+        if output.output_type == "error":
+            parts.append("\n".join(output.traceback))
+        else:
+            parts.append(output.get("text") or output.get("data", {}).get("text/plain", ""))
+    return "".join(parts)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
+    book = nbformat.read(path, as_version=4)
+    nbformat.validate(book)
+    assert book.metadata.kernelspec.name == "monarch"
+    for cell in book.cells:
+        assert cell.cell_type != "code" or (not cell.outputs and cell.execution_count is None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path) -> None:
+    book = nbformat.read(path, as_version=4)
+    updates = execute(book)
+    if path.stem == "00_quickstart":
+        check_quickstart({cell.id: cell for cell in book.cells}, updates)
+
+
+def check_quickstart(cells: dict[str, Any], updates: list[dict[str, Any]]) -> None:
+    assert "mesh 'mesh' is up: procs=4" in shown(cells["up"])
+    # Equal things once, others side by side, tensors by what they are.
+    assert "[ranks 0-3] hello from all of us" in shown(cells["folded"]) and "[ranks 0-3] 4" in shown(cells["folded"])
+    assert shown(cells["values"]) == "".join(f"[rank {rank}] {rank * 10}\n" for rank in range(4)).rstrip()
+    assert "Tensor float32[2, 3], mean 2" in shown(cells["tensors"])
+    assert shown(cells["reduce"]) == "[ranks 0-3] 6.0"
+    # Actors, inside and edited while they live.
+    assert "[rank 3] 301" in shown(cells["inside"]) and "rank 0: 1001" in shown(cells["call-again"])
+    assert re.search(r"4 actors have the new Counter: add changed, reset added", shown(cells["edit"]))
+    assert "rank 0: 1003" in shown(cells["edited"])
+    # One grouped error; a loop that is stopped, with all variables kept.
+    assert "failed on ranks 2-3" in shown(cells["error"]) and "words[rank]" in shown(cells["error"])
+    assert "stopped after 1 s: rank 0: stopped by an interrupt" in shown(cells["stop"])
+    counted = re.search(r"\[rank 0\] \(100\.0, (\d+)\)", shown(cells["kept"]))
+    assert counted is not None and int(counted[1]) > 1000
+    # One figure, which has changed in its place.
+    figures = [output for output in cells["plot"].outputs if "image/png" in output.get("data", {})]
+    assert len(figures) == 1 and len(updates) == 25
+    assert updates[-1]["data"]["image/png"] == figures[0].data["image/png"] != updates[0]["data"]["image/png"]
+    accuracy = re.search(r"test accuracy (\d+\.\d)% on 360 digits", shown(cells["result"]))
+    assert accuracy is not None and float(accuracy[1]) > 95
+
+
+def test_a_notebook_stops_at_an_error_of_ranks() -> None:
+    cells = ["%mesh up --procs 2", "%%mesh\n1 / rank", "print('never')"]
+    spec = {"name": "monarch", "display_name": "Monarch", "language": "python"}
+    made = [nbformat.v4.new_code_cell(text) for text in cells]
+    book = nbformat.v4.new_notebook(cells=made, metadata={"kernelspec": spec})
+    with pytest.raises(CellExecutionError, match="rank 0: ZeroDivisionError: division by zero"):
+        execute(book)
+    assert not book.cells[2].outputs
