@@ -9,7 +9,7 @@ from monarch._actors.channel import Channel
 from monarch._actors.process import get_runtime
 from monarch_kernel.render import bundle_of_ranks
 
-_WINDOW = 0.15
+_WINDOW = 0.3
 """Seconds for which the display of one rank waits for those of the others."""
 
 

@@ -171,7 +171,12 @@ class MeshMagics(Magics):
             raise CellStopped("the cell was stopped on its ranks")
         errors = {rank: result.error for rank, result in ordered if result.error is not None}
         if errors:
-            raise MeshCellError(run.name, errors, total, values)
+            failure = MeshCellError(run.name, errors, total, values)
+            tracebacks = failure.tracebacks()
+            if tracebacks is not None:
+                self.shell.display_pub.publish(tracebacks)
+                failure.folded = True
+            raise failure
         return None
 
     def _handle(self, mesh: Mesh | None, header: Header, run: Run, displays: Displays, total: int) -> Handle:

@@ -14,6 +14,7 @@ Bundle = dict[str, Any]
 _SHOWN = 64
 """Unequal values that are shown side by side at most; the text has all of them."""
 _BOX = "border:1px solid #8884;border-radius:4px;padding:4px 8px;min-width:8em;max-width:100%;overflow-x:auto"
+_TRACE = "margin:4px 1em"
 _GRID = "display:flex;flex-wrap:wrap;gap:6px;align-items:flex-start"
 
 
@@ -96,11 +97,30 @@ class MeshCellError(Exception):
     def __init__(self, name: str, errors: dict[int, CellError], total: int, results: Any = None) -> None:
         self.errors = errors
         self.results = results
+        self.folded = False
+        """Whether the tracebacks are shown beside it, folded."""
         self.lines = error_lines(name, errors, total)
         super().__init__("\n".join(self.lines))
 
+    def tracebacks(self) -> Bundle | None:
+        """The whole traceback of each way in which ranks have failed, folded; None if there is none."""
+        found: dict[str, list[int]] = {}
+        for rank, error in sorted(self.errors.items()):
+            if error.trace.startswith("Traceback"):
+                found.setdefault(error.trace, []).append(rank)
+        if not found:
+            return None
+        named = [(describe_ranks(ranks), trace) for trace, ranks in list(found.items())[:_SHOWN]]
+        pages = "".join(
+            f"<details><summary>traceback of {name}</summary><pre style='{_TRACE}'>{html.escape(trace)}</pre></details>"
+            for name, trace in named
+        )
+        return {"text/plain": "\n".join(f"[{name}] {trace}" for name, trace in named), "text/html": pages}
+
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: the ranks' own frames, and none of the notebook's."""
+        if self.folded:
+            return [f"MeshCellError: {self.lines[0]}", *self.lines[1:]]
         first = self.errors[min(self.errors)]
         return [
             f"MeshCellError: {self.lines[0]}",

@@ -42,18 +42,23 @@ def test_different_errors_are_groups(notebook: Notebook) -> None:
 
 def test_the_frames_are_those_of_the_user(notebook: Notebook) -> None:
     notebook.mesh("def inner(x):\n    return 1 / x").ok()
-    text = failed(notebook.mesh("def outer():\n    inner(0)\nouter()"))
+    cell = notebook.mesh("def outer():\n    inner(0)\nouter()")
+    # The place in the error, the tracebacks folded above it.
+    assert "ZeroDivisionError: division by zero at cell [" in failed(cell)
+    assert "<details><summary>traceback of ranks 0-3</summary>" in cell.bundles[-1]["text/html"]
+    text = cell.text
     for words in ("in inner", "in outer", "return 1 / x", "inner(0)", "ZeroDivisionError"):
         assert words in text
     for words in ("monarch/", "monarch_kernel", "execute.py", "magics.py"):
         assert words not in text
     # Eight ranks that fail alike are one traceback.
-    assert text.count("return 1 / x") == 1
+    assert cell.shown.count("return 1 / x") == 1
 
 
 def test_causes_are_told(notebook: Notebook) -> None:
-    text = failed(notebook.mesh("try:\n    {}['k']\nexcept KeyError as e:\n    raise RuntimeError('above') from e"))
-    assert "KeyError: 'k'" in text and "direct cause" in text
+    cell = notebook.mesh("try:\n    {}['k']\nexcept KeyError as e:\n    raise RuntimeError('above') from e")
+    assert "RuntimeError: above" in failed(cell)
+    assert "KeyError: 'k'" in cell.shown and "direct cause" in cell.shown
 
 
 @pytest.mark.parametrize(

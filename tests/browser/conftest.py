@@ -1,0 +1,62 @@
+"""One server and one browser for all of these tests; without a browser they are skipped."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browser.lab import FLAGS, Book, Lab, find_browser, write_notebook
+from leaks import Kit
+
+playwright = pytest.importorskip("playwright.sync_api")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """The browser."""
+    path = find_browser()
+    if path is None:
+        pytest.skip("there is no chromium; .ci/install-chromium installs it")
+    with playwright.sync_playwright() as driver, tempfile.TemporaryDirectory() as own:
+        flags = [flag for flag in FLAGS if flag != "--headless"]
+        env = {**os.environ, "XDG_RUNTIME_DIR": own}
+        browser = driver.chromium.launch(executable_path=path, headless=True, args=flags, env=env)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def lab(chromium: Any, spec: str) -> Iterator[Lab]:
+    """The server."""
+    # Under a short path: the sockets of kernels have a limit.
+    with tempfile.TemporaryDirectory(prefix="lab") as folder:
+        server = Lab(Path(folder))
+        yield server
+        server.close()
+
+
+@pytest.fixture
+def opened(chromium: Any, lab: Lab, leaks: Kit) -> Iterator[Callable[..., Book]]:
+    """Opens a notebook with some cells, in a page of its own; its kernel ends with the test."""
+    pages: list[Any] = []
+
+    def open_one(*cells: str, kernel: str = "monarch", name: str = "") -> Book:
+        page = chromium.new_page(viewport={"width": 1280, "height": 900})
+        pages.append(page)
+        if not name:
+            name = f"book{len(list(lab.root.iterdir()))}.ipynb"
+            write_notebook(lab.root / name, cells, kernel)
+        return Book(page, lab).open(name)
+
+    # The server, the browser and what serves them are there before the test begins.
+    leaks.rebase()
+    yield open_one
+    for page in pages:
+        page.close()
+    lab.end_kernels()
+    leaks.rebase()

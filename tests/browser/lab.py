@@ -1,0 +1,203 @@
+"""A JupyterLab server and a browser for the tests: notebooks are opened, run and looked at as a person does."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+from leaks import wait_until
+
+ARTEFACTS = Path(__file__).parent / "artefacts"
+"""Screenshots, for people to look at."""
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update",
+]  # fmt: skip
+GUARD = 30.0
+"""Seconds after which something is taken to hang."""
+
+
+def find_browser() -> str | None:
+    """The system's chromium, or what is built from it."""
+    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
+
+
+def write_notebook(path: Path, cells: Sequence[str], kernel: str = "monarch") -> None:
+    """A notebook file with code cells, for a kernel."""
+    made = [
+        {"cell_type": "code", "id": f"cell-{number}", "metadata": {}, "source": text, "outputs": [],
+         "execution_count": None}
+        for number, text in enumerate(cells)
+    ]  # fmt: skip
+    spec = {"name": kernel, "display_name": kernel.capitalize(), "language": "python"}
+    book = {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": spec}, "cells": made}
+    path.write_text(json.dumps(book))
+
+
+class Lab:
+    """A server of JupyterLab with folders of its own, so that nothing of this machine's user is read or written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "root"
+        self.token = secrets.token_hex(16)
+        names = ("home", "config", "data", "runtime", "ipython", "settings", "workspaces")
+        places = {name: folder / name for name in names}
+        for place in (self.root, *places.values()):
+            place.mkdir()
+        # No question whether to fetch news, which stands in front of what is to be seen.
+        news = places["settings"] / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
+        news.parent.mkdir(parents=True)
+        news.write_text('{"fetchNews": "false", "checkForUpdates": false}')
+        install = [sys.executable, "-m", "monarch_kernel", "install", "--prefix", str(folder)]
+        subprocess.run(install, check=True, capture_output=True)
+        env = {
+            **os.environ,
+            "HOME": str(places["home"]),
+            "JUPYTER_PATH": str(folder / "share" / "jupyter"),
+            "JUPYTER_CONFIG_DIR": str(places["config"]),
+            "JUPYTER_DATA_DIR": str(places["data"]),
+            "JUPYTER_RUNTIME_DIR": str(places["runtime"]),
+            "JUPYTERLAB_SETTINGS_DIR": str(places["settings"]),
+            "JUPYTERLAB_WORKSPACES_DIR": str(places["workspaces"]),
+            "IPYTHONDIR": str(places["ipython"]),
+        }
+        options = [
+            "--no-browser", "--allow-root", "--ServerApp.port=0", f"--IdentityProvider.token={self.token}",
+            f"--ServerApp.root_dir={self.root}", "--LabApp.expose_app_in_browser=True",
+        ]  # fmt: skip
+        self.log = folder / "server.log"
+        with self.log.open("wb") as log:
+            command = [sys.executable, "-m", "jupyterlab", *options]
+            self.process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, cwd=self.root)
+        said = places["runtime"] / f"jpserver-{self.process.pid}.json"
+        if not wait_until(lambda: said.exists() or self.process.poll() is not None, GUARD) or not said.exists():
+            self.close()
+            raise RuntimeError(f"the server does not start:\n{self.log.read_text()}")
+        self.url = json.loads(said.read_text())["url"].rstrip("/")
+
+    def ask(self, path: str, method: str = "GET") -> Any:
+        """What the server's REST interface answers."""
+        request = Request(f"{self.url}/api/{path}", method=method, headers={"Authorization": f"token {self.token}"})
+        with urlopen(request, timeout=GUARD) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def end_kernels(self) -> None:
+        """Shuts down each kernel, as the list of running kernels does."""
+        for session in self.ask("sessions"):
+            self.ask(f"sessions/{session['id']}", "DELETE")
+
+    def close(self) -> None:
+        """Ends the server."""
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Book:
+    """A notebook that is open in the browser.
+
+    Args:
+        page: the browser's page.
+        lab: the server.
+    """
+
+    def __init__(self, page: Any, lab: Lab) -> None:
+        self.page = page
+        self.lab = lab
+
+    def open(self, name: str) -> Book:
+        """Opens a notebook of the server's folder, and waits for its kernel."""
+        # In a workspace of its own, so that no other notebook is opened beside it.
+        space = secrets.token_hex(4)
+        self.page.goto(f"{self.lab.url}/lab/workspaces/{space}/tree/{name}?token={self.lab.token}")
+        self.page.wait_for_selector(".jp-NotebookPanel .jp-Notebook .jp-Cell", timeout=GUARD * 1000)
+        self.until("book.sessionContext.session?.kernel?.status === 'idle'")
+        return self
+
+    def evaluate(self, expression: str, *args: Any) -> Any:
+        """The value of an expression of JavaScript, in which ``app`` and ``book`` are JupyterLab and the notebook."""
+        prelude = "const app = window.jupyterapp, book = app?.shell?.currentWidget;"
+        return self.page.evaluate(f"async (args) => {{ {prelude} return ({expression}); }}", list(args))
+
+    def until(self, expression: str, seconds: float = GUARD) -> None:
+        """Waits until an expression of JavaScript is true."""
+        prelude = "const app = window.jupyterapp, book = app?.shell?.currentWidget;"
+        self.page.wait_for_function(
+            f"() => {{ {prelude} return Boolean({expression}); }}", timeout=seconds * 1000, polling=50
+        )
+
+    def cell(self, number: int) -> Any:
+        """A cell, by its place."""
+        return self.page.locator(f".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook .jp-Cell >> nth={number}")
+
+    def run(self, number: int) -> None:
+        """Runs a cell by Shift-Enter, and does not wait for it."""
+        self.cell(number).locator(".cm-content").click()
+        self.page.keyboard.press("Shift+Enter")
+
+    def idle(self, seconds: float = GUARD) -> None:
+        """Waits until nothing runs any more."""
+        self.until(f"book.sessionContext.session?.kernel?.status === 'idle' && {_NONE_RUNS}", seconds)
+
+    def run_all(self, seconds: float = GUARD) -> None:
+        """Runs all cells, by the menu."""
+        self.menu("Run", "Run All Cells")
+        self.until("[...book.content.model.cells].some(cell => cell.executionCount || cell.executionState !== 'idle')")
+        self.idle(seconds)
+
+    def menu(self, *path: str) -> None:
+        """Chooses an item of the menu bar."""
+        bar, item = path
+        self.page.locator(f"#jp-MainMenu .lm-MenuBar-item:has-text('{bar}')").first.click()
+        self.page.locator(".lm-Menu .lm-Menu-item").filter(has_text=item).first.click()
+
+    def stop(self) -> None:
+        """The button that interrupts."""
+        self.page.locator(".jp-NotebookPanel-toolbar [data-command='notebook:interrupt-kernel']").click()
+
+    def output(self, number: int) -> Any:
+        """The outputs of a cell, as they stand on the page."""
+        return self.cell(number).locator(".jp-Cell-outputArea")
+
+    def text(self, number: int) -> str:
+        """The text that a person sees under a cell."""
+        return self.output(number).inner_text()
+
+    def said(self, number: int) -> str:
+        """All text of a cell's outputs, be they on the page or scrolled out of it."""
+        outputs = self.evaluate("book.content.model.cells.get(args[0]).outputs.toJSON()", number)
+        parts: list[Any] = []
+        for each in outputs:
+            parts.append(each.get("text") or each.get("data", {}).get("text/plain") or each.get("traceback") or "")
+        return "".join("".join(part) for part in parts)
+
+    def shot(self, name: str) -> Path:
+        """Keeps a picture of the page."""
+        ARTEFACTS.mkdir(exist_ok=True)
+        path = ARTEFACTS / f"{name}.png"
+        self.page.screenshot(path=path)
+        return path
+
+    def wait(self, condition: Callable[[], object], what: str, seconds: float = GUARD) -> None:
+        """Waits until something is so."""
+        until = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < until, f"hangs: {what}"
+            self.page.wait_for_timeout(50)
+
+
+_NONE_RUNS = "[...book.content.model.cells].every(cell => (cell.executionState ?? 'idle') === 'idle')"

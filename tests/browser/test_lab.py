@@ -1,0 +1,226 @@
+"""JupyterLab as a person sees it: cells on ranks, errors, the stop button, help while typing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from browser.lab import Book, Lab
+from leaks import wait_until
+
+Open = Callable[..., Book]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+ROOT = Path(__file__).parents[2]
+
+
+def ranks(book: Book, number: int) -> list[int]:
+    """The process ids that the ranks have said in the output of a cell."""
+    return [int(pid) for pid in re.findall(r"pid (\d+)", book.text(number))]
+
+
+def test_the_launcher_has_the_kernel(opened: Open, lab: Lab) -> None:
+    book = opened("1")
+    book.page.goto(f"{lab.url}/lab/workspaces/empty?token={lab.token}")
+    card = book.page.locator(".jp-LauncherCard[title*='Monarch']").first
+    card.wait_for(timeout=20_000)
+    assert "Monarch" in card.inner_text()
+    logo = card.locator("img")
+    assert logo.count() == 1 and logo.evaluate("image => image.complete && image.naturalWidth > 0")
+    book.shot("launcher")
+
+
+def test_outputs_and_errors(opened: Open) -> None:
+    book = opened(
+        "%mesh up --procs 4",
+        "%%mesh\nprint('hello')\nworld_size",
+        "%%mesh\ntorch.ones(2, 3) * rank\n[rank] * 3",
+        "%%mesh\nwords = ['zero', 'one']\nwords[rank]",
+        "%mesh",
+    )
+    for number in range(5):
+        book.run(number)
+        book.idle()
+    up = book.text(0).strip()
+    assert re.fullmatch(r"mesh 'mesh' is up: procs=4, in \d+\.\d\d s", up), "progress is written over"
+    assert "[ranks 0-3] hello" in book.text(1) and "all 4 ranks" in book.text(1)
+    assert [f"rank {rank}" in book.text(2) for rank in range(4)] == [True] * 4
+    boxes = book.output(2).locator("div[style*='min-width']")
+    tops = {round(boxes.nth(at).bounding_box()["y"]) for at in range(boxes.count())}
+    assert boxes.count() == 4 and len(tops) < 4, "values stand side by side"
+    error = book.text(3)
+    assert "failed on ranks 2-3" in error and "words[rank]" in error and "monarch_kernel" not in error
+    folded = book.output(3).locator("details")
+    assert folded.count() == 1 and not folded.evaluate("element => element.open")
+    book.shot("outputs")
+    folded.locator("summary").click()
+    assert "IndexError: list index out of range" in folded.inner_text()
+    book.cell(3).scroll_into_view_if_needed()
+    book.shot("error")
+
+
+def test_dark_theme(opened: Open) -> None:
+    book = opened("%mesh up --procs 2", "%%mesh\nrank * 10", "%%mesh\n1 / rank")
+    book.evaluate("app.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+    for number in range(3):
+        book.run(number)
+        book.idle()
+    book.until("document.body.dataset.jpThemeLight === 'false'")
+    badge = book.output(1).locator("span").first
+    colours = badge.evaluate("e => { const s = getComputedStyle(e); return [s.color, s.backgroundColor]; }")
+    assert colours[0] != colours[1]
+    book.shot("dark")
+    book.evaluate("app.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")
+
+
+def test_the_stop_button(opened: Open) -> None:
+    book = opened(
+        "%mesh up --procs 4",
+        "%%mesh\nkept = rank\nprint('runs')\nwhile True: pass",
+        "%%mesh\nkept",
+    )
+    book.run(0)
+    book.idle()
+    book.run(1)
+    book.wait(lambda: "runs" in book.text(1), "the cell runs")
+    begun = time.perf_counter()
+    book.stop()
+    book.idle()
+    taken = time.perf_counter() - begun
+    print(f"idle {taken:.2f} s after the click")
+    assert taken < 10
+    assert "stopped: ranks 0-3: stopped by an interrupt" in book.text(1)
+    book.run(2)
+    book.idle()
+    assert "rank 3" in book.text(2)
+    book.shot("stopped")
+
+
+def test_restart_from_the_menu_leaves_no_rank(opened: Open) -> None:
+    book = opened("%mesh up --procs 2", "%%mesh\nimport os\nprint('pid', os.getpid())")
+    for number in range(2):
+        book.run(number)
+        book.idle()
+    pids = ranks(book, 1)
+    assert len(pids) == 2
+    book.menu("Kernel", "Restart Kernel…")
+    book.page.locator(".jp-Dialog-button.jp-mod-accept").click()
+    assert wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 10)
+    book.idle()
+
+
+def test_very_much_output_does_not_stall_the_page(opened: Open) -> None:
+    book = opened(
+        "%mesh up --procs 8",
+        "%%mesh\nfor i in range(1250): print('line', rank, i)",
+        "%mesh log",
+    )
+    book.run(0)
+    book.idle()
+    book.run(1)
+    slowest = 0.0
+    while True:
+        begun = time.perf_counter()
+        status = book.evaluate("book.sessionContext.session.kernel.status")
+        slowest = max(slowest, time.perf_counter() - begun)
+        if status == "idle" and "line" in book.text(1):
+            break
+        book.page.wait_for_timeout(50)
+    print(f"the page answered within {slowest:.2f} s")
+    assert slowest < 5
+    shown = book.text(1)
+    assert "%mesh log shows them" in shown and len(shown.splitlines()) < 1100
+    book.run(2)
+    book.idle(60)
+    everything = book.evaluate("book.content.model.cells.get(2).outputs.get(0).toJSON().text")
+    text = everything if isinstance(everything, str) else "".join(everything)
+    for rank in range(8):
+        assert all(f"line {rank} {i}\n" in text for i in (0, 600, 1249))
+    assert text.count("line ") == 10_000
+
+
+def test_help_while_typing(opened: Open) -> None:
+    book = opened(
+        "%mesh up --procs 2",
+        "%%mesh\nclass Thing:\n    def method_on_ranks(self, a, b=2):\n        '''Said on the rank.'''\n"
+        "thing_here = Thing()",
+        "%%mesh\nthing_",
+        "%%mesh\nthing_here.method_on_ranks",
+    )
+    for number in range(2):
+        book.run(number)
+        book.idle()
+    book.cell(2).locator(".cm-content").click()
+    book.page.keyboard.press("Control+End")
+    book.page.keyboard.press("Tab")
+    item = book.page.locator(".jp-Completer-item", has_text="thing_here")
+    item.first.wait_for(timeout=10_000)
+    book.shot("completion")
+    book.page.keyboard.press("Enter")
+    book.until("book.content.widgets[2].model.sharedModel.source.includes('thing_here')")
+    book.cell(3).locator(".cm-content").click()
+    book.page.keyboard.press("Control+End")
+    book.page.keyboard.press("Shift+Tab")
+    tip = book.page.locator(".jp-Tooltip")
+    tip.wait_for(timeout=10_000)
+    assert "(a, b=2)" in tip.inner_text() and "Said on the rank." in tip.inner_text()
+    book.shot("tooltip")
+
+
+BODY = "for i in range(3):\n    x = 1.5 + len('text')  # comment"
+
+
+@pytest.mark.parametrize("line", ["%%mesh", "%%mesh trainers[gpus=0:4, hosts=1] --timeout 10", "%%mesh [::2] --out it"])
+def test_the_body_of_a_cell_is_coloured_as_python(opened: Open, line: str) -> None:
+    book = opened(BODY, f"{line}\n{BODY}")
+
+    def tokens(number: int) -> list[tuple[str, str]]:
+        spans = book.cell(number).locator(".cm-line span")
+        return [tuple(pair) for pair in spans.evaluate_all("all => all.map(e => [e.textContent, e.className])")]
+
+    book.wait(lambda: len(tokens(0)) > 4, "colours")
+    plain = tokens(0)
+    assert {"for", "in", "1.5", "'text'", "# comment"} <= {text for text, _ in plain}
+    assert tokens(1)[-len(plain) :] == plain
+
+
+def test_figures_of_several_ranks(opened: Open) -> None:
+    pytest.importorskip("matplotlib")
+    book = opened(
+        "%mesh up --procs 4",
+        "%%mesh\nimport matplotlib.pyplot as plt\nfig, ax = plt.subplots(figsize=(3, 2))\n"
+        "ax.plot([0, rank])\nax.set_title(f'rank {rank}');",
+    )
+    for number in range(2):
+        book.run(number)
+        book.idle(60)
+    images = book.output(1).locator("img")
+    book.wait(lambda: images.count() == 4, "a figure of each rank")
+    assert images.evaluate_all("all => all.every(image => image.complete && image.naturalWidth > 100)")
+    book.shot("figures")
+
+
+def test_the_quickstart(opened: Open, lab: Lab) -> None:
+    pytest.importorskip("sklearn")
+    shutil.copy(ROOT / "notebooks" / "00_quickstart.ipynb", lab.root / "quickstart.ipynb")
+    book = opened(name="quickstart.ipynb")
+    book.run_all(90)
+    cells = book.evaluate("[...book.content.model.cells].map(cell => cell.id)")
+    book.wait(lambda: "is down" in book.said(cells.index("down")), "the last cell", 60)
+    assert "[ranks 0-3] hello from all of us" in book.said(cells.index("folded"))
+    assert "failed on ranks 2-3" in book.said(cells.index("error"))
+    assert re.search(r"test accuracy 9[5-9]\.\d%", book.said(cells.index("result")))
+    # Only what is in sight is on the page.
+    book.evaluate("book.content.scrollToItem(args[0])", cells.index("plot"))
+    plot = book.output(cells.index("plot")).locator("img")
+    plot.first.wait_for(timeout=10_000)
+    assert plot.count() == 1 and plot.evaluate("image => image.complete && image.naturalWidth > 300")
+    book.shot("quickstart-plot")
+    book.evaluate("book.content.scrollToItem(args[0])", cells.index("error"))
+    book.output(cells.index("error")).get_by_text("failed on ranks 2-3").first.wait_for(timeout=10_000)
+    book.shot("quickstart-error")
