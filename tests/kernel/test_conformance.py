@@ -98,13 +98,14 @@ def test_no_process_stays_after_the_end(own: Callable[..., Notebook], how: str) 
 
 def test_the_magics_in_a_plain_kernel(own: Callable[..., Notebook]) -> None:
     book = own("python3")
-    book.run("%load_ext monarch_kernel").ok()
+    said = book.run("%load_ext monarch_kernel").ok().stream()
+    assert "are ready" in said and "Only the kernel Monarch has" in said
     assert "is up" in book.run("%mesh up --procs 2").ok().stream()
     cell = book.mesh("print('said')\nrank + 5").ok()
     assert "[rank 1] 6" in cell.shown and cell.said() == {"said": {0, 1}}
     assert book.mesh("1 / 0").reply["ename"] == "MeshCellError"
     # Once more is no harm: the meshes stay.
-    book.run("%load_ext monarch_kernel\n%reload_ext monarch_kernel").ok()
+    assert book.run("%load_ext monarch_kernel\n%reload_ext monarch_kernel").ok().stream().count("are ready") == 0
     assert book.mesh("world_size").ok().shown == "[ranks 0-1] 2"
 
 

@@ -161,3 +161,15 @@ def test_the_kernel_answers_while_a_cell_runs(notebook: Notebook) -> None:
     assert notebook.control("delete_subshell_request", subshell_id=subshell)["status"] == "ok"
     notebook.interrupt()
     is_stopped(cell.wait())
+
+
+def test_a_stop_that_comes_as_a_message(notebook: Notebook) -> None:
+    """As front ends send it to kernels of other machines."""
+    cell = notebook.send("%%mesh\nkept = rank\nprint('runs')\nwhile True: pass")
+    cell.until(lambda: cell.said().get("runs") == ALL)
+    begun = time.perf_counter()
+    assert notebook.control("interrupt_request")["status"] == "ok"
+    cell.wait()
+    assert time.perf_counter() - begun < IN_TIME
+    assert cell.status == "error" and "ranks 0-3: stopped by an interrupt" in cell.stream("stderr")
+    assert notebook.mesh("kept == rank").ok().shown == "[ranks 0-3] True"
