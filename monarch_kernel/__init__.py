@@ -41,6 +41,6 @@ def load_ipython_extension(shell: Any) -> None:
     shell.monarch_help = install_help(shell, magics)
     if before is None and getattr(getattr(shell, "kernel", None), "implementation", "") != "monarch":
         print(
-            "%mesh and %%mesh are ready; %mesh help lists what there is. Only the kernel Monarch has, besides: Shift-Tab "
-            "on names of ranks, and a stop button that ends a cell at a top-level await."
+            "%mesh and %%mesh are ready; %mesh help lists what there is. Only the kernel Monarch has, besides: "
+            "Shift-Tab on names of ranks, and a stop button that ends a cell at a top-level await."
         )
