@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 HERE = Path(__file__).resolve().parent
 OURS, FLOOR = "ours", "floor"
@@ -59,11 +59,19 @@ class Measure:
     notes: list[str] = field(default_factory=list)
     load: float = 0.0
     """Share of the cores that was busy before it began."""
+    worst: bool = False
+    """Whether the figure of the worst round counts, because a limit is to hold each time."""
+    words: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Of each system, what is no figure, by what it is about."""
 
     def value(self, system: str) -> float | None:
-        """Median over the rounds."""
+        """Median over the rounds, or the worst of them."""
         samples = self.samples.get(system)
-        return median(samples) if samples else None
+        if not samples:
+            return None
+        if self.worst:
+            return max(samples) if self.better == "less" else min(samples)
+        return median(samples)
 
     def ratio(self, system: str, other: str) -> float | None:
         """Median over the rounds of one system's figure by another's of the same round."""
@@ -104,6 +112,18 @@ class Options:
         return [name for name in (OURS, FLOOR, *self.peers) if name not in without]
 
 
+class Lane(Protocol):
+    """A system that takes part in a race."""
+
+    def ask(self, what: str, /, **options: Any) -> list[float]:
+        """Has it do something, and gives the figures."""
+        ...
+
+    def end(self) -> None:
+        """Takes it down."""
+        ...
+
+
 class Process:
     """A lane: a system in a process of its own."""
 
@@ -115,7 +135,7 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if not os.environ.get("MONARCH_BENCH_STDERR") else None,
             text=True,
-            env=_environment(python),
+            env=environment(python),
             start_new_session=True,
         )
 
@@ -162,7 +182,7 @@ class Race:
     def __init__(self, options: Options, notes: list[str]) -> None:
         self._options = options
         self._notes = notes
-        self.lanes: dict[str, Process] = {}
+        self.lanes: dict[str, Lane] = {}
 
     def enter(self, systems: Sequence[str]) -> None:
         """Starts the controllers of systems, without workers."""
@@ -202,9 +222,12 @@ class Race:
             raise LaneError(f"{system}: {why}")
 
     def end(self) -> None:
-        for lane in self.lanes.values():
-            lane.end()
-        self.lanes.clear()
+        """Takes down all, whatever comes in between."""
+        if self.lanes:
+            try:
+                self.lanes.popitem()[1].end()
+            finally:
+                self.end()
 
 
 @contextmanager
@@ -279,7 +302,8 @@ def calm(options: Options) -> float:
     return load
 
 
-def _environment(python: str) -> dict[str, str]:
+def environment(python: str) -> dict[str, str]:
+    """Of every system."""
     env = dict(os.environ)
     # One thread each, for every system: the cores are few, and what is measured is not arithmetic.
     env["OMP_NUM_THREADS"] = "1"

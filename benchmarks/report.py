@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 from harness import FLOOR, OURS, Measure
@@ -36,6 +37,19 @@ def _rows(measures: Sequence[Measure], systems: Sequence[str]) -> list[list[str]
     return rows
 
 
+def _words(measures: Sequence[Measure]) -> tuple[list[str], list[list[str]]]:
+    """Headers and rows of measures that have words beside their figures: a line for each system."""
+    about = dict.fromkeys(key for measure in measures for words in measure.words.values() for key in words)
+    rows: list[list[str]] = []
+    for measure in measures:
+        for system in systems_of([measure]):
+            samples, words = measure.samples[system], measure.words.get(system, {})
+            figures = [number(median(samples)), number(max(samples))] if samples else ["-", "-"]
+            rows.append([measure.name, system, *figures, *(words.get(key, "-") for key in about)])
+    unit = measures[0].unit
+    return ["what", "system", f"median, {unit}", f"most, {unit}", *about], rows
+
+
 def systems_of(measures: Sequence[Measure]) -> list[str]:
     """Ours, the floor, and then the others."""
     found = dict.fromkeys(system for measure in measures for system in measure.samples)
@@ -56,7 +70,22 @@ def _verdicts(measures: Sequence[Measure]) -> list[list[str]]:
 
 
 def show(console: Console, measures: Sequence[Measure]) -> None:
-    """Tables of one benchmark: a system a line and few figures each, since a terminal is narrow."""
+    """Tables of one benchmark."""
+    if any(measure.words for measure in measures):
+        _show_words(console, measures)
+    else:
+        _show_figures(console, measures)
+    notes = dict.fromkeys(note for measure in measures for note in measure.notes)
+    for note in notes:
+        console.print(f"  {note}", style="dim", highlight=False)
+    load = max(measure.load for measure in measures)
+    if load > 0.1:
+        console.print(f"  {load:.0%} of the cores was busy with other work before it began", style="yellow")
+    console.print()
+
+
+def _show_figures(console: Console, measures: Sequence[Measure]) -> None:
+    """A system a line and few figures each, since a terminal is narrow."""
     systems = systems_of(measures)
     for start in range(0, len(measures), WIDE):
         part = measures[start : start + WIDE]
@@ -68,13 +97,17 @@ def show(console: Console, measures: Sequence[Measure]) -> None:
         for index, system in enumerate(systems):
             table.add_row(system, *(column[index + 2] for column in columns), style="bold" if system == OURS else "")
         console.print(table)
-    notes = dict.fromkeys(note for measure in measures for note in measure.notes)
-    for note in notes:
-        console.print(f"  {note}", style="dim", highlight=False)
-    load = max(measure.load for measure in measures)
-    if load > 0.1:
-        console.print(f"  {load:.0%} of the cores was busy with other work before it began", style="yellow")
-    console.print()
+
+
+def _show_words(console: Console, measures: Sequence[Measure]) -> None:
+    headers, rows = _words(measures)
+    table = Table(title_justify="left", title=measures[0].benchmark, header_style="bold")
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    for index, (what, *row) in enumerate(rows):
+        again = index > 0 and rows[index - 1][0] == what
+        table.add_row("" if again else what, *row, style="bold" if row[0] == OURS else "")
+    console.print(table)
 
 
 def show_verdicts(console: Console, measures: Sequence[Measure]) -> None:
@@ -99,7 +132,10 @@ def markdown(measures: Sequence[Measure], about: dict[str, Any]) -> str:
         its = [measure for measure in measures if measure.benchmark == benchmark]
         systems = systems_of(its)
         lines += ["", f"## {benchmark}", ""]
-        lines += _markdown(["what", "unit", *systems], _rows(its, systems))
+        if any(measure.words for measure in its):
+            lines += _markdown(*_words(its))
+        else:
+            lines += _markdown(["what", "unit", *systems], _rows(its, systems))
         notes = dict.fromkeys(note for measure in its for note in measure.notes)
         lines += ["", *(f"- {note}" for note in notes)] if notes else []
     return "\n".join(lines) + "\n"

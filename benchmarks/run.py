@@ -3,7 +3,7 @@
     python benchmarks/run.py                          everything, without peers
     python benchmarks/run.py roundtrip fanout         some of it
     python benchmarks/run.py --peers PEERS/bin/python with the peers that an interpreter has
-    python benchmarks/run.py --quick                  under a minute: fewer rounds, without peers
+    python benchmarks/run.py --quick                  a minute or two: fewer rounds, without peers
 
 The peers need an environment of their own, because torchmonarch installs a package ``monarch`` too.
 """
@@ -13,18 +13,23 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
+import cells
 import fanout
 import inflight
+import interrupts
 import memory
 import payload
 import roundtrip
 import simulation
 import spawn
+import startup
 from harness import PEERS, LaneError, Measure, Options, installed
 from report import as_json, markdown, show, show_verdicts
 from rich.console import Console
@@ -37,6 +42,9 @@ BENCHMARKS: dict[str, Callable[[Options], list[Measure]]] = {
     "spawn": spawn.run,
     "memory": memory.run,
     "simulation": simulation.run,
+    "cells": cells.run,
+    "startup": startup.run,
+    "interrupts": interrupts.run,
 }
 
 
@@ -56,6 +64,9 @@ def main() -> int:
     if unknown:
         parser.error(f"there is no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
     console = Console()
+    # What has been started is ended in any case; a hang-up or an end by another process is to be no exception.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
     options = Options(asked.quick, patience=asked.patience, hosts=asked.hosts)
     about = _about()
     if options.quick:
@@ -97,13 +108,17 @@ def _about() -> dict[str, str]:
 
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     versions = f"pyzmq {zmq.__version__} (libzmq {zmq.zmq_version()}), torch {torch.__version__}"
+    jupyter = ", ".join(f"{name} {version(name)}" for name in ("ipykernel", "jupyter_client"))
     return {
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} on {platform.machine()}",
-        "versions": f"Python {platform.python_version()}, {versions}, numpy {numpy.__version__}",
+        "versions": f"Python {platform.python_version()}, {versions}, numpy {numpy.__version__}, {jupyter}",
         "settings": "OMP_NUM_THREADS=1 everywhere",
     }
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit("stopped; all that was started has been ended")

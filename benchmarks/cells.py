@@ -1,0 +1,48 @@
+"""A cell on eight ranks, through real kernels: from the request to the end, with all that it shows."""
+
+from __future__ import annotations
+
+from harness import FLOOR, OURS, Measure, Options, Target, calm
+from notebook import notebooks, with_notebooks
+
+RANKS = 8
+_NUMBERS = [str(rank + 4000) for rank in range(RANKS)]
+ROWS = {
+    "empty cell": ("pass", "pass", []),
+    "equal lines": (
+        "print('epoch 4000')",
+        f"for rank in range({RANKS}): print('epoch 4000')",
+        ["epoch 4000"],
+    ),
+    "unequal lines": (
+        "print('loss of', rank + 4000)",
+        f"for rank in range({RANKS}): print('loss of', rank + 4000)",
+        _NUMBERS,
+    ),
+    "unequal values": (
+        "rank + 4000",
+        f"[rank + 4000 for rank in range({RANKS})]",
+        _NUMBERS,
+    ),
+}
+"""Of each cell: on ranks, in a notebook without ranks, and what has to be shown."""
+
+
+def run(options: Options) -> list[Measure]:
+    """Milliseconds until the reply, the idle status and everything that the cell shows are there."""
+    measures = [Measure("cells", f"{RANKS} ranks: {name}", "ms", "less") for name in ROWS]
+    notes = measures[0].notes
+    with notebooks(options, with_notebooks(options), notes) as race:
+        race.each("start_ranks", count=RANKS)
+        for measure, (body, plain, shown) in zip(measures, ROWS.values(), strict=True):
+            how = {"body": body, "plain": plain, "shown": shown}
+            race.rounds(2, "cells", count=5, **how)
+            measure.load = calm(options)
+            seconds = race.rounds(options.rounds(20, 5), "cells", count=5, **how)
+            measure.samples = {system: [value * 1e3 for value in values] for system, values in seconds.items()}
+    empty = measures[0]
+    peers = [system for system in empty.samples if system not in (OURS, FLOOR)]
+    best = min(peers, key=lambda peer: empty.value(peer) or 0.0, default="the better peer")
+    empty.target = Target(f"≤ 1/3 of {best}", 1 / 3, best)
+    notes.append("floor: a cell that does as much in a notebook without ranks")
+    return measures
