@@ -43,7 +43,7 @@ _IN_C = "import hashlib; hashlib.pbkdf2_hmac('sha256', b'', b'', 2_000_000_000)"
 _SWALLOWED = "while True:\n    try:\n        steps = 0\n        while True: steps += 1\n    except BaseException: pass"
 BUSY = {
     "Python loop": Busy("while True: pass"),
-    "time.sleep": Busy("import time; time.sleep(600)"),
+    "sleep": Busy("import time; time.sleep(600)"),
     "collective": Busy("if rank: dist.barrier()\nwhile True: pass"),
     "C, a second each": Busy("while True: hashlib.pbkdf2_hmac('sha256', b'', b'', steps)"),
     "C without end": Busy(_IN_C, alone=True, endless=True),
@@ -62,7 +62,7 @@ steps = int(100_000 / (time.perf_counter() - begun))
 _CHECK = "import os; print('kept by' if globals().get('kept') == os.getpid() else 'anew in', os.getpid())"
 _RUNGS = {
     "stopped by an interrupt": "interrupt",
-    "freed from a collective": "connections closed",
+    "freed from a collective": "abort",
     "inside a C call": "left to finish",
     "replaced by": "replaced",
 }

@@ -46,8 +46,7 @@ def _words(measures: Sequence[Measure]) -> tuple[list[str], list[list[str]]]:
             samples, words = measure.samples[system], measure.words.get(system, {})
             figures = [number(median(samples)), number(max(samples))] if samples else ["-", "-"]
             rows.append([measure.name, system, *figures, *(words.get(key, "-") for key in about)])
-    unit = measures[0].unit
-    return ["what", "system", f"median, {unit}", f"most, {unit}", *about], rows
+    return ["what", "system", "median", "most", *about], rows
 
 
 def systems_of(measures: Sequence[Measure]) -> list[str]:
@@ -101,9 +100,9 @@ def _show_figures(console: Console, measures: Sequence[Measure]) -> None:
 
 def _show_words(console: Console, measures: Sequence[Measure]) -> None:
     headers, rows = _words(measures)
-    table = Table(title_justify="left", title=measures[0].benchmark, header_style="bold")
+    table = Table(title_justify="left", title=f"{measures[0].benchmark}, {measures[0].unit}", header_style="bold")
     for header in headers:
-        table.add_column(header, overflow="fold")
+        table.add_column(header, overflow="fold", no_wrap=header == "system")
     for index, (what, *row) in enumerate(rows):
         again = index > 0 and rows[index - 1][0] == what
         table.add_row("" if again else what, *row, style="bold" if row[0] == OURS else "")
@@ -133,7 +132,7 @@ def markdown(measures: Sequence[Measure], about: dict[str, Any]) -> str:
         systems = systems_of(its)
         lines += ["", f"## {benchmark}", ""]
         if any(measure.words for measure in its):
-            lines += _markdown(*_words(its))
+            lines += [f"In {its[0].unit}.", "", *_markdown(*_words(its))]
         else:
             lines += _markdown(["what", "unit", *systems], _rows(its, systems))
         notes = dict.fromkeys(note for measure in its for note in measure.notes)

@@ -62,6 +62,10 @@ class Verbs:
         self.more: dict[str, Callable[[list[str]], Any]] = {}
         """Verbs that others have added."""
 
+    def names(self) -> list[str]:
+        """All verbs."""
+        return sorted([*(name[3:] for name in dir(self) if name.startswith("do_")), *self.more])
+
     def run(self, line: str) -> Any:
         """Does what a line says."""
         try:

@@ -82,7 +82,7 @@ class MeshMagics(Magics):
             self._attach_streams()
             return self._spawning.run(order, cell)
         header = parse(line)
-        mesh, actors = self._addressed(header.name)
+        mesh, actors = self.addressed(header.name)
         self._attach_streams()
         finishing = mesh.finishing() if mesh is not None else []
         if finishing:
@@ -110,7 +110,7 @@ class MeshMagics(Magics):
         displays.close()
         return self._finish(len(actors), header, run, stopped)
 
-    def _addressed(self, name: str | None) -> tuple[Mesh | None, ActorMesh]:
+    def addressed(self, name: str | None) -> tuple[Mesh | None, ActorMesh]:
         """The mesh of a name with its namespaces; or no mesh, and the actors that a variable of that name has."""
         actors = self.shell.user_ns.get(name) if name is not None else None
         if isinstance(actors, ActorMesh) and name not in self.meshes.by_name:
@@ -196,6 +196,15 @@ class MeshMagics(Magics):
         if header.out:
             self.shell.user_ns[header.out] = handle
         return handle
+
+    def verbs(self) -> list[str]:
+        """What may follow ``%mesh``."""
+        return self._verbs.names()
+
+    def actor_names(self) -> list[str]:
+        """Variables of the notebook that hold actors."""
+        found = [name for name, value in list(self.shell.user_ns.items()) if isinstance(value, ActorMesh)]
+        return sorted(name for name in found if not name.startswith("_"))
 
     def calls_of(self, cell: str) -> list[Any]:
         """The calls of actors' endpoints that a cell of the notebook has made and that have no answer yet."""

@@ -11,12 +11,15 @@ from monarch._actors.services import ask
 from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.header import OPTIONS, HeaderError, parse
 from monarch_kernel.magics import MeshMagics
+from monarch_kernel.meshes import choose
 
 PATIENCE = 0.4
 """Seconds to wait for a rank; who types gets help at once or none."""
 _TOKEN = re.compile(r"[A-Za-z_][A-Za-z_0-9.]*$")
 _WORD = re.compile(r"[\w\-]*$")
-_LINE_VERBS = ("up", "use", "down", "restart", "push", "pull", "log", "help")
+_VERB = re.compile(r"\s*%mesh[ \t]+(\w*)$")
+_OF_MESH = re.compile(r"\s*%mesh[ \t]+(?:use|down|restart)[ \t]+(\w*)$")
+_OF_ACTORS = re.compile(r"\s*%mesh[ \t]+update[ \t]+(\w*)$")
 
 
 class Place(NamedTuple):
@@ -45,18 +48,29 @@ class TypingHelp:
         self._magics = magics
 
     def complete(self, code: str, cursor: int) -> tuple[list[str], int] | None:
-        """What may stand at the cursor, and from where it replaces the text; None if this is no ``%%mesh`` cell."""
+        """What may stand at the cursor, and from where it replaces the text; None where this has nothing to say."""
         place = place_of(code, cursor)
         if place is None:
-            return None
+            return self._of_line(code[:cursor].rpartition("\n")[2], cursor)
         if place.body is None:
             word = _WORD.search(place.header)
-            text = word[0] if word else ""
-            names = [*self._magics.meshes.by_name, *OPTIONS]
-            return [name for name in names if name.startswith(text)], cursor - len(text)
-        found = self._ask(place.header, "complete", place.body)
+            names = [*self._magics.meshes.by_name, *self._magics.actor_names(), "spawn", *OPTIONS]
+            return _beginning_with(word[0] if word else "", names, cursor)
+        found = self._ask(place.header, "complete_here", place.body)
         token = _TOKEN.search(place.body)
         return (found or []), cursor - len(token[0] if token else "")
+
+    def _of_line(self, line: str, cursor: int) -> tuple[list[str], int] | None:
+        """The same in a line ``%mesh``."""
+        for pattern, names in (
+            (_VERB, self._magics.verbs()),
+            (_OF_MESH, list(self._magics.meshes.by_name)),
+            (_OF_ACTORS, self._magics.actor_names()),
+        ):
+            found = pattern.match(line)
+            if found is not None:
+                return _beginning_with(found[1], names, cursor)
+        return None
 
     def inspect(self, code: str, cursor: int) -> str | None:
         """Signature and docstring of the name at the cursor; None if there is none, or this is no such cell."""
@@ -66,16 +80,22 @@ class TypingHelp:
         rest = re.match(r"\w*", code[cursor:])
         body = place.body.rstrip("(") + (rest[0] if rest else "")
         token = _TOKEN.search(body)
-        return self._ask(place.header, "inspect", token[0]) if token else None
+        return self._ask(place.header, "inspect_here", token[0]) if token else None
 
     def _ask(self, header: str, service: str, text: str) -> Any:
         """Asks the first rank that the cell is for, which answers also while it runs another cell."""
         try:
             given = parse(header)
-            mesh = self._magics.meshes.get(given.name)
-            return ask(mesh.choose(given)[0]._member(0), service, text).get(PATIENCE)[0]
+            mesh, actors = self._magics.addressed(given.name)
+            first = choose(actors, given)[0]._member(0)
+            key = "" if mesh is not None else first._key
+            return ask(first, f"monarch._cells.complete:{service}", text, key).get(PATIENCE)[0]
         except (CallTimeoutError, MonarchError, HeaderError):
             return None
+
+
+def _beginning_with(text: str, names: list[str], cursor: int) -> tuple[list[str], int]:
+    return [name for name in names if name.startswith(text)], cursor - len(text)
 
 
 def install(shell: Any, magics: MeshMagics) -> TypingHelp:
@@ -92,7 +112,7 @@ def install(shell: Any, magics: MeshMagics) -> TypingHelp:
             return {"completions": []}
         names, start = found
         return {
-            "completions": [SimpleCompletion(text=name, type="monarch") for name in names],
+            "completions": [SimpleCompletion(text=name, type="mesh") for name in names],
             "matched_fragment": code[start:cursor],
             # The notebook's own names mean nothing on a rank.
             "suppress": True,

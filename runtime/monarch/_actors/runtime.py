@@ -115,8 +115,6 @@ class Runtime:
         """What belongs to it, if this process is the program."""
         self.config: RankConfig | None = None
         """What this process was started with, if it is a rank."""
-        self.services: dict[str, Callable[..., Any]] = {}
-        """What this process answers at once, in the thread that receives."""
         self.on_open: Callable[[int], None] | None = None
         self.meshes: WeakValueDictionary[str, ActorMesh] = WeakValueDictionary()
         """Actor meshes that were spawned from here, by key."""
@@ -247,7 +245,7 @@ class Runtime:
 
     def _on_ask(self, ask: m.Ask, _: Sequence[Any]) -> None:
         try:
-            service = self.services.get(ask.service) or function_of(ask.service)
+            service = function_of(ask.service)
             status, body = m.RESULT, dumps(service(*loads(ask.body)))[0]
         except Exception as error:
             from monarch._actors.failures import pack_failure

@@ -6,10 +6,34 @@ import builtins
 import inspect
 import keyword
 import re
+import sys
 from typing import Any
+
+from monarch._actors.process import get_runtime
 
 _NAME = re.compile(r"([A-Za-z_][A-Za-z_0-9.]*)?$")
 _LIMIT = 500
+
+
+def complete_here(text: str, key: str) -> list[str]:
+    """Completions of the name that a piece of code ends in, in this rank.
+
+    Args:
+        text: the code up to the cursor.
+        key: of the actors that the cell runs inside; empty in the namespace.
+    """
+    return complete(text, _variables(key))
+
+
+def inspect_here(name: str, key: str) -> str | None:
+    """What a name means in this rank: see ``inspect_name``."""
+    return inspect_name(name, _variables(key))
+
+
+def _variables(key: str) -> dict[str, Any]:
+    variables = sys.modules["__main__"].__dict__
+    cell = get_runtime().actors.get(key) if key else None
+    return variables if cell is None else {**variables, "self": cell.instance}
 
 
 def complete(text: str, variables: dict[str, Any]) -> list[str]:

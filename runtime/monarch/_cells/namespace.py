@@ -10,8 +10,6 @@ from typing import Any
 from monarch._actors.actor import Actor
 from monarch._actors.context import context
 from monarch._actors.endpoint import endpoint
-from monarch._actors.process import get_runtime
-from monarch._cells.complete import complete, inspect_name
 from monarch._cells.dist import LazyDist
 from monarch._cells.execute import CellResult, run_cell
 from monarch._cells.marks import prepare
@@ -58,9 +56,6 @@ class Namespace(Actor):
             self.variables.update(torch=torch, device=torch.device(device or ("cuda" if available else "cpu")))
         prepare()
         install()
-        services = get_runtime().services
-        services["complete"] = lambda text: complete(text, self.variables)
-        services["inspect"] = lambda given: inspect_name(given, self.variables)
         self.given = set(self.variables)
         # As in a notebook, display is there without a name of its own being taken.
         builtins.__dict__.setdefault("display", self.display)
