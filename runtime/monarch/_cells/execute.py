@@ -11,13 +11,15 @@ import traceback
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pickle import PickleBuffer
-from typing import Any
+from typing import Any, TypeAlias
 
 from monarch._actors.failures import fold_frames
 from monarch._cells.marks import marked, unmark
 from monarch._cells.show import Bundle, Display, bundle_of, portable
 from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import SerializationError
+
+Steps: TypeAlias = Generator[Any, Any, "CellResult"]
 
 RESULT_LIMIT = 64 << 20
 """Bytes of a cell's value that come back; of a larger one only what it shows."""
@@ -65,25 +67,8 @@ class CellResult:
     seconds: float
 
 
-def run_cell(
-    source: str,
-    name: str,
-    variables: dict[str, Any],
-    display: Display,
-    sink: Any,
-    change: ast.NodeTransformer | None = None,
-) -> CellResult:
-    """Runs a cell in a namespace; what it raises is a part of the result.
-
-    Args:
-        source: its text.
-        name: what tracebacks call it.
-        variables: the namespace.
-        display: what shows values meanwhile.
-        sink: where they are shown.
-        change: changes the code before it runs.
-    """
-    steps = _steps(source, name, variables, display, sink, change)
+def run(steps: Steps) -> CellResult:
+    """Runs a cell to its end in this thread."""
     send: Any = None
     while True:
         try:
@@ -96,16 +81,8 @@ def run_cell(
             return end.value
 
 
-async def run_cell_async(
-    source: str,
-    name: str,
-    variables: dict[str, Any],
-    display: Display,
-    sink: Any,
-    change: ast.NodeTransformer | None = None,
-) -> CellResult:
+async def run_async(steps: Steps) -> CellResult:
     """The same on an event loop that runs already."""
-    steps = _steps(source, name, variables, display, sink, change)
     send: Any = None
     while True:
         try:
@@ -122,10 +99,26 @@ async def _wait(awaitable: Any) -> Any:
     return await awaitable
 
 
-def _steps(
-    source: str, name: str, variables: dict[str, Any], display: Display, sink: Any, change: ast.NodeTransformer | None
-) -> Generator[Any, Any, CellResult]:
-    """Runs a cell; gives what it awaits, and is sent what that comes to."""
+def steps_of(
+    source: str,
+    name: str,
+    variables: dict[str, Any],
+    display: Display,
+    sink: Any,
+    change: ast.NodeTransformer | None = None,
+) -> Steps:
+    """A cell in a namespace, to be run; what it raises is a part of the result.
+
+    It gives what the cell awaits, and is sent what that comes to.
+
+    Args:
+        source: its text.
+        name: what tracebacks call it.
+        variables: the namespace.
+        display: what shows values meanwhile.
+        sink: where they are shown.
+        change: changes the code before it runs.
+    """
     begun = time.perf_counter()
     lines = source.splitlines(keepends=True)
     linecache.cache[name] = (len(source), None, lines, name)

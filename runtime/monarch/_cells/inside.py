@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from monarch._actors.runtime import current
-from monarch._cells.execute import CellResult, run_cell, run_cell_async
+from monarch._cells.execute import CellResult, run, run_async, steps_of
 from monarch._cells.show import Display
 
 
@@ -22,9 +22,8 @@ def run_in_actor(instance: Any, source: str, name: str, sink: Any) -> CellResult
     variables[hidden] = instance
     here[0].at_end[hidden] = lambda: variables.pop(hidden, None)
     renamer = _Renamer(hidden)
-    if here[0].executor.loop is None:
-        return run_cell(source, name, variables, Display(), sink, renamer)
-    return run_cell_async(source, name, variables, Display(), sink, renamer)
+    steps = steps_of(source, name, variables, Display(), sink, renamer)
+    return run(steps) if here[0].executor.loop is None else run_async(steps)
 
 
 class _Renamer(ast.NodeTransformer):

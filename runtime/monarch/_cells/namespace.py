@@ -11,7 +11,7 @@ from monarch._actors.actor import Actor
 from monarch._actors.context import context
 from monarch._actors.endpoint import endpoint
 from monarch._cells.dist import LazyDist
-from monarch._cells.execute import CellResult, run_cell
+from monarch._cells.execute import CellResult, run, steps_of
 from monarch._cells.marks import prepare
 from monarch._cells.show import Display
 from monarch._cells.streams import install
@@ -69,7 +69,7 @@ class Namespace(Actor):
             name: what its tracebacks call it, such as ``cell [12]``.
             sink: a Port for what it displays while it runs.
         """
-        return run_cell(source, name, self.variables, self.display, sink)
+        return run(steps_of(source, name, self.variables, self.display, sink))
 
     @endpoint
     def form_group(self, rendezvous: str) -> None:
