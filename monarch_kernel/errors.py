@@ -41,9 +41,9 @@ def show(
             return
         kind, error = KeyboardInterrupt, KeyboardInterrupt("the cell was stopped while it awaited something")
         lines = [f"KeyboardInterrupt: {error}"]
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt) and not isinstance(error, CellStopped):
         stopped = stop_calls(shell)
-        if stopped is None and not isinstance(error, CellStopped) and not error.args:
+        if stopped is None and not error.args:
             # The notebook's own code was stopped, and no rank.
             shell.showtraceback((kind, error, tb))
             return

@@ -1,4 +1,4 @@
-"""One server and one browser for all of these tests; without a browser they are skipped."""
+"""One server and one browser for these tests, which end with them; without a browser they are skipped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from leaks import Kit
 playwright = pytest.importorskip("playwright.sync_api")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Any]:
     """The browser."""
     path = find_browser()
@@ -30,7 +30,7 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def lab(chromium: Any, spec: str) -> Iterator[Lab]:
     """The server."""
     # Under a short path: the sockets of kernels have a limit.
