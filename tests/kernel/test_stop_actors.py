@@ -78,7 +78,9 @@ def test_a_plain_cell_that_waits_for_actors(book: Notebook, call: str, form: str
     cell = book.send(form.format(call))
     assert stop(book, cell) < IN_TIME
     assert cell.reply["ename"] in ("KeyboardInterrupt", "CancelledError")
-    assert "stopped: ranks 0-3: stopped by an interrupt" in cell.stream("stderr")
+    # On a busy machine one may be late for the first rung; none may need more than an interrupt in the end.
+    said = cell.stream("stderr")
+    assert "stopped by an interrupt" in said and "C call" not in said and "after each interrupt" not in said
     assert "pump.py" not in cell.text
     name = call.partition(".")[0]
     assert book.run(f"set({name}.get.call().get().values())").ok().shown == "{'kept'}"
