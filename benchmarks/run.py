@@ -31,7 +31,7 @@ import simulation
 import spawn
 import startup
 from harness import PEERS, LaneError, Measure, Options, installed
-from report import as_json, markdown, show, show_verdicts
+from report import as_json, load, markdown, show, show_verdicts
 from rich.console import Console
 
 BENCHMARKS: dict[str, Callable[[Options], list[Measure]]] = {
@@ -55,7 +55,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rounds, fewer sizes, no peers")
     parser.add_argument("--peers", metavar="PYTHON", default=os.environ.get("MONARCH_BENCH_PEERS", ""))
     parser.add_argument("--only", metavar="PEERS", default="", help=f"some of {','.join(PEERS)}")
-    parser.add_argument("--out", metavar="FILE", help="for all figures, as JSON; with the ending .md, tables")
+    parser.add_argument("--out", metavar="FILE", nargs="+", default=[], help="all figures as JSON; with .md, tables")
+    parser.add_argument("--add", action="store_true", help="to what the JSON file of --out has of other benchmarks")
     parser.add_argument("--patience", type=float, default=0.0, metavar="SECONDS", help="to wait for an idle machine")
     parser.add_argument("--hosts", type=int, nargs="+", default=(), help="numbers of hosts to simulate")
     parser.add_argument("--strict", action="store_true", help="exit with 1 if a target does not hold")
@@ -80,6 +81,12 @@ def main() -> int:
         console.print(f"peers: {about['peers'] or 'none'}; not installed: {missing or 'none'}", style="dim")
     else:
         console.print("no peers: name an interpreter that has them with --peers PYTHON or MONARCH_BENCH_PEERS")
+    kept: list[Measure] = []
+    for path in map(Path, asked.out):
+        if asked.add and path.suffix == ".json" and path.exists():
+            before, said = load(path.read_text())
+            kept = [measure for measure in before if measure.benchmark not in (asked.names or BENCHMARKS)]
+            about = {**said, **about}
     measures: list[Measure] = []
     failed = False
     for name in asked.names or BENCHMARKS:
@@ -91,10 +98,9 @@ def main() -> int:
             continue
         measures += done
         show(console, done)
-        if asked.out:
+        for path in map(Path, asked.out):
             # What has been measured is kept, whatever becomes of the rest.
-            path = Path(asked.out)
-            path.write_text(markdown(measures, about) if path.suffix == ".md" else as_json(measures, about))
+            path.write_text((markdown if path.suffix == ".md" else as_json)(kept + measures, about))
     if any(measure.target for measure in measures):
         show_verdicts(console, measures)
     return int(failed or (asked.strict and any(measure.holds() is False for measure in measures)))

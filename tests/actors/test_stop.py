@@ -149,6 +149,19 @@ def test_calls_under_way_end_with_the_procs(procs: Any) -> None:
     stopping.get(timeout=20)
 
 
+def test_calls_under_way_end_with_their_actor(procs: Any) -> None:
+    class Waits(Actor):
+        @endpoint
+        async def wait(self) -> None:
+            await asyncio.Event().wait()
+
+    actor = procs(1).spawn("waits", Waits)
+    waiting = actor.wait.call_one()
+    actor.stop("no more work").get(timeout=20)
+    with pytest.raises(StoppedError, match="was stopped: no more work"):
+        waiting.get(timeout=20)
+
+
 def test_messages_that_come_after_the_stop_are_refused(procs: Any, tmp_path: Path) -> None:
     """Another sender does not know of the stop yet: each of its calls is answered."""
 

@@ -63,6 +63,8 @@ class Cell:
         self.tasks: dict[asyncio.Task[Any], m.Call] = {}
         """The messages that are handled on the event loop."""
         self._halting: asyncio.Task[None] | None = None
+        self._ending: str | None = None
+        """Why the calls that are still under way are ended."""
         self._judging: asyncio.Task[None] | None = None
 
     def title(self) -> str:
@@ -161,7 +163,10 @@ class Cell:
                 args = kwargs = None
                 value = await value
         except BaseException as error:
-            self._answer_error(call, error)
+            if isinstance(error, asyncio.CancelledError) and self._ending is not None:
+                refuse(self.runtime, call, self._ending)
+            else:
+                self._answer_error(call, error)
         else:
             self._answer(call, method, value)
         finally:
@@ -339,6 +344,7 @@ class Cell:
         try:
             if self.tasks:
                 _, late = await asyncio.wait(list(self.tasks), timeout=_DRAIN)
+                self._ending = reason
                 for task in late:
                     task.cancel()
             current.set((self, m.Call(self.runtime.proc, self.key, "__cleanup__", 0, b"", "", 0, b"")))
