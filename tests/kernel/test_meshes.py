@@ -11,6 +11,8 @@ import pytest
 from kernels import Notebook
 from leaks import Kit
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def more(notebook: Notebook) -> Notebook:

@@ -9,6 +9,8 @@ import pytest
 
 from kernels import Cell, Notebook
 
+pytestmark = pytest.mark.slow
+
 IN_TIME = 2.0
 ACTORS = """
 import asyncio, os, time

@@ -15,6 +15,8 @@ import pytest
 
 from leaks import wait_until
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("sklearn")
 pytest.importorskip("matplotlib")
 ROOT = Path(__file__).parents[2]

@@ -28,6 +28,8 @@ from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
 from monarch._wire.links import IPC_PATH_LIMIT, Inbox, Link, make_context
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 M = TypeVar("M")
 OWNER = "h/owner"

@@ -29,6 +29,8 @@ from monarch.actor import Actor, current_rank, endpoint, this_host
 from monarch.exceptions import SupervisionError
 from monarch.testing import local_hosts
 
+pytestmark = pytest.mark.slow
+
 BIG = 3_000_000
 
 

@@ -16,6 +16,8 @@ import pytest
 
 from leaks import processes, session_folders, shared_memory, wait_until
 
+pytestmark = pytest.mark.slow
+
 BOUND = 2.0
 """Seconds after which nothing may be left: the law's."""
 
