@@ -63,10 +63,9 @@ class Running:
         """What the ranks do that have not answered: a future for each."""
         return [(rank, ask(each, f"{_BUSY}:doing_in_actor", self.name, each._key)) for rank, each in self.missing()]
 
-    def abort(self) -> None:
-        """Closes the connections of collectives that they may wait in."""
-        for _, mesh in self.missing():
-            ask(mesh, f"{_BUSY}:abort_communication")
+    def abort(self) -> list[tuple[int, Any]]:
+        """Closes the connections of collectives that they may wait in: of each a future, of how many there were."""
+        return [(rank, ask(mesh, f"{_BUSY}:abort_communication")) for rank, mesh in self.missing()]
 
     def wait(self, until: float | None = None) -> bool:
         """Waits for all ranks, until a time of the monotonic clock; whether all have ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from monarch._core.ranks import describe_ranks
 from monarch.exceptions import CallTimeoutError, MonarchError
@@ -12,6 +13,7 @@ from monarch_kernel.running import Running
 _POLITE = 0.5
 _ABORT = 0.9
 _LAST = 1.3
+_GRACE = 0.3
 
 
 @dataclass
@@ -45,6 +47,14 @@ class Stopped:
         return f"{head}: " + "; ".join(parts or ["nothing ran any more"])
 
 
+def _said(answer: Any, seconds: float) -> Any:
+    """What a rank has answered by now; None if it has not."""
+    try:
+        return answer.get(seconds)[0]
+    except (CallTimeoutError, MonarchError):
+        return None
+
+
 def climb(run: Running, again: set[int]) -> Stopped:
     """Stops a cell on the ranks where it still runs.
 
@@ -60,10 +70,12 @@ def climb(run: Running, again: set[int]) -> Stopped:
     left = {rank for rank, _ in run.missing()}
     stopped.interrupted = sorted(everybody - left)
     if left:
-        run.abort()
+        closed = run.abort()
         run.wait(begun + _ABORT)
         still = {rank for rank, _ in run.missing()}
-        stopped.aborted = sorted(left - still)
+        # One that had no connections has come out of something else meanwhile.
+        stopped.aborted = sorted(rank for rank, count in closed if rank not in still and _said(count, 0.0))
+        stopped.interrupted = sorted({*stopped.interrupted, *(left - still - set(stopped.aborted))})
         left = still
     if left:
         run.interrupt()
@@ -74,6 +86,9 @@ def climb(run: Running, again: set[int]) -> Stopped:
                 # It does not even answer: a C call that keeps Python's lock.
                 moves = False
             (stopped.replaced if moves or rank in again else stopped.finishing).append(rank)
+        if set(stopped.replaced) - again:
+            # One that has just come out of a C call takes the interrupt now, and is not to be lost.
+            run.wait(time.monotonic() + _GRACE)
         ended = left - {rank for rank, _ in run.missing()}
         stopped.interrupted.extend(sorted(ended))
         stopped.finishing = [rank for rank in stopped.finishing if rank not in ended]

@@ -75,7 +75,13 @@ def _look(thread: int, name: str, moves: bool) -> Doing:
 
 
 def abort_communication() -> int:
-    """Shuts down the TCP connections of this process, which frees a rank that waits in a collective; how many."""
+    """Shuts down the TCP connections of this process, which frees a rank that waits in a collective; how many.
+
+    Of a process without a process group none, since its connections are the person's own.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 0
     count = 0
     for name in os.listdir("/proc/self/fd"):
         try:
