@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 import time
 from typing import Any
@@ -27,15 +26,6 @@ from monarch_kernel.running import Run
 from monarch_kernel.spawning import Spawning, parse_spawn
 from monarch_kernel.stop import Stopped, climb
 from monarch_kernel.streams import Streams
-
-
-def names_dist(cell: str) -> bool:
-    """Whether a cell uses ``dist``, for which the ranks need a process group."""
-    try:
-        tree = ast.parse(cell)
-    except SyntaxError:
-        return False
-    return any(isinstance(node, ast.Name) and node.id == "dist" for node in ast.walk(tree))
 
 
 def _values(run: Run, results: dict[int, CellResult]) -> ValueMesh[Any]:
@@ -89,8 +79,6 @@ class MeshMagics(Magics):
             where = describe_ranks(finishing)
             print(f"waiting for {where}, still inside a C call of a cell that was stopped", file=sys.stderr)
         try:
-            if mesh is not None and names_dist(cell):
-                mesh.form_group()
             run, displays = self._start(actors, header, cell, mesh is None)
         except DeviceMeshError as error:
             raise error if mesh is None else with_hint(error, mesh.name) from None
@@ -125,8 +113,7 @@ class MeshMagics(Magics):
             # Actors of the person's own keep their state; what does not stop is theirs to replace.
             stopped.stubborn, stopped.replaced = stopped.replaced, []
             return stopped
-        # Some may have left a collective that others are in.
-        mesh.grouped = False
+        mesh.check_groups(bool(stopped.aborted))
         if stopped.finishing:
             mesh.unfinished.append(run)
         if stopped.replaced:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,14 +10,21 @@ from monarch._actors.actormesh import ActorMesh
 from monarch._actors.process import get_runtime
 from monarch._actors.procmesh import ProcMesh
 from monarch._actors.replace import replace
+from monarch._actors.services import ask
 from monarch._cells.namespace import Namespace
-from monarch.exceptions import DeviceMeshError, MonarchError
+from monarch._core.steps import in_step
+from monarch.exceptions import CallTimeoutError, DeviceMeshError, MonarchError
 from monarch_kernel.header import Header, HeaderError, ranks_of
 from monarch_kernel.recipe import Recipe
-from monarch_kernel.running import Run
+from monarch_kernel.running import STOPPED, Run
 
 Stage = Callable[[str, Any], None]
 """Is told what begins, and the future that it ends with."""
+
+
+_GROUPS = "monarch._actors.groups"
+_HEARING = 0.2
+"""Seconds for ranks to say how far they are."""
 
 
 class NoMesh(MonarchError):
@@ -36,10 +41,6 @@ class Mesh:
         self.cells = cells
         self.release = release
         """Gives the hosts back."""
-        self.grouped = False
-        """Whether its ranks have a process group that works."""
-        self._rendezvous = ""
-        """The file in which the ranks of the process group have found each other; they use it as long as it lives."""
         self.unfinished: list[Run] = []
         """Cells that were stopped while ranks were inside C calls, which they leave when those return."""
 
@@ -48,21 +49,21 @@ class Mesh:
         self.unfinished = [run for run in self.unfinished if not run.done]
         return sorted({rank for run in self.unfinished for rank, _ in run.missing()})
 
-    def form_group(self) -> None:
-        """Makes the process group of the mesh, on all of its ranks together."""
-        if not self.grouped:
-            # In the session's folder, which goes with the session.
-            self._forget_rendezvous()
-            self._rendezvous = os.path.join(get_runtime().folder, f"rendezvous-{secrets.token_hex(4)}")
-            cells: Any = self.cells
-            cells.form_group.call(self._rendezvous).get()
-            self.grouped = True
+    def check_groups(self, cut: bool) -> None:
+        """After a stop: the process groups are made anew if some ranks have left a collective that others are in.
 
-    def _forget_rendezvous(self) -> None:
-        if self._rendezvous:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._rendezvous)
-            self._rendezvous = ""
+        Args:
+            cut: whether a rank was freed from a collective, so that there is no doubt.
+        """
+        if not cut:
+            try:
+                cut = not in_step(ask(self.cells, f"{_GROUPS}:in_step").get(_HEARING))
+            except (CallTimeoutError, MonarchError):
+                # A rank that cannot say is in C, and may be in a collective.
+                cut = True
+        if cut:
+            # What is sent to the ranks later comes later, so nobody has to wait for it.
+            ask(self.cells, f"{_GROUPS}:spoil", STOPPED)
 
     def actors(self) -> list[ActorMesh]:
         """The meshes of actors that live in its processes, besides the namespaces."""
@@ -78,14 +79,12 @@ class Mesh:
         made = replace(self.procs, ranks, [self.cells, *self.actors()])
         for each in made:
             each.get(20)
-        self.grouped = False
 
     def end(self) -> None:
         """Ends its processes, and gives the hosts back."""
         try:
             self.procs.stop().get(15)
         finally:
-            self._forget_rendezvous()
             self.release()
 
     def choose(self, header: Header) -> list[ActorMesh]:

@@ -17,6 +17,8 @@ from monarch._wire.messages import Dead
 from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError
 
 _BUSY = "monarch._cells.busy"
+_GROUPS = "monarch._actors.groups"
+STOPPED = "a stop has ended a collective half way; use the group again to make it anew"
 _INSIDE = "monarch._cells.inside:run_in_actor"
 
 
@@ -65,7 +67,7 @@ class Running:
 
     def abort(self) -> list[tuple[int, Any]]:
         """Closes the connections of collectives that they may wait in: of each a future, of how many there were."""
-        return [(rank, ask(mesh, f"{_BUSY}:abort_communication")) for rank, mesh in self.missing()]
+        return [(rank, ask(mesh, f"{_GROUPS}:spoil", STOPPED)) for rank, mesh in self.missing()]
 
     def wait(self, until: float | None = None) -> bool:
         """Waits for all ranks, until a time of the monotonic clock; whether all have ended."""

@@ -11,6 +11,8 @@ Everything below is a MonarchError:
         SupervisionError                    the target has died: process, host or actor
         StoppedError                        the target was stopped by its owner
         SpawnError                          processes or actors could not be started
+        GroupError                          a process group could not be made, or is broken
+        TransferError                       memory of another process could not be read or written
     DeadlockError                       actors wait for each other in a circle
     CallTimeoutError                    ``get(timeout=...)`` ran out; the call goes on
     ProtocolError                       a peer speaks another version, or is not who it should be
@@ -31,6 +33,7 @@ __all__ = [
     "DeadlockError",
     "DeviceMeshError",
     "EditError",
+    "GroupError",
     "MonarchError",
     "NotAnEndpointError",
     "PointError",
@@ -40,6 +43,7 @@ __all__ = [
     "SpawnError",
     "StoppedError",
     "SupervisionError",
+    "TransferError",
 ]
 
 
@@ -145,6 +149,14 @@ class StoppedError(DeviceMeshError):
 
 class SpawnError(DeviceMeshError):
     """Processes or actors could not be started."""
+
+
+class GroupError(DeviceMeshError):
+    """A process group could not be made, or one of its ranks has died; it can be made anew."""
+
+
+class TransferError(DeviceMeshError):
+    """Memory of another process could not be read or written: its owner has died, or has dropped it."""
 
 
 class EditError(DeviceMeshError):

@@ -9,6 +9,7 @@ from monarch._actors.call import Endpoint, Undecorated
 from monarch._actors.endpoint import arity_of, methods_of
 from monarch._actors.future import Future
 from monarch._actors.gather import Gather, died
+from monarch._actors.groups import Grouped
 from monarch._actors.owned import Managed
 from monarch._actors.peers import Targets
 from monarch._actors.process import get_runtime
@@ -47,7 +48,7 @@ class _State:
         self.spec: ActorSpec | None = None
 
 
-class ActorMesh(MeshView, Managed):
+class ActorMesh(Grouped, MeshView, Managed):
     """The actors of one ``spawn``, or a view of them. Its endpoints are attributes, as in ``mesh.train.call(1)``.
 
     A mesh can be sent in messages. What arrives refers to the same actors and does not own them.

@@ -49,6 +49,7 @@ class Session:
         proc = f"{host}/c{secrets.token_hex(3)}"
         try:
             self.runtime = runtime = Runtime(proc, self.folder, proc)
+            runtime.secret = secrets.token_bytes(32)
         except BaseException:
             remove_folder(self.folder)
             raise

@@ -124,11 +124,15 @@ class HostMesh(MeshView, Managed):
         shared.initialized = gather
         mesh = ProcMesh(shared, procs.region(), runtime)
         runtime.proc_meshes[uid] = (called, own_by_current(mesh))
+        runtime.own_procs[uid] = procs
+        addresses = tuple(runtime.address_of(host) for host in hosts) if set(hosts) != {runtime.host} else ()
         packed = dumps(bootstrap, "bootstrap")[0] if bootstrap is not None else None
         path, cwd = [path for path in sys.path if isinstance(path, str)], _cwd()
 
         def start(ranks: list[int], port: int) -> None:
-            config = dumps(RankConfig(runtime.proc, runtime.root, procs, port, packed, here[0].key if here else ""))[0]
+            owner = here[0].key if here else ""
+            known = RankConfig(runtime.proc, runtime.root, procs, port, packed, owner, addresses, runtime.secret)
+            config = dumps(known)[0]
             by_host: dict[str, list[int]] = {}
             for rank in ranks:
                 by_host.setdefault(hosts[rank // count], []).append(rank)

@@ -13,6 +13,7 @@ from monarch._actors.context import own_by_current
 from monarch._actors.endpoint import init_arity_of
 from monarch._actors.future import Future, Promise
 from monarch._actors.gather import Gather, died
+from monarch._actors.groups import Grouped
 from monarch._actors.owned import Managed
 from monarch._actors.process import get_runtime
 from monarch._actors.procs import Procs
@@ -51,7 +52,7 @@ class _Shared:
         """Has the processes of some ranks started, which answer to a port when they are set up."""
 
 
-class ProcMesh(MeshView, Managed):
+class ProcMesh(Grouped, MeshView, Managed):
     """The processes of one ``spawn_procs``, or a view of them; actors are spawned on it."""
 
     def __init__(self, state: _Shared, region: Region, runtime: Runtime) -> None:

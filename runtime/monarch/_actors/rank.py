@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from monarch._actors import groups
 from monarch._actors.cells import NOTHING, Cell
 from monarch._actors.executors import Executor, MainExecutor, ThreadExecutor
 from monarch._actors.failures import pack_failure
@@ -36,6 +37,8 @@ class Rank:
         self.runtime = runtime = Runtime(proc, folder, config.root)
         runtime.rank = place
         runtime.config = config
+        runtime.secret = config.secret
+        runtime.on_sibling_died = groups.member_died
         set_runtime(runtime)
         self.main = MainExecutor(runtime)
         self._capture = Capture()

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 from monarch._actors.circles import Circles
 from monarch._actors.functions import function_of
 from monarch._actors.peers import WINDOW, Gateway, IpcPeer, LocalPeer, Peer, RemotePeer
+from monarch._actors.procs import Procs, split_proc
 from monarch._core.region import Region
 from monarch._procs.pump import Pump, Waiter
 from monarch._procs.session import host_of, ipc_address
@@ -83,6 +84,8 @@ class Runtime:
         self.hosts: dict[str, tuple[str, str]] = {}
         """Owner address and public key of the other hosts that this process talks to by itself."""
         self.keys: KeyPair | None = None
+        self.secret = b""
+        """Of the session: who has it may read and write the buffers of its processes."""
         self.lease = LEASE_S
         """Seconds of silence after which a host counts as lost."""
         self.segments = Segments()
@@ -106,6 +109,8 @@ class Runtime:
         """Called where a thread has time: sends what was printed."""
         self.on_output: Callable[[m.Output], None] | None = None
         self.on_dead: Callable[[m.Dead, bool], None] | None = None
+        self.on_sibling_died: Callable[[m.Dead], None] = lambda dead: None
+        """Told of the death of ranks of this rank's own mesh."""
         self.on_fault: Callable[[m.Fault], None] | None = None
         self.on_create: Callable[[m.Create, Sequence[Any]], None] | None = None
         self.on_halt: Callable[[m.Halt], None] | None = None
@@ -122,6 +127,8 @@ class Runtime:
         """Of each of those, the key of the actor that spawned it, empty for the program."""
         self.proc_meshes: dict[str, tuple[str, str]] = {}
         """Meshes of procs that were spawned from here: of each uid its name, and its owner as above."""
+        self.own_procs: dict[str, Procs] = {}
+        """The processes of those, by uid."""
         self.need_agent: Callable[[], None] = _nothing
         """Starts the agent of this host, unless it runs."""
         self.base_env: Callable[[str], dict[str, str | None]] = lambda host: {}
@@ -250,8 +257,12 @@ class Runtime:
         except Exception as error:
             from monarch._actors.failures import pack_failure
 
+            if not ask.port:
+                # Nobody waits for an answer, and it is an error of this package.
+                raise
             status, body = m.ERROR, pack_failure(error)
-        self.reply(ask.src, ask.port, self.region_of(ask.view).position_of(self.rank) or 0, status, body)
+        if ask.port:
+            self.reply(ask.src, ask.port, self.region_of(ask.view).position_of(self.rank) or 0, status, body)
 
     # Peers
 
@@ -293,6 +304,11 @@ class Runtime:
         """Takes a connection that there is already as the way to another host."""
         self._gateways[host] = Gateway(link, f"{host}/agent", True)
 
+    def address_of(self, host: str) -> str:
+        """The address, without a port, at which another host is reached; empty if it is not known here."""
+        address = self.hosts.get(host, ("", ""))[0]
+        return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
     def to_agent(self, host: str, message: m.AnyMessage) -> None:
         """Sends to the agent of a host."""
         self.peer(f"{host}/agent").send(m.encode(message))
@@ -309,8 +325,23 @@ class Runtime:
         for gather in list(self._gathers.values()):
             if gather.lost(peer, dead):
                 waited = True
+        if not dead.expected:
+            self._tell_siblings(dead)
         if self.on_dead is not None:
             self.on_dead(dead, waited)
+
+    def _tell_siblings(self, dead: m.Dead) -> None:
+        """Others of its mesh may wait for it in a collective, of which nobody else frees them."""
+        uid = split_proc(dead.proc)[0]
+        if self.config is not None and uid == self.config.procs.uid:
+            self.on_sibling_died(dead)
+        procs = self.own_procs.get(uid)
+        if procs is not None:
+            frame = m.encode(dead)
+            for rank in range(procs.region().nelements):
+                sibling = self.peers.get(procs.proc(rank))
+                if sibling is not None and sibling.dead is None:
+                    sibling.send(frame)
 
     def _dead_peer(self, proc: str) -> Peer:
         with self.peer_lock:

@@ -40,3 +40,7 @@ class RankConfig:
     bootstrap: bytes | None
     """A pickled function to run before any actor is made."""
     owner_actor: str = ""
+    addresses: tuple[str, ...] = ()
+    """Of each host of the mesh, in order, the address by which the others reach it; empty where it is not known."""
+    secret: bytes = b""
+    """Of the session: who has it may read and write the buffers of its processes."""

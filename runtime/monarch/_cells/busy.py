@@ -1,10 +1,8 @@
-"""What a rank's main thread is doing, and how to free it from a collective: asked while a cell runs."""
+"""What a rank's main thread is doing: asked while a cell runs."""
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -72,28 +70,3 @@ def _look(thread: int, name: str, moves: bool) -> Doing:
             break
         frame = frame.f_back
     return Doing(where, line, moves)
-
-
-def abort_communication() -> int:
-    """Shuts down the TCP connections of this process, which frees a rank that waits in a collective; how many.
-
-    Of a process without a process group none, since its connections are the person's own.
-    """
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return 0
-    count = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            # A copy of the descriptor, so that closing this object leaves the one that is in use.
-            with socket.socket(fileno=os.dup(int(name))) as copy:
-                if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
-                    copy.getpeername()
-                    copy.shutdown(socket.SHUT_RDWR)
-                    count += 1
-        except OSError:
-            # Not connected, or closed meanwhile.
-            continue
-    return count

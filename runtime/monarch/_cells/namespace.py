@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import sys
-import types
 from typing import Any
 
 from monarch._actors.actor import Actor
@@ -40,8 +39,8 @@ class Namespace(Actor):
             rank=self.point.rank,
             world_size=size,
             point=self.point,
-            mesh=types.SimpleNamespace(name=name, sizes=dict(self.point.extent)),
-            dist=LazyDist(self.point.rank, size),
+            mesh=instance.proc_mesh,
+            dist=LazyDist(),
             display=self.display,
         )
         try:
@@ -70,15 +69,6 @@ class Namespace(Actor):
             sink: a Port for what it displays while it runs.
         """
         return run(steps_of(source, name, self.variables, self.display, sink))
-
-    @endpoint
-    def form_group(self, rendezvous: str) -> None:
-        """Makes the process group of the mesh; to be called on all ranks together.
-
-        Args:
-            rendezvous: a new file that all of them can write to.
-        """
-        self.variables["dist"]._form(rendezvous)
 
     @endpoint
     def push(self, values: dict[str, Any]) -> None:

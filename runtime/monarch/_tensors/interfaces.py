@@ -1,0 +1,36 @@
+"""Which network interface collectives go by: the one whose address the other hosts know this one by."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+LOOPBACK = "127.0.0.1"
+
+# Both libraries guess by the name of the host otherwise, which on many machines leads to an address nobody reaches.
+_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def choose_interface(address: str) -> None:
+    """Has gloo and NCCL use the interface that has an address; variables that are set already stay."""
+    name = interface_of(address)
+    if name:
+        for variable in _VARIABLES:
+            if variable == "NCCL_SOCKET_IFNAME" and name == "lo":
+                # Ranks of one host do not use sockets there, and NCCL may refuse the interface.
+                continue
+            os.environ.setdefault(variable, name)
+
+
+def interface_of(address: str) -> str:
+    """The name of the interface with this IPv4 or IPv6 address, or of this host name; empty if there is none."""
+    import psutil
+
+    try:
+        known = {str(entry[4][0]) for entry in socket.getaddrinfo(address, None)}
+    except OSError:
+        return ""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] in known for each in addresses):
+            return name
+    return ""

@@ -1,0 +1,189 @@
+"""The process groups of this process: one over all ranks of its mesh, and others within, made when first used."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from monarch._tensors.connections import of_collectives, shut_down, tcp_sockets
+from monarch._tensors.interfaces import choose_interface
+from monarch._tensors.rendezvous import meet
+from monarch.exceptions import GroupError
+
+BOTH = "cpu:gloo,cuda:nccl"
+_TIMEOUT = datetime.timedelta(minutes=30)
+"""As torch has it; a rank that dies frees the others long before."""
+
+
+class Place(NamedTuple):
+    """What one rank needs in order to join."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    address: str
+    """Of the machine that serves the store."""
+    port: int
+    own_address: str
+    """Of this machine, as the others know it."""
+    device: str
+    """What the rank computes on: ``cpu``, or the GPU by a name that no other GPU of the mesh has."""
+
+
+@dataclass
+class World:
+    """The default process group as it was formed once, and what was made within it."""
+
+    place: Place
+    store: Store
+    devices: list[str]
+    sockets: set[tuple[int, int]] = field(default_factory=set)
+    groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def group(self, ranks: Sequence[int]) -> Any:
+        """The process group of some ranks, of which this is one; each of them is to ask for it."""
+        key = tuple(ranks)
+        with self.lock:
+            found = self.groups.get(key)
+            if found is None:
+                if key == tuple(range(self.place.size)):
+                    found = dist.group.WORLD
+                else:
+                    before = tcp_sockets()
+                    # Only its members take part, so that the others may do something else.
+                    found = dist.new_group(
+                        list(key), backend=self.backend(key), use_local_synchronization=True, timeout=_TIMEOUT
+                    )
+                    self.sockets |= tcp_sockets() - before
+                self.groups[key] = found
+            return found
+
+    def backend(self, ranks: Sequence[int]) -> str:
+        """What a group of these ranks communicates by."""
+        return choose_backend([self.devices[rank] for rank in ranks])
+
+    def position(self) -> dict[str, int]:
+        """How many collectives this rank has begun in each group: equal in all that are in step."""
+        counts: dict[str, int] = {}
+        for ranks, group in self.groups.items():
+            with contextlib.suppress(RuntimeError):
+                counts[",".join(map(str, ranks))] = group._get_sequence_number_for_group()
+        return counts
+
+    def free(self) -> int:
+        """Frees whoever waits in a collective here, and with that spoils the groups; how many connections it cut."""
+        return shut_down(self.sockets) + _abort_nccl()
+
+
+def choose_backend(devices: Sequence[str]) -> str:
+    """NCCL if each rank has a GPU of its own, beside gloo for tensors on the CPU; else gloo for all."""
+    of_their_own = "cpu" not in devices and len(set(devices)) == len(devices)
+    return BOTH if of_their_own and dist.is_nccl_available() else "gloo"
+
+
+def form(place: Place, store: Store) -> World:
+    """Joins the default process group, together with all other ranks of the mesh.
+
+    Raises:
+        GroupError: others did not come, or the group could not be made.
+    """
+    choose_interface(place.own_address)
+    said = meet(store, place.rank, place.size, f"{place.device}\n{_default_group()}")
+    devices = [each.partition("\n")[0] for each in said]
+    theirs = [each.partition("\n")[2] for each in said]
+    if any(theirs):
+        wrong = [rank for rank, each in enumerate(theirs) if each != f"{rank} of {place.size}"]
+        if wrong:
+            raise GroupError(
+                f"the program has a default process group that is not that of all ranks of the mesh in their order: "
+                f"rank {wrong[0]} of {place.size} has place {theirs[wrong[0]] or 'none'} in it; end it by "
+                f"dist.destroy_process_group() to use those of the mesh"
+            )
+        world = World(place, store, devices, of_collectives([place.address, place.own_address]))
+        world.group(range(place.size))
+        return world
+    before = tcp_sockets()
+    try:
+        dist.init_process_group(
+            choose_backend(devices),
+            store=PrefixStore("default", store),
+            rank=place.rank,
+            world_size=place.size,
+            timeout=_TIMEOUT,
+        )
+    except RuntimeError as error:
+        raise GroupError(f"the process group could not be made on rank {place.rank}: {error}") from error
+    world = World(place, store, devices, tcp_sockets() - before)
+    world.group(range(place.size))
+    return world
+
+
+def _default_group() -> str:
+    """Place in the default process group that the program has made by itself, as ``rank of size``; empty for none."""
+    return f"{dist.get_rank()} of {dist.get_world_size()}" if dist.is_initialized() else ""
+
+
+def leave(world: World) -> None:
+    """Ends the groups, so that others can be made."""
+    if dist.is_initialized():
+        # Aborting it first, since destroying waits for what is under way.
+        world.free()
+        dist.destroy_process_group()
+
+
+def torchrun_variables(place: Place) -> dict[str, str]:
+    """The environment that torchrun gives its workers, for programs that make their process group by themselves."""
+    return {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_size),
+        "GROUP_RANK": str(place.rank // place.local_size),
+        "GROUP_WORLD_SIZE": str(-(-place.size // place.local_size)),
+        "ROLE_RANK": str(place.rank),
+        "ROLE_WORLD_SIZE": str(place.size),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": place.address,
+        "MASTER_PORT": str(place.port),
+    }
+
+
+def own_device() -> str:
+    """What this rank computes on, as ``Place.device`` has it."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return f"cuda {os.uname().nodename} {visible or torch.cuda.current_device()}"
+
+
+def _abort_nccl() -> int:
+    count = 0
+    for group in list(getattr(dist.distributed_c10d._world, "pg_map", {})):
+        for backend in {id(each): each for each in _backends(group)}.values():
+            if type(backend).__name__ == "ProcessGroupNCCL":
+                backend.abort()
+                count += 1
+    return count
+
+
+def _backends(group: Any) -> list[Any]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    try:
+        return [group._get_backend(torch.device("cuda"))]
+    except RuntimeError:
+        return []
