@@ -23,6 +23,8 @@ USAGE = """\
 %mesh push a b                     copy variables to all ranks
 %mesh pull x [--rank R] [--as y]   bring a variable here
 %mesh log                          all that ranks have printed
+%mesh run [--on MESH[SLICE]] script.py ARGS
+                                   run a program that was written for torchrun on the ranks
 %mesh update NAME                  give living actors the class that the notebook has now
 %mesh reload MODULE                the same for an edited file, everywhere
 %%mesh [MESH][SLICE] [options]     run the cell on ranks, as in %%mesh [0,3] or %%mesh m[gpus=0:4]

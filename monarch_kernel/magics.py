@@ -18,9 +18,10 @@ from monarch.exceptions import DeviceMeshError
 from monarch_kernel.displays import Displays
 from monarch_kernel.edit import Editor
 from monarch_kernel.handle import Handle
-from monarch_kernel.header import Header, parse
+from monarch_kernel.header import Header, HeaderError, parse
 from monarch_kernel.lines import Verbs
 from monarch_kernel.meshes import Mesh, Meshes, choose, with_hint
+from monarch_kernel.programs import hand_out, parse_run
 from monarch_kernel.render import CellStopped, MeshCellError, bundle_of_ranks
 from monarch_kernel.running import Run
 from monarch_kernel.spawning import Spawning, parse_spawn
@@ -52,7 +53,7 @@ class MeshMagics(Magics):
         self._verbs = Verbs(shell, self.meshes, lambda: self._attach_streams().log)
         self.editor = Editor(shell, self.meshes)
         self._spawning = Spawning(shell, self.meshes, self.editor)
-        self._verbs.more.update(update=self.editor.update, reload=self.editor.reload)
+        self._verbs.more.update(update=self.editor.update, reload=self.editor.reload, run=self.run_program)
 
     @line_magic("mesh")
     def line(self, line: str) -> Any:
@@ -97,6 +98,17 @@ class MeshMagics(Magics):
             stopped = self._stop(mesh, run, finishing)
         displays.close()
         return self._finish(len(actors), header, run, stopped)
+
+    def run_program(self, words: list[str]) -> Any:
+        """``%mesh run``: a program that was written for torchrun, on the ranks of a mesh."""
+        __tracebackhide__ = True
+        program = parse_run(words)
+        header = parse(program.place)
+        mesh, actors = self.addressed(header.name)
+        if mesh is None:
+            raise HeaderError(f"{header.name!r} is a mesh of actors, and a program runs on the ranks of a mesh")
+        text = hand_out(program, actors, choose(actors, header))
+        return self.cell(program.place, text)
 
     def addressed(self, name: str | None) -> tuple[Mesh | None, ActorMesh]:
         """The mesh of a name with its namespaces; or no mesh, and the actors that a variable of that name has."""

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "runtime" / "monarch"
 
 # Ground first. A public module is one whose name has no leading underscore; it stands on the top floor.
-FLOORS = ["_core", "_wire", "_procs", "_tensors", "_probe", "_actors", "_cells", "public"]
+FLOORS = ["_core", "_wire", "_procs", "_tensors", "_probe", "_actors", "_transfers", "_cells", "public"]
 # Every floor may import these. In return they import nothing of the package but each other.
 GROUND = {"monarch.exceptions", "monarch.config"}
 

@@ -293,6 +293,10 @@ class Session:
                 self._released.add(host)
                 self.runtime.to_agent(host, m.Bye(self.runtime.proc))
 
+    def own_address(self) -> str:
+        """The address, without a port, at which other hosts reach this program; empty if there are none."""
+        return self._address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
     # The end
 
     def close(self, timeout: float) -> None:

@@ -150,6 +150,15 @@ class Membership:
 
     # Breaking
 
+    def leave(self) -> None:
+        """Ends the groups, because a program is to make its own; the next use makes them anew, with the others."""
+        from monarch._tensors.world import leave
+
+        with self.lock:
+            world, self.world = self.world, None
+        if world is not None:
+            leave(world)
+
     def spoil(self, reason: str) -> int:
         """The groups are of no use any more: frees whoever waits in a collective; how many connections that cut."""
         from monarch._tensors.connections import shut_down, tcp_sockets

@@ -101,6 +101,10 @@ class Runtime:
         self.mappings = Mappings(self._on_release)
         self.circles = Circles(self)
         self.closed = False
+        self.at_close: list[Callable[[], object]] = []
+        """What others have left to do when this ends."""
+        self.at_death: list[Callable[[str], object]] = []
+        """Told the proc id of each process that has died."""
         self.deaths = 0
         """How many peers have died."""
         self.rank = 0
@@ -327,6 +331,8 @@ class Runtime:
                 waited = True
         if not dead.expected:
             self._tell_siblings(dead)
+        for action in self.at_death:
+            action(dead.proc)
         if self.on_dead is not None:
             self.on_dead(dead, waited)
 
@@ -510,6 +516,8 @@ class Runtime:
         if self.closed:
             return
         self.closed = True
+        for action in self.at_close:
+            action()
         self.pump.close()
         gone = m.Dead(self.proc, "was shut down", True, [])
         for gather in list(self._gathers.values()):

@@ -7,6 +7,9 @@ from typing import Any
 from monarch._actors.actormesh import ActorMesh
 from monarch._actors.future import Future
 from monarch._actors.gather import Gather
+from monarch._actors.process import get_runtime
+from monarch._core.extent import Extent
+from monarch._core.region import Region
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 
@@ -23,6 +26,16 @@ def ask(mesh: ActorMesh, service: str, *args: Any) -> Future[dict[int, Any]]:
     frame = m.encode(m.Ask(runtime.proc, gather.port, mesh._view_bytes, service, dumps(args)[0]))
     for peer in targets.peers:
         peer.send(frame)
+    gather.check()
+    return gather
+
+
+def ask_proc(proc: str, service: str, *args: Any) -> Future[Any]:
+    """Asks one process; the result is what it answers, or its error."""
+    runtime = get_runtime()
+    view = m.pack(Region((), 0, (), ()).pack())
+    gather: Gather[Any] = Gather(runtime, [runtime.peer(proc)], Extent((), ()), proc, "", lambda _, values: values[0])
+    gather.targets[0].send(m.encode(m.Ask(runtime.proc, gather.port, view, service, dumps(args)[0])))
     gather.check()
     return gather
 

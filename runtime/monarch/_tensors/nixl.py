@@ -1,0 +1,209 @@
+"""NIXL: one-sided transfers by the best that UCX finds, RDMA between hosts where there is the hardware for it."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from monarch._tensors.registry import Registry, Remote
+from monarch._tensors.transport import Move, dropped, lost_meanwhile
+from monarch.exceptions import TransferError
+
+# Of each process: its agent's name and metadata, as others add them.
+Exposed = tuple[str, bytes]
+
+
+@cache
+def is_installed() -> bool:
+    """Whether this process can use NIXL."""
+    return importlib.util.find_spec("nixl") is not None
+
+
+class _Span(NamedTuple):
+    local: int
+    remote: int
+    size: int
+
+
+class _Failed(Exception):
+    """A transfer that NIXL has given up."""
+
+
+class _Registered:
+    """Memory of this process that is registered for the time of some transfers; the first piece is of another size."""
+
+    def __init__(self, agent: Any, spans: Sequence[_Span], first: int) -> None:
+        self._agent = agent
+        pieces = [(span.local, span.size, 0, "") for span in spans]
+        pieces[0] = (pieces[0][0], first, 0, "")
+        self._registered = agent.register_memory(pieces, "DRAM")
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self._agent.deregister_memory(self._registered)
+
+
+def _check(moves: Sequence[Move], keys: ctypes.Array[ctypes.c_uint64]) -> None:
+    for (remote, _), key in zip(moves, keys, strict=True):
+        if key != remote.key:
+            raise dropped(remote)
+
+
+class Nixl:
+    """The transport by NIXL, and what the owner of memory does for it.
+
+    Args:
+        name: of this process's agent, unique in the session.
+        registry: this process's memory that others may use.
+        ask: asks the owner of some memory, by its proc id, to expose it, by its keys: see ``expose``.
+    """
+
+    name = "nixl"
+
+    def __init__(self, name: str, registry: Registry, ask: Callable[[str, list[int], float], Exposed | None]) -> None:
+        self._name = name
+        self._registry = registry
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._agent: Any = None
+        self._exposed: dict[int, Any] = {}
+        self._tables: dict[int, Any] = {}
+        """Of the tables of slots, by address: others look there whether a piece was dropped."""
+        self._known: dict[tuple[str, int], str] = {}
+
+    def reason_against(self, remote: Remote, local_device: str) -> str:
+        if not is_installed():
+            return "nixl is not installed here; pip install 'monarch-kernel[rdma]'"
+        if remote.device != "cpu" or local_device != "cpu":
+            return "it is used for memory of CPUs only so far"
+        try:
+            self._agent_of([remote], 10.0)
+        except TransferError as error:
+            return str(error)
+        return ""
+
+    # The owner
+
+    def expose(self, keys: Sequence[int]) -> Exposed | None:
+        """Registers pieces of memory, so that other agents reach them; None if one was dropped."""
+        with self._lock:
+            agent = self._own_agent()
+            for key in keys:
+                memory, table = self._registry.get(key), self._registry.slot_table(key)
+                if memory is None or table is None:
+                    return None
+                if table[0] not in self._tables:
+                    self._tables[table[0]] = agent.register_memory([(*table, 0, "")], "DRAM")
+                if key not in self._exposed:
+                    self._exposed[key] = agent.register_memory([(memory.address, memory.size, 0, "")], "DRAM")
+            return self._name, bytes(agent.get_agent_metadata())
+
+    def hide(self, key: int) -> None:
+        """Nobody reaches a piece of memory any more."""
+        with self._lock:
+            registered = self._exposed.pop(key, None)
+            if registered is not None:
+                self._agent.deregister_memory(registered)
+
+    def _own_agent(self) -> Any:
+        if self._agent is None:
+            # It would say at each start what it has found.
+            os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
+            from nixl._api import nixl_agent, nixl_agent_config  # pyright: ignore[reportMissingImports]
+
+            try:
+                self._agent = nixl_agent(self._name, nixl_agent_config(backends=["UCX"]))
+            except Exception as error:
+                raise TransferError(f"nixl cannot be used here: {error}") from error
+        return self._agent
+
+    # The other side
+
+    def _agent_of(self, remotes: Sequence[Remote], timeout: float) -> str:
+        """The name of the owner's agent, which reaches these pieces of it."""
+        proc = remotes[0].proc
+        unknown = [remote.key for remote in remotes if (proc, remote.key) not in self._known]
+        if unknown:
+            exposed = self._ask(proc, unknown, timeout)
+            if exposed is None:
+                raise dropped(remotes[0])
+            with self._lock:
+                self._own_agent().add_remote_agent(exposed[1])
+            self._known.update({(proc, key): exposed[0] for key in unknown})
+        return self._known[proc, remotes[0].key]
+
+    def move(self, moves: Sequence[Move], writing: bool, timeout: float) -> None:
+        first = moves[0].remote
+        until = time.monotonic() + timeout
+        name = self._agent_of([move.remote for move in moves], timeout)
+        keys = (ctypes.c_uint64 * len(moves))()
+        word, start = ctypes.sizeof(ctypes.c_uint64), ctypes.addressof(keys)
+        slots = [_Span(start + index * word, move.remote.slot, word) for index, move in enumerate(moves)]
+        pieces = [_Span(local.address, remote.start, local.size) for remote, local in moves]
+        with _Registered(self._agent, [*slots[:1], *pieces], len(moves) * word):
+            try:
+                self._transfer(name, slots, "READ", until)
+                _check(moves, keys)
+                self._transfer(name, pieces, "WRITE" if writing else "READ", until)
+                self._transfer(name, slots, "READ", until)
+            except TimeoutError:
+                raise lost_meanwhile(first, writing, f"{first.title} did not answer for {timeout:g} s") from None
+            except _Failed as error:
+                raise lost_meanwhile(
+                    first, writing, f"{first.title} has died or dropped the buffer ({error})"
+                ) from None
+        for (remote, _), key in zip(moves, keys, strict=True):
+            if key != remote.key:
+                raise lost_meanwhile(remote, writing, f"{remote.title} has dropped the buffer")
+
+    def _transfer(self, name: str, spans: Sequence[_Span], how: str, until: float) -> None:
+        agent = self._agent
+        here = agent.get_xfer_descs([(span.local, span.size, 0) for span in spans], "DRAM")
+        there = agent.get_xfer_descs([(span.remote, span.size, 0) for span in spans], "DRAM")
+        handle = None
+        try:
+            handle = agent.initialize_xfer(how, here, there, name)
+            state = agent.transfer(handle)
+            pause = 0.0
+            while state not in ("DONE", "ERR"):
+                if time.monotonic() > until:
+                    raise TimeoutError
+                # It has a thread of its own, so nothing but the news is waited for here.
+                time.sleep(pause)
+                pause = min(0.001, pause + 0.00002)
+                state = agent.check_xfer_state(handle)
+        except TimeoutError:
+            raise
+        except Exception as error:
+            raise _Failed(str(error)) from None
+        finally:
+            if handle is not None:
+                agent.release_xfer_handle(handle)
+        if state == "ERR":
+            raise _Failed("the transfer failed")
+
+    def forget(self, proc: str) -> None:
+        """A process has died."""
+        names = {name for (owner, _), name in self._known.items() if owner == proc}
+        self._known = {key: name for key, name in self._known.items() if key[0] != proc}
+        with self._lock:
+            for name in names:
+                try:
+                    self._agent.remove_remote_agent(name)
+                except Exception:
+                    # It was gone already.
+                    continue
+
+    def close(self) -> None:
+        """Ends the agent."""
+        with self._lock:
+            self._exposed.clear()
+            self._agent = None

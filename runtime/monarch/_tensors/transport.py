@@ -1,0 +1,57 @@
+"""What all ways of moving bytes between processes have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from monarch._tensors.memory import Memory
+from monarch._tensors.registry import Remote
+from monarch.exceptions import TransferError
+
+
+class Move(NamedTuple):
+    """Bytes to be moved between a piece of another process's memory and one of this process, of equal sizes."""
+
+    remote: Remote
+    local: Memory
+
+
+class Transport(Protocol):
+    """A way of moving bytes between two processes; both directions are one-sided."""
+
+    name: str
+
+    def reason_against(self, remote: Remote, local_device: str) -> str:
+        """Why it cannot be used between this process and a piece of memory; empty if it can."""
+        ...
+
+    def forget(self, proc: str) -> None:
+        """Lets go of what it has of a process, which has died."""
+
+    def move(self, moves: Sequence[Move], writing: bool, timeout: float) -> None:
+        """Moves bytes of pieces that all belong to one process, and returns when all are there.
+
+        Raises:
+            TransferError: the owner has died or dropped a piece; the text says whether bytes may have been written.
+        """
+        ...
+
+
+def dropped(remote: Remote) -> TransferError:
+    """The error of a buffer that is not there any more, before any byte was moved."""
+    return TransferError(
+        f"the buffer of {remote.title} was dropped, or its actor was stopped; ask its owner for a new one. Nothing was "
+        f"written",
+        mesh=remote.proc,
+    )
+
+
+def lost_meanwhile(remote: Remote, writing: bool, why: str) -> TransferError:
+    """The error of a buffer that went while bytes were moved."""
+    what = "the buffer" if writing else "the destination"
+    return TransferError(
+        f"{why} while its memory was {'written' if writing else 'read'}: {what} may be partly written, so its content "
+        f"is not to be used",
+        mesh=remote.proc,
+    )

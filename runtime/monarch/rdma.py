@@ -1,0 +1,9 @@
+"""Memory that actors share one-sidedly: the owner's Python takes no part in a read or a write, and may be busy."""
+
+from __future__ import annotations
+
+from monarch._transfers.action import RDMAAction
+from monarch._transfers.backends import get_rdma_backend, is_ibverbs_available, is_rdma_available
+from monarch._transfers.buffer import RDMABuffer
+
+__all__ = ["RDMAAction", "RDMABuffer", "get_rdma_backend", "is_ibverbs_available", "is_rdma_available"]

@@ -1,0 +1,104 @@
+"""Distributed checkpoints: written by the ranks of one mesh, and read by those of another that has another size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from monarch.actor import Actor, current_rank, current_size, endpoint
+from monarch.distributed import device_mesh
+from tensors.training import STEPS, assert_golden, make_net, make_optimizer, train
+
+GUARD = 60
+"""Seconds after which something is taken to hang."""
+
+
+class Saver(Actor):
+    """A model and its optimizer, sharded over all ranks or whole on the only one, that come and go by a folder."""
+
+    def __init__(self, sharded: bool) -> None:
+        self.model: Any = make_net()
+        if sharded:
+            from torch.distributed.fsdp import fully_shard
+
+            fully_shard(self.model, mesh=device_mesh())
+        self.optimizer = make_optimizer(self.model)
+
+    def _parts(self, full: bool = False) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+        model, optimizer = get_state_dict(
+            self.model, self.optimizer, options=StateDictOptions(full_state_dict=full, cpu_offload=False)
+        )
+        return {"model": model, "optimizer": optimizer}
+
+    @endpoint
+    def train(self, first: int, end: int) -> list[float]:
+        size = current_size()["gpus"]
+        return train(self.model, self.optimizer, range(first, end), current_rank().rank, size)
+
+    @endpoint
+    def save(self, folder: str) -> None:
+        import torch.distributed.checkpoint as checkpoint
+
+        checkpoint.save(self._parts(), checkpoint_id=folder)
+
+    @endpoint
+    def save_meanwhile(self, folder: str) -> None:
+        import torch.distributed.checkpoint as checkpoint
+
+        checkpoint.async_save(self._parts(), checkpoint_id=folder).result()
+
+    @endpoint
+    def load(self, folder: str) -> None:
+        import torch.distributed.checkpoint as checkpoint
+        from torch.distributed.checkpoint.state_dict import set_state_dict
+
+        parts = self._parts()
+        checkpoint.load(parts, checkpoint_id=folder)
+        set_state_dict(self.model, self.optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"])
+
+    @endpoint
+    def whole(self) -> dict[str, Any]:
+        """All that there is of the model and of the optimizer's state, each by its full name."""
+        parts = self._parts(full=True)
+        states = parts["optimizer"]["state"]
+        return {
+            **parts["model"],
+            **{
+                f"{name}.{key}": torch.as_tensor(value)
+                for name, state in states.items()
+                for key, value in state.items()
+            },
+        }
+
+
+def saver(mesh: Any, sharded: bool = True) -> Any:
+    return mesh.spawn("saver", Saver, sharded)
+
+
+def values(future: Any) -> list[Any]:
+    return list(future.get(timeout=GUARD).values())
+
+
+@pytest.mark.slow
+def test_what_four_ranks_save_two_load_and_one(procs: Any, tmp_path: Path) -> None:
+    four, before = saver(procs(4)), STEPS // 2
+    begun = values(four.train.call(0, before))
+    values(four.save.call(str(tmp_path)))
+    assert len(list(tmp_path.glob("*.distcp"))) == 4
+    saved = values(four.whole.call())[0]
+    assert len(saved) == 4 * 4, "each parameter with three figures of the optimizer"
+    for size, sharded in [(2, True), (1, True), (1, False)]:
+        other = saver(procs(size), sharded)
+        values(other.load.call(str(tmp_path)))
+        for loaded in values(other.whole.call()):
+            assert loaded.keys() == saved.keys()
+            assert all(torch.equal(loaded[name], value) for name, value in saved.items())
+        # It goes on where the four were.
+        rest = values(other.train.call(before, STEPS))
+        mean = torch.tensor(rest, dtype=torch.double).mean(0).tolist()
+        assert_golden([each + mean for each in begun])
