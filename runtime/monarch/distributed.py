@@ -8,15 +8,21 @@
             self.model = DistributedDataParallel(Net(), process_group=group())
 
 Both make the groups when they are first used. Meshes have methods of the same names, for other meshes and slices.
+
+``copy_state`` copies tensors between actors of two meshes, whatever their sizes and layouts.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._actors.context import context
 
-__all__ = ["device_mesh", "group"]
+if TYPE_CHECKING:
+    from monarch._tensors.states import Part
+    from monarch._transfers.copying import CopyReport, copy_state
+
+__all__ = ["CopyReport", "Part", "copy_state", "device_mesh", "group"]
 
 
 def group(*axes: str) -> Any:
@@ -39,3 +45,17 @@ def device_mesh() -> Any:
         GroupError: this is no rank, or a rank has died or does not join.
     """
     return context().actor_instance.proc_mesh.device_mesh()
+
+
+def __getattr__(name: str) -> Any:
+    # Found when they are first used, since they need torch.
+    if name == "Part":
+        from monarch._tensors.states import Part as found
+    elif name in ("CopyReport", "copy_state"):
+        from monarch._transfers import copying
+
+        found = getattr(copying, name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found

@@ -7,7 +7,6 @@ import errno
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy
 
@@ -36,12 +35,6 @@ for _call in (_libc.process_vm_readv, _libc.process_vm_writev):
         ctypes.c_ulong,
         ctypes.c_ulong,
     ]
-
-
-class _Piece(NamedTuple):
-    local: int
-    remote: int
-    size: int
 
 
 class Attach:
@@ -80,9 +73,12 @@ class Attach:
         remotes = [move.remote for move in moves]
         pid = remotes[0].pid
         self.check(remotes)
-        pieces = [_Piece(local.address, remote.start, local.size) for remote, local in moves]
+        base = [(local.address, remote.start, 0) for remote, local, _ in moves]
+        pieces = numpy.concatenate(
+            [numpy.add(move.spans[:, [1, 0, 2]], each) for move, each in zip(moves, base, strict=True)]
+        )
         try:
-            _copy(pid, pieces, writing)
+            _copy(pid, pieces.astype(numpy.uint64), writing)
         except OSError as error:
             raise lost_meanwhile(remotes[0], writing, f"{remotes[0].title} {_what(error)}") from None
         self.check_after(remotes, writing)
@@ -122,24 +118,26 @@ def _what(error: OSError) -> str:
 
 def _keys_of(remotes: list[Remote]) -> list[int]:
     """What the slots of some pieces of one process hold."""
-    keys = (ctypes.c_uint64 * len(remotes))()
-    start = ctypes.addressof(keys)
-    pieces = [_Piece(start + index * _WORD, remote.slot, _WORD) for index, remote in enumerate(remotes)]
+    keys = numpy.zeros(len(remotes), dtype=numpy.uint64)
+    pieces = numpy.empty((len(remotes), 3), dtype=numpy.uint64)
+    pieces[:, 0] = keys.ctypes.data + numpy.arange(len(remotes), dtype=numpy.uint64) * _WORD
+    pieces[:, 1] = [remote.slot for remote in remotes]
+    pieces[:, 2] = _WORD
     for batch in _batches(pieces):
         _transfer(remotes[0].pid, batch, False)
-    return list(keys)
+    return [int(key) for key in keys]
 
 
-def _copy(pid: int, pieces: list[_Piece], writing: bool) -> None:
-    total = sum(piece.size for piece in pieces)
+def _copy(pid: int, pieces: numpy.ndarray, writing: bool) -> None:
+    """Copies pieces, each a row of the address here, that in the other process, and a number of bytes."""
+    total = int(pieces[:, 2].sum())
     workers = min(_THREADS, len(os.sched_getaffinity(0))) if total >= _SHARED_OUT else 1
-    batches = list(_batches(pieces, _CHUNK if workers > 1 else 0))
     if workers == 1:
-        for batch in batches:
+        for batch in _batches(pieces):
             _transfer(pid, batch, writing)
         return
     failures: list[OSError] = []
-    todo = iter(batches)
+    todo = iter(_batches(_chunks(pieces)))
     lock = threading.Lock()
 
     def work() -> None:
@@ -163,43 +161,53 @@ def _copy(pid: int, pieces: list[_Piece], writing: bool) -> None:
         raise failures[0]
 
 
-def _batches(pieces: list[_Piece], chunk: int = 0) -> Iterator[list[_Piece]]:
-    """Pieces for one system call each, and if a chunk is given of at most about so many bytes."""
-    batch: list[_Piece] = []
-    size = 0
+def _chunks(pieces: numpy.ndarray) -> numpy.ndarray:
+    """The same pieces, with those that are larger than a chunk cut."""
+    if int(pieces[:, 2].max()) <= _CHUNK:
+        return pieces
+    cut: list[numpy.ndarray] = []
     for piece in pieces:
-        step = chunk or piece.size
-        for offset in range(0, piece.size, step):
-            length = min(step, piece.size - offset)
-            batch.append(_Piece(piece.local + offset, piece.remote + offset, length))
-            size += length
-            if len(batch) == _PIECES or (chunk and size >= chunk):
-                yield batch
-                batch, size = [], 0
-    if batch:
-        yield batch
+        size = int(piece[2])
+        offsets = numpy.arange(0, size, _CHUNK, dtype=numpy.uint64)
+        rows = numpy.repeat(piece[None, :], len(offsets), axis=0)
+        rows[:, :2] += offsets[:, None]
+        rows[:, 2] = numpy.minimum(size - offsets, _CHUNK)
+        cut.append(rows)
+    return numpy.concatenate(cut)
 
 
-def _transfer(pid: int, pieces: list[_Piece], writing: bool) -> None:
+def _batches(pieces: numpy.ndarray) -> Iterator[numpy.ndarray]:
+    """Pieces for one system call each: not too many, and not much more than a chunk of bytes."""
+    begun = 0
+    ends = numpy.cumsum(pieces[:, 2])
+    while begun < len(pieces):
+        before = int(ends[begun - 1]) if begun else 0
+        full = int(numpy.searchsorted(ends, before + _CHUNK, "right"))
+        end = min(max(full, begun + 1), begun + _PIECES)
+        yield pieces[begun:end]
+        begun = end
+
+
+def _transfer(pid: int, pieces: numpy.ndarray, writing: bool) -> None:
     """One system call, or more if the kernel takes the bytes in several."""
     call = _libc.process_vm_writev if writing else _libc.process_vm_readv
-    while pieces:
-        count = len(pieces)
+    while len(pieces):
         # Two arrays of struct iovec: address and length of each piece.
-        table = numpy.array(pieces, dtype=numpy.uint64)
-        here, there = numpy.ascontiguousarray(table[:, ::2]), numpy.ascontiguousarray(table[:, 1:])
-        moved = call(pid, here.ctypes.data, count, there.ctypes.data, count, 0)
+        here, there = numpy.ascontiguousarray(pieces[:, ::2]), numpy.ascontiguousarray(pieces[:, 1:])
+        moved = call(pid, here.ctypes.data, len(here), there.ctypes.data, len(there), 0)
         if moved <= 0:
             number = ctypes.get_errno() if moved < 0 else errno.EFAULT
             raise OSError(number, os.strerror(number))
         pieces = _rest(pieces, moved)
 
 
-def _rest(pieces: list[_Piece], moved: int) -> list[_Piece]:
-    rest: list[_Piece] = []
-    for local, remote, size in pieces:
-        done = min(moved, size)
-        moved -= done
-        if done < size:
-            rest.append(_Piece(local + done, remote + done, size - done))
+def _rest(pieces: numpy.ndarray, moved: int) -> numpy.ndarray:
+    """What is left of some pieces when the first bytes are done."""
+    ends = numpy.cumsum(pieces[:, 2])
+    first = int(numpy.searchsorted(ends, moved, "right"))
+    rest = pieces[first:].copy()
+    if len(rest):
+        done = moved - (int(ends[first - 1]) if first else 0)
+        rest[0, :2] += numpy.uint64(done)
+        rest[0, 2] -= numpy.uint64(done)
     return rest

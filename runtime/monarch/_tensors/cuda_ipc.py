@@ -94,13 +94,15 @@ class CudaIpc:
         remotes = [move.remote for move in moves]
         self._slots.check(remotes)
         try:
-            for remote, local in moves:
+            for remote, local, spans in moves:
                 device = local.device if local.device != "cpu" else f"cuda:{torch.cuda.current_device()}"
                 with torch.cuda.device(device):
                     torch.cuda.synchronize()
-                    theirs, mine = self._address(remote) + remote.offset, local.address
-                    to, source = (theirs, mine) if writing else (mine, theirs)
-                    _call("cuMemcpy", ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(local.size))
+                    base = self._address(remote) + remote.offset
+                    for there, here, size in spans.tolist():
+                        theirs, mine = base + there, local.address + here
+                        to, source = (theirs, mine) if writing else (mine, theirs)
+                        _call("cuMemcpy", ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(size))
                     torch.cuda.synchronize()
         except _CudaError as error:
             raise lost_meanwhile(remotes[0], writing, f"{remotes[0].title} has died or freed it ({error})") from error

@@ -26,7 +26,9 @@ class Memory(NamedTuple):
     """What the memory belongs to, which is not freed while this is held."""
 
     def part(self, offset: int, size: int) -> Memory:
-        """Some bytes of it."""
+        """Some bytes of it; ArgumentError if they are not within it."""
+        if offset < 0 or offset + size > self.size:
+            raise ArgumentError(f"bytes {offset} to {offset + size} are not within memory of {self.size} bytes")
         return self._replace(address=self.address + offset, size=size)
 
 
@@ -98,6 +100,14 @@ def check_fit(local: Memory, remote_size: int, remote_dtype: str, writing: bool)
         raise ArgumentError(f"{what} has {local.size} bytes, and the buffer {remote_size}; it has to be as large")
     if not writing and local.readonly:
         raise ArgumentError(f"{what} cannot be written to: it is a read-only memoryview")
+
+
+def bytes_of(memory: Memory) -> torch.Tensor:
+    """A tensor of the bytes of some memory, which is the memory itself."""
+    whole = memory.keep if isinstance(memory.keep, torch.Tensor) else torch.frombuffer(memory.keep, dtype=torch.uint8)
+    view = whole.view(torch.uint8)
+    start = memory.address - view.data_ptr()
+    return view[start : start + memory.size]
 
 
 def copy_memory(to: int, source: int, size: int) -> None:

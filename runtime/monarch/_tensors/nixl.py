@@ -36,13 +36,11 @@ class _Failed(Exception):
 
 
 class _Registered:
-    """Memory of this process that is registered for the time of some transfers; the first piece is of another size."""
+    """Memory of this process that is registered for the time of some transfers."""
 
-    def __init__(self, agent: Any, spans: Sequence[_Span], first: int) -> None:
+    def __init__(self, agent: Any, pieces: Sequence[tuple[int, int, int, str]]) -> None:
         self._agent = agent
-        pieces = [(span.local, span.size, 0, "") for span in spans]
-        pieces[0] = (pieces[0][0], first, 0, "")
-        self._registered = agent.register_memory(pieces, "DRAM")
+        self._registered = agent.register_memory(list(pieces), "DRAM")
 
     def __enter__(self) -> None:
         pass
@@ -52,7 +50,7 @@ class _Registered:
 
 
 def _check(moves: Sequence[Move], keys: ctypes.Array[ctypes.c_uint64]) -> None:
-    for (remote, _), key in zip(moves, keys, strict=True):
+    for (remote, _, _), key in zip(moves, keys, strict=True):
         if key != remote.key:
             raise dropped(remote)
 
@@ -147,8 +145,13 @@ class Nixl:
         keys = (ctypes.c_uint64 * len(moves))()
         word, start = ctypes.sizeof(ctypes.c_uint64), ctypes.addressof(keys)
         slots = [_Span(start + index * word, move.remote.slot, word) for index, move in enumerate(moves)]
-        pieces = [_Span(local.address, remote.start, local.size) for remote, local in moves]
-        with _Registered(self._agent, [*slots[:1], *pieces], len(moves) * word):
+        pieces = [
+            _Span(local.address + mine, remote.start + theirs, size)
+            for remote, local, spans in moves
+            for theirs, mine, size in spans.tolist()
+        ]
+        memories = [(local.address, local.size, 0, "") for _, local, _ in moves]
+        with _Registered(self._agent, [(start, len(moves) * word, 0, ""), *memories]):
             try:
                 self._transfer(name, slots, "READ", until)
                 _check(moves, keys)
@@ -160,7 +163,7 @@ class Nixl:
                 raise lost_meanwhile(
                     first, writing, f"{first.title} has died or dropped the buffer ({error})"
                 ) from None
-        for (remote, _), key in zip(moves, keys, strict=True):
+        for (remote, _, _), key in zip(moves, keys, strict=True):
             if key != remote.key:
                 raise lost_meanwhile(remote, writing, f"{remote.title} has dropped the buffer")
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from monarch._tensors.memory import Memory, copy_memory
+from monarch._tensors.memory import Memory, bytes_of, copy_memory
 from monarch._tensors.registry import Registry, Remote
 from monarch._tensors.transport import Move, dropped
 
@@ -32,32 +32,23 @@ class SameProcess:
         pass
 
     def move(self, moves: Sequence[Move], writing: bool, timeout: float) -> None:
-        pairs: list[tuple[Memory, Memory]] = []
-        for remote, local in moves:
+        theirs: list[Memory] = []
+        for remote, _, _ in moves:
             memory = self._registry.get(remote.key)
             if memory is None:
                 raise dropped(remote)
-            theirs = memory.part(remote.offset, local.size)
-            pairs.append((theirs, local) if writing else (local, theirs))
-        for (remote, _), (to, source) in zip(moves, pairs, strict=True):
-            if to.device == source.device == "cpu":
-                _copy(to.address, source.address, to.size)
-            else:
-                _copy_by_torch(to, source, remote, writing)
-
-
-def _copy_by_torch(to: Memory, source: Memory, remote: Remote, writing: bool) -> None:
-    """Between devices: of the memory that is shared only the part that is meant."""
-    mine, theirs = (to, source) if not writing else (source, to)
-    whole = theirs.keep if isinstance(theirs.keep, torch.Tensor) else torch.frombuffer(theirs.keep, dtype=torch.uint8)
-    shared = whole.view(torch.uint8)[remote.offset : remote.offset + mine.size]
-    own = mine.keep if isinstance(mine.keep, torch.Tensor) else torch.frombuffer(mine.keep, dtype=torch.uint8)
-    local = own.view(torch.uint8)[: mine.size]
-    if writing:
-        shared.copy_(local)
-    else:
-        local.copy_(shared)
-    torch.cuda.synchronize()
+            theirs.append(memory)
+        for (remote, local, spans), memory in zip(moves, theirs, strict=True):
+            cpu = local.device == memory.device == "cpu"
+            for there, here, size in spans.tolist():
+                shared, mine = memory.part(remote.offset + there, size), local.part(here, size)
+                to, source = (shared, mine) if writing else (mine, shared)
+                if cpu:
+                    _copy(to.address, source.address, size)
+                else:
+                    bytes_of(to).copy_(bytes_of(source))
+            if not cpu:
+                torch.cuda.synchronize()
 
 
 def _copy(to: int, source: int, size: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from monarch._tensors.memory import Memory
+from monarch._tensors.memory import Memory, bytes_of
 
 _PIECE = 32 << 20
 
@@ -25,7 +25,7 @@ def read_bytes(memory: Memory, offset: int, size: int) -> Iterator[memoryview]:
     stage = _stage(size)
     for start in range(offset, offset + size, _PIECE):
         length = min(_PIECE, offset + size - start)
-        stage[:length].copy_(_gpu_bytes(memory)[start : start + length])
+        stage[:length].copy_(bytes_of(memory)[start : start + length])
         yield host_view(stage.data_ptr(), length)
 
 
@@ -38,14 +38,9 @@ def write_bytes(memory: Memory, offset: int, size: int, fill: Callable[[memoryvi
     for start in range(offset, offset + size, _PIECE):
         length = min(_PIECE, offset + size - start)
         fill(host_view(stage.data_ptr(), length))
-        _gpu_bytes(memory)[start : start + length].copy_(stage[:length])
+        bytes_of(memory)[start : start + length].copy_(stage[:length])
     torch.cuda.synchronize(memory.device)
 
 
 def _stage(size: int) -> torch.Tensor:
     return torch.empty(min(size, _PIECE), dtype=torch.uint8, pin_memory=True)
-
-
-def _gpu_bytes(memory: Memory) -> torch.Tensor:
-    whole: torch.Tensor = memory.keep
-    return whole.view(torch.uint8)

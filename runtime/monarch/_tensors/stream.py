@@ -17,19 +17,27 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import numpy
+
+from monarch._tensors.memory import Memory
 from monarch._tensors.registry import Registry, Remote
-from monarch._tensors.staging import read_bytes, write_bytes
+from monarch._tensors.staging import host_view, read_bytes, write_bytes
 from monarch._tensors.transport import Move, dropped, lost_meanwhile
 from monarch.exceptions import TransferError
 
 _NONCE = 32
 _HANDSHAKE_SECONDS = 5.0
-_REQUEST = struct.Struct("<BQQQ")
-"""What is to be done, the key of a piece, the first byte and the number of bytes."""
+_REQUEST = struct.Struct("<BQQ")
+"""What is to be done, the key of a piece, and how many spans follow: of each the first byte and how many, as int64."""
+_SPAN = 16
+_MOST = 1 << 20
+"""Spans in one request."""
 _READ, _WRITE = 1, 2
 _ANSWER = struct.Struct("<B")
 _FINE, _DROPPED, _BOUNDS = 0, 1, 2
 _BUFFER = 4 << 20
+_VECTOR = 512
+"""Pieces in one system call."""
 
 
 def _proof(secret: bytes, who: bytes, first: bytes, second: bytes) -> bytes:
@@ -95,21 +103,23 @@ class StreamServer:
         connection.settimeout(None)
         return True
 
-    def _answer(self, connection: socket.socket, what: int, key: int, offset: int, size: int) -> None:
+    def _answer(self, connection: socket.socket, what: int, key: int, count: int) -> None:
+        if count > _MOST:
+            raise EOFError("this is no request")
+        spans = numpy.frombuffer(_receive(connection, count * _SPAN), numpy.int64).reshape(-1, 2)
         memory = self._registry.get(key)
         status = _FINE
         if memory is None:
             status = _DROPPED
-        elif offset + size > memory.size or (what == _WRITE and memory.readonly):
+        elif (what == _WRITE and memory.readonly) or int(spans.min()) < 0 or int(spans.sum(1).max()) > memory.size:
             status = _BOUNDS
         connection.sendall(_ANSWER.pack(status))
         if memory is None or status != _FINE:
             return
         if what == _READ:
-            for piece in read_bytes(memory, offset, size):
-                connection.sendall(piece)
+            _send(connection, memory, spans)
             return
-        write_bytes(memory, offset, size, lambda view: _receive_into(connection, view))
+        _take(connection, memory, spans)
         connection.sendall(_ANSWER.pack(_FINE if self._registry.get(key) is memory else _DROPPED))
 
     def close(self) -> None:
@@ -170,23 +180,26 @@ class Stream:
             self._idle.setdefault(remote.proc, []).append(connection)
 
     def _read(self, connection: socket.socket, move: Move, until: float) -> int:
-        remote, local = move
-        connection.sendall(_REQUEST.pack(_READ, remote.key, remote.offset, local.size))
-        self._check(connection, remote)
-        write_bytes(local, 0, local.size, lambda view: _receive_into(connection, view, until))
-        return local.size
+        remote, local, spans = move
+        for start in range(0, len(spans), _MOST):
+            some = spans[start : start + _MOST]
+            self._request(connection, _READ, remote, some)
+            _take(connection, local, some[:, 1:], until)
+        return move.size
 
     def _write(self, connection: socket.socket, move: Move) -> int:
-        remote, local = move
-        connection.sendall(_REQUEST.pack(_WRITE, remote.key, remote.offset, local.size))
-        self._check(connection, remote)
-        for piece in read_bytes(local, 0, local.size):
-            connection.sendall(piece)
-        if _ANSWER.unpack(_receive(connection, _ANSWER.size))[0] != _FINE:
-            raise lost_meanwhile(remote, True, f"{remote.title} has dropped the buffer")
-        return local.size
+        remote, local, spans = move
+        for start in range(0, len(spans), _MOST):
+            some = spans[start : start + _MOST]
+            self._request(connection, _WRITE, remote, some)
+            _send(connection, local, some[:, 1:])
+            if _ANSWER.unpack(_receive(connection, _ANSWER.size))[0] != _FINE:
+                raise lost_meanwhile(remote, True, f"{remote.title} has dropped the buffer")
+        return move.size
 
-    def _check(self, connection: socket.socket, remote: Remote) -> None:
+    def _request(self, connection: socket.socket, what: int, remote: Remote, spans: numpy.ndarray) -> None:
+        theirs = numpy.ascontiguousarray(spans[:, ::2] + [remote.offset, 0])
+        connection.sendall(_REQUEST.pack(what, remote.key, len(theirs)) + theirs.tobytes())
         status = _ANSWER.unpack(_receive(connection, _ANSWER.size))[0]
         if status == _DROPPED:
             raise dropped(remote)
@@ -241,6 +254,33 @@ def _tune(connection: socket.socket) -> None:
     for which in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         with suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, which, _BUFFER)
+
+
+def _send(connection: socket.socket, memory: Memory, spans: numpy.ndarray) -> None:
+    """Sends parts of some memory, each a row of its first byte and how many."""
+    if memory.device != "cpu":
+        for offset, size in spans.tolist():
+            for piece in read_bytes(memory, offset, size):
+                connection.sendall(piece)
+        return
+    whole = host_view(memory.address, memory.size)
+    for start in range(0, len(spans), _VECTOR):
+        pieces = [whole[offset : offset + size] for offset, size in spans[start : start + _VECTOR].tolist()]
+        if len(pieces) == 1:
+            connection.sendall(pieces[0])
+            continue
+        while pieces:
+            sent = connection.sendmsg(pieces)
+            while pieces and sent >= len(pieces[0]):
+                sent -= len(pieces.pop(0))
+            if sent:
+                pieces[0] = pieces[0][sent:]
+
+
+def _take(connection: socket.socket, memory: Memory, spans: numpy.ndarray, until: float | None = None) -> None:
+    """Receives parts of some memory."""
+    for offset, size in spans.tolist():
+        write_bytes(memory, offset, size, lambda view: _receive_into(connection, view, until))
 
 
 def _receive(connection: socket.socket, size: int) -> bytearray:

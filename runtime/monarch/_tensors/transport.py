@@ -5,16 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy
+
 from monarch._tensors.memory import Memory
 from monarch._tensors.registry import Remote
-from monarch.exceptions import TransferError
+from monarch.exceptions import ArgumentError, TransferError
 
 
 class Move(NamedTuple):
-    """Bytes to be moved between a piece of another process's memory and one of this process, of equal sizes."""
+    """Bytes to be moved between a piece of another process's memory and one of this process."""
 
     remote: Remote
     local: Memory
+    spans: numpy.ndarray
+    """Of each run of bytes a row: the offset in the remote piece, that in the local one, and how many; int64."""
+
+    @property
+    def size(self) -> int:
+        """Bytes in all."""
+        return int(self.spans[:, 2].sum())
+
+
+def whole(remote: Remote, local: Memory, size: int) -> Move:
+    """A move of the first bytes of both."""
+    return Move(remote, local, numpy.array([[0, 0, size]], dtype=numpy.int64))
+
+
+def check_spans(move: Move) -> None:
+    """Whether all runs are within both pieces; ArgumentError if not. Before any byte moves."""
+    spans = move.spans
+    for column, size, what in ((0, move.remote.size, "the buffer"), (1, move.local.size, "the memory here")):
+        if len(spans) and (int(spans.min()) < 0 or int((spans[:, column] + spans[:, 2]).max()) > size):
+            raise ArgumentError(f"the bytes to be moved are not all within the {size} of {what}")
 
 
 class Transport(Protocol):

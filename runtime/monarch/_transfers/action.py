@@ -62,7 +62,7 @@ class RDMAAction:
         return submit(self._reads, self._writes, timeout)
 
     def _check(self, memory: Memory, others: list[Move]) -> None:
-        for _, other in others:
+        for _, other, _ in others:
             same = other.device == memory.device
             if same and memory.address < other.address + other.size and other.address < memory.address + memory.size:
                 raise ArgumentError(

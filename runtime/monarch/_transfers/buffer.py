@@ -10,7 +10,7 @@ from monarch._actors.process import get_runtime
 from monarch._actors.services import ask_proc
 from monarch._tensors.memory import check_fit, memory_of
 from monarch._tensors.registry import Remote
-from monarch._tensors.transport import Move
+from monarch._tensors.transport import Move, whole
 from monarch._transfers.plane import plane
 from monarch.exceptions import ArgumentError
 
@@ -128,7 +128,7 @@ class RDMABuffer:
         """What is to be moved for a read; ArgumentError if it does not fit."""
         local = memory_of(dst, "the destination")
         check_fit(local, self._remote.size, self._remote.dtype, False)
-        return Move(self._remote, local.part(0, self._remote.size))
+        return whole(self._remote, local.part(0, self._remote.size), self._remote.size)
 
     def writing(self, src: Any) -> Move:
         """What is to be moved for a write; ArgumentError if it does not fit."""
@@ -136,7 +136,7 @@ class RDMABuffer:
         check_fit(local, self._remote.size, self._remote.dtype, True)
         if self._remote.readonly:
             raise ArgumentError("the buffer can only be read: it is of a read-only memoryview")
-        return Move(self._remote, local)
+        return whole(self._remote, local, local.size)
 
     def drop(self) -> Future[None]:
         """Lets go of the memory, in its owner; any holder of a handle may. Reads and writes fail from then on."""
@@ -165,7 +165,7 @@ def submit(reads: Sequence[Move], writes: Sequence[Move], timeout: float) -> Fut
         if writes:
             here.move(writes, True, timeout)
 
-    if sum(move.local.size for move in (*reads, *writes)) <= _AT_ONCE and _quick(reads) and _quick(writes):
+    if sum(move.size for move in (*reads, *writes)) <= _AT_ONCE and _quick(reads) and _quick(writes):
         try:
             work()
         except Exception as error:
@@ -177,7 +177,9 @@ def submit(reads: Sequence[Move], writes: Sequence[Move], timeout: float) -> Fut
 def _quick(moves: Sequence[Move]) -> bool:
     here = plane()
     try:
-        return all(local.device == "cpu" and here.known_way(remote, local.device) in _QUICK for remote, local in moves)
+        return all(
+            local.device == "cpu" and here.known_way(remote, local.device) in _QUICK for remote, local, _ in moves
+        )
     except Exception:
         # Then it is the future's to say.
         return False

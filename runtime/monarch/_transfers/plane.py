@@ -19,7 +19,7 @@ from monarch._tensors.nixl import Nixl
 from monarch._tensors.registry import Registry, Remote
 from monarch._tensors.same_process import SameProcess
 from monarch._tensors.stream import Stream, StreamServer
-from monarch._tensors.transport import Move, Transport
+from monarch._tensors.transport import Move, Transport, check_spans
 from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError, TransferError
 
 _MODULE = "monarch._transfers.plane"
@@ -123,11 +123,13 @@ class Plane:
 
     def move(self, moves: Sequence[Move], writing: bool, timeout: float) -> None:
         """Moves bytes of pieces that belong to any processes, those of one process together."""
+        for each in moves:
+            check_spans(each)
         together: dict[tuple[str, str], list[Move]] = {}
         for each in moves:
             together.setdefault((each.remote.proc, each.local.device + each.remote.device), []).append(each)
         for several in together.values():
-            remote, local = several[0]
+            remote, local, _ = several[0]
             peer = self._runtime.peers.get(remote.proc)
             if peer is not None and peer.dead is not None:
                 raise TransferError(
