@@ -88,17 +88,19 @@ def values(future: Any) -> list[Any]:
 def test_what_four_ranks_save_two_load_and_one(procs: Any, tmp_path: Path) -> None:
     four, before = saver(procs(4)), STEPS // 2
     begun = values(four.train.call(0, before))
-    values(four.save.call(str(tmp_path)))
-    assert len(list(tmp_path.glob("*.distcp"))) == 4
+    at_once, meanwhile = str(tmp_path / "at once"), str(tmp_path / "meanwhile")
+    values(four.save.call(at_once))
+    values(four.save_meanwhile.call(meanwhile))
+    for folder in (at_once, meanwhile):
+        assert len(list(Path(folder).glob("*.distcp"))) == 4
     saved = values(four.whole.call())[0]
-    assert len(saved) == 4 * 4, "each parameter with three figures of the optimizer"
-    for size, sharded in [(2, True), (1, True), (1, False)]:
+    assert len(saved) == 4 * 4, "each parameter, and three values of the optimizer for it"
+    for size, sharded, folder in [(2, True, at_once), (1, True, meanwhile), (1, False, at_once)]:
         other = saver(procs(size), sharded)
-        values(other.load.call(str(tmp_path)))
+        values(other.load.call(folder))
         for loaded in values(other.whole.call()):
             assert loaded.keys() == saved.keys()
             assert all(torch.equal(loaded[name], value) for name, value in saved.items())
         # It goes on where the four were.
-        rest = values(other.train.call(before, STEPS))
-        mean = torch.tensor(rest, dtype=torch.double).mean(0).tolist()
-        assert_golden([each + mean for each in begun])
+        rest = torch.tensor(values(other.train.call(before, STEPS)), dtype=torch.double).mean(0).tolist()
+        assert_golden([each + rest for each in begun])

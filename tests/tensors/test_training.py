@@ -96,6 +96,25 @@ class Trainer(Actor):
         return losses
 
     @endpoint
+    def distributed_tensors(self) -> None:
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+        torch.manual_seed(0)
+        left, right, mesh = torch.randn(6, 4), torch.randn(4, 2), device_mesh()
+        mine = slice(3 * self.rank, 3 * self.rank + 3)
+        rows = distribute_tensor(left, mesh, [Shard(0)])
+        assert torch.equal(rows.to_local(), left[mine]) and torch.equal(rows.full_tensor(), left)
+        product = rows @ distribute_tensor(right, mesh, [Replicate()])
+        torch.testing.assert_close(product.to_local(), (left @ right)[mine])
+        torch.testing.assert_close(product.full_tensor(), left @ right)
+        columns = product.redistribute(mesh, [Shard(1)])
+        torch.testing.assert_close(columns.to_local(), (left @ right)[:, self.rank : self.rank + 1])
+        # Along the axis that the sums are over, so each rank has a part of every sum.
+        parts = rows.redistribute(mesh, [Shard(1)]) @ distribute_tensor(right, mesh, [Shard(0)])
+        assert parts.placements[0].is_partial()
+        torch.testing.assert_close(parts.redistribute(mesh, [Replicate()]).to_local(), left @ right)
+
+    @endpoint
     def pipeline(self) -> tuple[torch.Tensor | None, list[float]]:
         from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
@@ -179,6 +198,10 @@ def test_split_layers_give_what_whole_ones_give(procs: Any) -> None:
         torch.testing.assert_close(out, expected.detach(), rtol=1e-12, atol=1e-12)
 
 
+def test_distributed_tensors_give_what_plain_ones_give(procs: Any) -> None:
+    run(procs(2), "distributed_tensors")
+
+
 @pytest.mark.slow
 def test_fsdp_and_split_layers_on_two_axes(procs: Any) -> None:
     losses = run(procs({"dp": 2, "tp": 2}), "two_axes")
@@ -196,9 +219,10 @@ def test_a_pipeline_gives_what_the_whole_gives(procs: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ddp_first", [True, False])
-def test_compiled_models_train_as_they_are(procs: Any, tmp_path: Path, ddp_first: bool) -> None:
-    assert_golden(run(procs(2), "compiled", "aot_eager", ddp_first, str(tmp_path)))
+def test_compiled_models_train_as_they_are(procs: Any, tmp_path: Path) -> None:
+    mesh = procs(2)
+    for ddp_first in (True, False):
+        assert_golden(run(mesh, "compiled", "aot_eager", ddp_first, str(tmp_path)))
 
 
 @pytest.mark.slow

@@ -368,7 +368,8 @@ class Cell:
             refuse(runtime, call, reason)
         self.queue.clear()
         self.instance = None
-        for action in self.at_end.values():
+        # Each may take itself away.
+        for action in list(self.at_end.values()):
             action()
         stopped(failure)
         self.executor.release()

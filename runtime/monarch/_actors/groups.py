@@ -42,6 +42,8 @@ class Membership:
         self.renewed: Procs | None = None
         """The processes of the mesh as they are now, if some were replaced."""
         self._waiting: list[Promise[Any]] = []
+        self._joining = False
+        """Whether a round is under way."""
         self._sockets: set[tuple[int, int]] | None = None
         """What there was before the round under way, whose connections are to be cut if it cannot succeed."""
         self.kept: list[Any] = []
@@ -60,12 +62,15 @@ class Membership:
         with self.lock:
             if self.world is not None and not self.broken:
                 return self.world
-            newer_than = self.round
+            newer_than, joining = self.round, self._joining
             promise: Promise[Any] = Promise(runtime, f"the process group of {procs.name}")
             self._waiting.append(promise)
         dead = [rank for rank in range(procs.region().nelements) if self._is_dead(procs.proc(rank))]
         if dead:
             self._settle(None, GroupError(_lost(procs, dead), mesh=procs.name, ranks=tuple(dead)))
+        elif joining:
+            # Another rank was faster.
+            pass
         elif procs.proc(0) == runtime.proc:
             convene(procs, newer_than)
         else:
@@ -102,7 +107,7 @@ class Membership:
             if number <= self.round:
                 return
             old, self.world = self.world, None
-            self.round, self.broken = number, ""
+            self.round, self.broken, self._joining = number, "", True
         threading.Thread(
             target=self._join, args=(number, address, port, store, old), name="monarch-group", daemon=True
         ).start()
@@ -135,8 +140,8 @@ class Membership:
         with self.lock:
             if number is not None and number != self.round:
                 return
-            self._sockets = None
             if number is not None:
+                self._sockets, self._joining = None, False
                 self.world = world
             if error is not None and number is not None:
                 self.broken = self.broken or str(error)

@@ -49,6 +49,14 @@ def unmark() -> None:
         _mark.slot[0] = 0
 
 
+def _is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
 class _Marker:
     def __init__(self, base: int) -> None:
         self._base = base
@@ -56,9 +64,11 @@ class _Marker:
     def block(self, body: list[Any], loop: bool) -> list[Any]:
         """Statements of one block, each with its note."""
         made: list[Any] = []
-        for statement in body:
-            if isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
-                # Nothing may come before these.
+        for number, statement in enumerate(body):
+            if (number == 0 and _is_text(statement)) or (
+                isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+            ):
+                # Nothing may come before these, and only a text that is the first before those.
                 made.append(statement)
                 continue
             compound = isinstance(statement, (ast.For, ast.AsyncFor, ast.While))

@@ -44,7 +44,10 @@ RUN_TIME_KEYS: tuple[str, ...] = (
     "TORCH_CUDA_ARCH_LIST",
     "TORCH_EXTENSIONS_DIR",
     "TORCH_HOME",
+    # Read by what is imported when a model is compiled.
+    "TORCHINDUCTOR_*",
     # Read when a process group is made.
+    "TORCHELASTIC_*",
     "TORCH_FR_*",
     "TORCH_GLOO_*",
     "TORCH_NCCL_*",

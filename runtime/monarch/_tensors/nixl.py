@@ -25,6 +25,9 @@ def is_installed() -> bool:
     return importlib.util.find_spec("nixl") is not None
 
 
+_Ask = Callable[[Remote, list[int], float], Exposed | None]
+
+
 class _Span(NamedTuple):
     local: int
     remote: int
@@ -36,17 +39,31 @@ class _Failed(Exception):
 
 
 class _Registered:
-    """Memory of this process that is registered for the time of some transfers."""
+    """The memory that is registered with an agent, each range once, whatever number of uses it has.
 
-    def __init__(self, agent: Any, pieces: Sequence[tuple[int, int, int, str]]) -> None:
+    NIXL crashes if a range is registered twice and one of the two is taken away.
+    """
+
+    def __init__(self, agent: Any) -> None:
         self._agent = agent
-        self._registered = agent.register_memory(list(pieces), "DRAM")
+        self._ranges: dict[tuple[int, int], tuple[Any, int]] = {}
 
-    def __enter__(self) -> None:
-        pass
+    def add(self, start: int, size: int) -> tuple[int, int]:
+        """Registers a range, or one that it is a part of; gives that, for ``remove``."""
+        key = next((each for each in self._ranges if each[0] <= start and start + size <= sum(each)), (start, size))
+        registered, uses = self._ranges.get(key, (None, 0))
+        if not uses:
+            registered = self._agent.register_memory([(*key, 0, "")], "DRAM")
+        self._ranges[key] = (registered, uses + 1)
+        return key
 
-    def __exit__(self, *_: object) -> None:
-        self._agent.deregister_memory(self._registered)
+    def remove(self, key: tuple[int, int]) -> None:
+        """One use less."""
+        registered, uses = self._ranges.pop(key)
+        if uses > 1:
+            self._ranges[key] = (registered, uses - 1)
+        else:
+            self._agent.deregister_memory(registered)
 
 
 def _check(moves: Sequence[Move], keys: ctypes.Array[ctypes.c_uint64]) -> None:
@@ -61,20 +78,21 @@ class Nixl:
     Args:
         name: of this process's agent, unique in the session.
         registry: this process's memory that others may use.
-        ask: asks the owner of some memory, by its proc id, to expose it, by its keys: see ``expose``.
+        ask: asks the owner of some memory to expose it, by its keys: see ``expose``.
     """
 
     name = "nixl"
 
-    def __init__(self, name: str, registry: Registry, ask: Callable[[str, list[int], float], Exposed | None]) -> None:
+    def __init__(self, name: str, registry: Registry, ask: _Ask) -> None:
         self._name = name
         self._registry = registry
         self._ask = ask
         self._lock = threading.Lock()
         self._agent: Any = None
-        self._exposed: dict[int, Any] = {}
-        self._tables: dict[int, Any] = {}
-        """Of the tables of slots, by address: others look there whether a piece was dropped."""
+        self._registered: Any = None
+        self._exposed: dict[int, tuple[int, int]] = {}
+        self._tables: set[tuple[int, int]] = set()
+        """The tables of slots that are registered: others look there whether a piece was dropped."""
         self._known: dict[tuple[str, int], str] = {}
 
     def reason_against(self, remote: Remote, local_device: str) -> str:
@@ -98,29 +116,36 @@ class Nixl:
                 memory, table = self._registry.get(key), self._registry.slot_table(key)
                 if memory is None or table is None:
                     return None
-                if table[0] not in self._tables:
-                    self._tables[table[0]] = agent.register_memory([(*table, 0, "")], "DRAM")
+                if table not in self._tables:
+                    self._tables.add(self._registered.add(*table))
                 if key not in self._exposed:
-                    self._exposed[key] = agent.register_memory([(memory.address, memory.size, 0, "")], "DRAM")
+                    self._exposed[key] = self._registered.add(memory.address, memory.size)
             return self._name, bytes(agent.get_agent_metadata())
 
     def hide(self, key: int) -> None:
         """Nobody reaches a piece of memory any more."""
         with self._lock:
-            registered = self._exposed.pop(key, None)
-            if registered is not None:
-                self._agent.deregister_memory(registered)
+            exposed = self._exposed.pop(key, None)
+            if exposed is not None:
+                self._registered.remove(exposed)
 
     def _own_agent(self) -> Any:
         if self._agent is None:
             # It would say at each start what it has found.
             os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
-            from nixl._api import nixl_agent, nixl_agent_config  # pyright: ignore[reportMissingImports]
+            from nixl._api import (  # pyright: ignore[reportMissingImports]
+                nixl_agent,
+                nixl_agent_config,
+                nixl_thread_sync_t,
+            )
 
+            # Others ask for memory to be exposed while transfers of this process are under way.
+            strict = nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
             try:
-                self._agent = nixl_agent(self._name, nixl_agent_config(backends=["UCX"]))
+                self._agent = nixl_agent(self._name, nixl_agent_config(backends=["UCX"], sync_mode=strict))
             except Exception as error:
                 raise TransferError(f"nixl cannot be used here: {error}") from error
+            self._registered = _Registered(self._agent)
         return self._agent
 
     # The other side
@@ -130,7 +155,7 @@ class Nixl:
         proc = remotes[0].proc
         unknown = [remote.key for remote in remotes if (proc, remote.key) not in self._known]
         if unknown:
-            exposed = self._ask(proc, unknown, timeout)
+            exposed = self._ask(remotes[0], unknown, timeout)
             if exposed is None:
                 raise dropped(remotes[0])
             with self._lock:
@@ -150,8 +175,10 @@ class Nixl:
             for remote, local, spans in moves
             for theirs, mine, size in spans.tolist()
         ]
-        memories = [(local.address, local.size, 0, "") for _, local, _ in moves]
-        with _Registered(self._agent, [(start, len(moves) * word, 0, ""), *memories]):
+        with self._lock:
+            ranges = [(start, len(moves) * word), *((local.address, local.size) for _, local, _ in moves)]
+            used = [self._registered.add(*each) for each in ranges]
+        try:
             try:
                 self._transfer(name, slots, "READ", until)
                 _check(moves, keys)
@@ -163,6 +190,10 @@ class Nixl:
                 raise lost_meanwhile(
                     first, writing, f"{first.title} has died or dropped the buffer ({error})"
                 ) from None
+        finally:
+            with self._lock:
+                for each in used:
+                    self._registered.remove(each)
         for (remote, _, _), key in zip(moves, keys, strict=True):
             if key != remote.key:
                 raise lost_meanwhile(remote, writing, f"{remote.title} has dropped the buffer")
@@ -209,4 +240,4 @@ class Nixl:
         """Ends the agent."""
         with self._lock:
             self._exposed.clear()
-            self._agent = None
+            self._agent = self._registered = None

@@ -138,12 +138,12 @@ class Stream:
 
     Args:
         secret: of the session.
-        find: asks a process for the address of its StreamServer, by its proc id.
+        find: asks the owner of some memory for the address of its StreamServer.
     """
 
     name = "stream"
 
-    def __init__(self, secret: bytes, find: Callable[[str, float], tuple[str, int]]) -> None:
+    def __init__(self, secret: bytes, find: Callable[[Remote, float], tuple[str, int]]) -> None:
         self._secret = secret
         self._find = find
         self._idle: dict[str, list[socket.socket]] = {}
@@ -213,7 +213,7 @@ class Stream:
             if idle:
                 return idle.pop(), True
         try:
-            connection = socket.create_connection(self._find(proc, timeout), timeout)
+            connection = socket.create_connection(self._find(remote, timeout), timeout)
         except OSError as error:
             raise TransferError(
                 f"{remote.title} cannot be reached by TCP: {error.strerror or error}. Nothing was written", mesh=proc

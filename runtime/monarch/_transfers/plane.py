@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._actors.process import get_runtime
 from monarch._actors.runtime import Runtime, current
@@ -21,6 +21,9 @@ from monarch._tensors.same_process import SameProcess
 from monarch._tensors.stream import Stream, StreamServer
 from monarch._tensors.transport import Move, Transport, check_spans
 from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError, TransferError
+
+if TYPE_CHECKING:
+    from monarch._actors.cells import Cell
 
 _MODULE = "monarch._transfers.plane"
 VARIABLE = "MONARCH_RDMA_TRANSPORTS"
@@ -47,6 +50,8 @@ class Plane:
             self._stream,
         ]
         self._ways = {way.name: way for way in ways}
+        self._cells: dict[int, Cell] = {}
+        """The actors that have shared something, by its key."""
         self._chosen: dict[tuple[str, str, str], Transport] = {}
         runtime.at_close.append(self._close)
         runtime.at_death.append(self._forget)
@@ -60,7 +65,7 @@ class Plane:
         remote = self.registry.add(memory, runtime.proc, _title(runtime), open_handle_of(memory))
         here = current.get()
         if here is not None:
-            cell = here[0]
+            cell = self._cells[remote.key] = here[0]
             cell.at_end[f"buffer {remote.key}"] = lambda: self.drop(remote.key)
         return remote
 
@@ -69,9 +74,9 @@ class Plane:
         found = self.registry.drop(key)
         if found:
             self._nixl.hide(key)
-        here = current.get()
-        if here is not None:
-            here[0].at_end.pop(f"buffer {key}", None)
+        cell = self._cells.pop(key, None)
+        if cell is not None:
+            cell.at_end.pop(f"buffer {key}", None)
         return found
 
     def stream_address(self) -> tuple[str, int]:
@@ -130,30 +135,34 @@ class Plane:
             together.setdefault((each.remote.proc, each.local.device + each.remote.device), []).append(each)
         for several in together.values():
             remote, local, _ = several[0]
-            peer = self._runtime.peers.get(remote.proc)
-            if peer is not None and peer.dead is not None:
-                raise TransferError(
-                    f"{remote.title}, the owner of the buffer, {peer.dead.reason}. Nothing was written",
-                    mesh=remote.proc,
-                )
+            self._check_alive(remote)
             self.way_to(remote, local.device).move(several, writing, timeout)
 
-    def _find_stream(self, proc: str, timeout: float) -> tuple[str, int]:
-        host, port = self._ask(proc, "stream_address", timeout)
+    def _check_alive(self, remote: Remote) -> None:
+        peer = self._runtime.peers.get(remote.proc)
+        if peer is not None and peer.dead is not None:
+            raise TransferError(
+                f"{remote.title}, the owner of the buffer, {peer.dead.reason}. Nothing was written", mesh=remote.proc
+            )
+
+    def _find_stream(self, remote: Remote, timeout: float) -> tuple[str, int]:
+        host, port = self._ask(remote, "stream_address", timeout)
         return str(host), int(port)
 
-    def _ask_exposed(self, proc: str, keys: list[int], timeout: float) -> tuple[str, bytes] | None:
-        return self._ask(proc, "expose", timeout, keys)
+    def _ask_exposed(self, remote: Remote, keys: list[int], timeout: float) -> tuple[str, bytes] | None:
+        return self._ask(remote, "expose", timeout, keys)
 
-    def _ask(self, proc: str, service: str, timeout: float, *args: Any) -> Any:
+    def _ask(self, remote: Remote, service: str, timeout: float, *args: Any) -> Any:
         try:
-            return ask_proc(proc, f"{_MODULE}:{service}", *args).get(timeout)
+            return ask_proc(remote.proc, f"{_MODULE}:{service}", *args).get(timeout)
         except CallTimeoutError:
-            raise TransferError(f"{proc} did not answer for {timeout:g} s. Nothing was written", mesh=proc) from None
+            why = f"did not answer for {timeout:g} s"
         except TransferError:
             raise
         except MonarchError as error:
-            raise TransferError(f"{proc} cannot be reached: {error}. Nothing was written", mesh=proc) from error
+            self._check_alive(remote)
+            why = f"cannot be reached: {error}"
+        raise TransferError(f"{remote.title} {why}. Nothing was written", mesh=remote.proc)
 
     def _forget(self, proc: str) -> None:
         """A process has died."""

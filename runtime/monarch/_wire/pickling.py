@@ -172,6 +172,9 @@ class _Pickler(cloudpickle.Pickler):
         # By name first: torch may not be loaded, and then nothing can be of its types.
         if reduce is not None and type(obj) is getattr(sys.modules.get("torch"), type(obj).__name__, None):
             return reduce(self, obj)
+        if type(obj).__name__ == "AsyncCollectiveTensor" and hasattr(obj, "trigger_wait"):
+            # A result of a collective that is still under way: its numbers are there when it has been waited for.
+            return _itself, (obj.trigger_wait(),)
         return super().reducer_override(obj)
 
     def _tensor(self, tensor: Any) -> Any:
@@ -228,6 +231,10 @@ class _Pickler(cloudpickle.Pickler):
 
 
 _TORCH = {"Tensor": _Pickler._tensor, "UntypedStorage": _Pickler._untyped, "TypedStorage": _Pickler._typed}
+
+
+def _itself(value: Any) -> Any:
+    return value
 
 
 class _Memory:

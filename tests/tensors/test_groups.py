@@ -1,0 +1,285 @@
+"""Process groups of meshes and slices: who meets whom, and what becomes of them when a rank dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from leaks import Kit, wait_until
+from monarch.actor import Actor, current_rank, endpoint
+from monarch.distributed import device_mesh, group
+from monarch.exceptions import ActorError, AxisError, DeviceMeshError, GroupError, SupervisionError
+
+
+class Member(Actor):
+    @endpoint
+    def total(self, *axes: str) -> float:
+        return self._sum(group(*axes))
+
+    @endpoint
+    def total_in(self, given: Any) -> float:
+        return self._sum(given)
+
+    @endpoint
+    def total_of(self, mesh: Any, *axes: str) -> float:
+        return self._sum(mesh.group(*axes))
+
+    def _sum(self, given: Any) -> float:
+        import torch
+        import torch.distributed as dist
+
+        here = torch.tensor([float(os.environ.get("RANK", current_rank().rank))])
+        dist.all_reduce(here, group=given)
+        return here.item()
+
+    @endpoint
+    def mesh(self) -> tuple[Any, ...]:
+        import torch.distributed as dist
+
+        found = device_mesh()
+        return found.mesh_dim_names, tuple(found.shape), found.get_coordinate(), dist.get_world_size()
+
+    @endpoint
+    def mesh_given(self, found: Any) -> tuple[Any, ...]:
+        return found.mesh_dim_names, tuple(found.shape)
+
+    @endpoint
+    def along(self, axis: str) -> bool:
+        return device_mesh()[axis].get_group() is group(axis)
+
+    @endpoint
+    def wait_for_others(self, absent: int) -> float:
+        """A collective that one rank does not come to."""
+        import time
+
+        import torch
+        import torch.distributed as dist
+
+        given = group()
+        if current_rank().rank == absent:
+            time.sleep(60)
+        dist.all_reduce(torch.ones(1), group=given)
+        return 1.0
+
+    @endpoint
+    def busy_until(self, path: str) -> None:
+        import time
+
+        while not os.path.exists(path):
+            time.sleep(0.01)
+
+    @endpoint
+    def own_group(self) -> None:
+        import torch.distributed as dist
+
+        path = os.environ["MEETING"]
+        dist.init_process_group("gloo", init_method=f"file://{path}", rank=current_rank().rank, world_size=2)
+
+    @endpoint
+    def end_group(self) -> None:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
+    @endpoint
+    def form_slowly(self, first: int) -> int:
+        """One rank asks for the group while the others are in the middle of making it."""
+        import time
+
+        import torch.distributed as dist
+
+        make = dist.init_process_group
+
+        def slow(*args: Any, **options: Any) -> Any:
+            time.sleep(0.25)
+            return make(*args, **options)
+
+        dist.init_process_group = slow  # type: ignore[assignment]
+        try:
+            if current_rank().rank != first:
+                time.sleep(0.2)
+            return group().size()
+        finally:
+            dist.init_process_group = make  # type: ignore[assignment]
+
+    @endpoint
+    def sum_under_way(self) -> Any:
+        import time
+
+        import torch
+        import torch.distributed._functional_collectives as collectives
+
+        given = group()
+        if current_rank().rank == 1:
+            time.sleep(0.3)
+        return collectives.all_reduce(torch.full((4,), current_rank().rank + 1.0), "sum", given)
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def values(future: Any) -> list[Any]:
+    return list(future.get(60).values())
+
+
+def test_groups_of_each_axis_and_of_all(procs: Callable[..., Any]) -> None:
+    members = procs({"dp": 2, "tp": 2}).spawn("members", Member)
+    assert values(members.total.call()) == [6.0] * 4
+    assert values(members.total.call("dp")) == [2.0, 4.0, 2.0, 4.0]
+    assert values(members.total.call("tp")) == [1.0, 1.0, 5.0, 5.0]
+    assert values(members.total.call("dp", "tp")) == [6.0] * 4
+    with pytest.raises(ActorError, match="there is no axis 'pp'; this mesh has dp=2, tp=2") as caught:
+        members.total.call("pp").get()
+    assert isinstance(caught.value.exception, AxisError)
+
+
+def test_three_axes_and_two_of_them(procs: Callable[..., Any]) -> None:
+    members = procs({"a": 1, "b": 2, "c": 2}).spawn("members", Member)
+    assert values(members.total.call("b", "c")) == [6.0] * 4
+    assert values(members.total.call("a", "c")) == [1.0, 1.0, 5.0, 5.0]
+
+
+def test_a_device_mesh_has_the_axes_of_the_mesh(procs: Callable[..., Any]) -> None:
+    mesh = procs({"dp": 2, "tp": 2})
+    members = mesh.spawn("members", Member)
+    assert values(members.mesh.call()) == [(("dp", "tp"), (2, 2), at, 4) for at in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    assert values(members.along.call("tp")) == [True] * 4
+    assert values(members.mesh_given.call(mesh.device_mesh())) == [(("dp", "tp"), (2, 2))] * 4
+
+
+def test_a_program_hands_groups_to_ranks(procs: Callable[..., Any]) -> None:
+    mesh = procs({"dp": 2, "tp": 2})
+    members = mesh.spawn("members", Member)
+    assert "to be sent to its ranks" in repr(mesh.group("tp"))
+    assert values(members.total_in.call(mesh.group("tp"))) == [1.0, 1.0, 5.0, 5.0]
+    # Of another shape of the same ranks.
+    assert values(members.total_of.call(mesh.flatten("all"))) == [6.0] * 4
+    half = members.slice(dp=1)
+    assert values(half.total_of.call(mesh.slice(dp=1), "tp")) == [1.0, 1.0]
+    with pytest.raises(AxisError):
+        mesh.group("pp")
+
+
+def test_a_slice_has_its_group_while_others_are_busy(procs: Callable[..., Any], tmp_path: Any) -> None:
+    mesh = procs(4)
+    everybody = mesh.spawn("everybody", Member)
+    done = tmp_path / "done"
+    busy = everybody.slice(gpus=slice(2, 4)).busy_until.call(str(done))
+    half = mesh.slice(gpus=slice(0, 2)).spawn("half", Member)
+    assert values(half.total.call()) == [1.0, 1.0]
+    assert values(half.mesh.call())[0] == (("gpus",), (2,), (0,), 4)
+    done.touch()
+    busy.get(60)
+    assert values(everybody.total.call()) == [6.0] * 4
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_who_comes_late_joins_the_same_round(procs: Callable[..., Any], first: int) -> None:
+    members = procs(2).spawn("members", Member)
+    assert values(members.form_slowly.call(first)) == [2, 2]
+    assert values(members.total.call()) == [1.0, 1.0]
+
+
+def test_a_result_is_sent_when_its_collective_is_done(procs: Callable[..., Any]) -> None:
+    members = procs(2).spawn("members", Member)
+    members.total.call().get(30)
+    assert [each.tolist() for each in values(members.sum_under_way.call())] == [[3.0] * 4] * 2
+
+
+def test_a_slice_is_no_place_for_others(procs: Callable[..., Any]) -> None:
+    mesh, other = procs(2), procs(1)
+    with pytest.raises(ActorError, match="no rank of"):
+        mesh.spawn("members", Member).total_of.call(other).get(30)
+    with pytest.raises(ActorError, match="not of this slice of it"):
+        mesh.spawn("members", Member).slice(gpus=1).total_of.call(mesh.slice(gpus=0)).get(30)
+
+
+def test_the_group_of_one(procs: Callable[..., Any]) -> None:
+    member = procs(1).spawn("member", Member)
+    assert values(member.total.call()) == [0.0]
+    alone = procs({}).spawn("alone", Member)
+    assert values(alone.mesh.call()) == [(("ranks",), (1,), (0,), 1)]
+
+
+def test_a_program_is_no_rank() -> None:
+    from monarch._actors.groups import membership
+
+    with pytest.raises(GroupError, match="this is the program"):
+        membership().ensure()
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_death_frees_the_others_from_a_collective(procs: Callable[..., Any], victim: int) -> None:
+    members = procs(3).spawn("members", Member)
+    pids = values(members.pid.call())
+    waiting = members.wait_for_others.call(victim)
+    os.kill(pids[victim], signal.SIGKILL)
+    with pytest.raises(SupervisionError, match="SIGKILL"):
+        waiting.get(10)
+    alive = members.slice(gpus=slice(0, 2)) if victim == 2 else members.slice(gpus=slice(1, 3))
+    # They answer again, so they are not stuck; and they know why there is no group.
+    assert len(values(alive.pid.call())) == 2
+    with pytest.raises(ActorError, match=f"rank {victim} of it died") as caught:
+        alive.total.call().get(10)
+    assert isinstance(caught.value.exception, GroupError)
+
+
+def test_a_death_frees_the_others_from_a_group_of_their_own(procs: Callable[..., Any], tmp_path: Any) -> None:
+    members = procs(2, env={"MEETING": str(tmp_path / "meeting")}).spawn("members", Member)
+    pids = values(members.pid.call())
+    members.own_group.call().get(30)
+    # The mesh takes the group that the program has made as its own.
+    assert values(members.total.call()) == [1.0, 1.0]
+    waiting = members.wait_for_others.call(1)
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(SupervisionError):
+        waiting.get(10)
+    assert len(values(members.slice(gpus=0).pid.call())) == 1
+
+
+def test_a_group_that_the_program_ends_is_made_anew(procs: Callable[..., Any]) -> None:
+    members = procs(2).spawn("members", Member)
+    assert values(members.total.call()) == [1.0, 1.0]
+    members.end_group.call().get(30)
+    assert values(members.total.call()) == [1.0, 1.0]
+
+
+def test_groups_are_made_anew_with_a_new_incarnation(procs: Callable[..., Any]) -> None:
+    from monarch._actors.replace import replace
+
+    mesh = procs(3)
+    members = mesh.spawn("members", Member)
+    assert values(members.total.call()) == [3.0] * 3
+    for victim in (2, 0):
+        pids = values(members.pid.call())
+        os.kill(pids[victim], signal.SIGKILL)
+
+        def known() -> bool:
+            try:
+                members.pid.call().get(10)
+            except DeviceMeshError:
+                return True
+            return False
+
+        assert wait_until(known)
+        for made in replace(mesh, [victim], [members]):
+            made.get(30)
+        assert values(members.total.call()) == [3.0] * 3
+        assert values(members.total.call("gpus")) == [3.0] * 3
+
+
+def test_a_rank_that_does_not_come_is_named(leaks: Kit) -> None:
+    from monarch._tensors.rendezvous import find_store, meet, serve_store
+
+    store, port = serve_store("127.0.0.1", 3)
+    other = find_store("127.0.0.1", port, 3)
+    other.set("joined/2", "cpu")
+    with pytest.raises(GroupError, match=r"ranks \[1\] of 3 did not join the process group within 0.2 s"):
+        meet(store, 0, 3, "cpu", seconds=0.2)
+    # What torch keeps for its next store.
+    leaks.rebase()
