@@ -1,0 +1,106 @@
+"""``%mesh run``, and process groups in cells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernels import Notebook
+
+SCRIPT = """
+import os, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group()
+total = torch.ones(1)
+dist.all_reduce(total)
+print("rank", dist.get_rank(), "of", dist.get_world_size(), "sum", total.item(), sys.argv[1:])
+if "--fail" in sys.argv:
+    1 / (dist.get_rank() - 1)
+if "--wait" in sys.argv:
+    print("waiting", flush=True)
+    while True:
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_script_of_torchrun(notebook: Notebook, script: Path) -> None:
+    cell = notebook.run(f"%mesh run {script} --steps 3").ok()
+    assert {f"rank {rank} of 4 sum 4.0 ['--steps', '3']": {rank} for rank in range(4)} == cell.said()
+    # On some ranks only; it leaves nothing in their namespaces.
+    cell = notebook.run(f"%mesh run --on mesh[1,3] {script}").ok()
+    assert {"rank 0 of 2 sum 2.0 []": {1}, "rank 1 of 2 sum 2.0 []": {3}} == cell.said()
+    assert notebook.mesh("'sys' in globals(), 'total' in globals()").ok().shown == "[ranks 0-3] (False, False)"
+    # The groups of the cells go on.
+    assert notebook.mesh("x = torch.ones(1); dist.all_reduce(x); x.item()").ok().shown == "[ranks 0-3] 4.0"
+    notebook.run(f"%mesh run {script}").ok()
+    assert notebook.mesh("dist.all_reduce(x); x.item()").ok().shown == "[ranks 0-3] 16.0"
+
+
+def test_a_script_that_raises(notebook: Notebook, script: Path) -> None:
+    cell = notebook.run(f"%mesh run {script} --fail")
+    assert cell.status == "error"
+    assert "ZeroDivisionError" in cell.text and "rank 1" in cell.text and "train.py" in cell.text
+    assert notebook.mesh("x = torch.ones(1); dist.all_reduce(x); x.item()").ok().shown == "[ranks 0-3] 4.0"
+
+
+def test_a_script_is_stopped(notebook: Notebook, script: Path) -> None:
+    cell = notebook.send(f"%mesh run {script} --wait")
+    cell.until(lambda: cell.said().get("waiting") == {0, 1, 2, 3})
+    notebook.interrupt()
+    cell.wait()
+    assert cell.status == "error" and "stopped by an interrupt" in cell.text
+    assert notebook.mesh("x = torch.ones(1); dist.all_reduce(x); x.item()").ok().shown == "[ranks 0-3] 4.0"
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("%mesh run", "%mesh run needs a script; write %mesh run [--on MESH[SLICE]] script.py ARGS, or -m module ARGS"),
+        ("%mesh run missing.py", "the script 'missing.py' cannot be read"),
+        ("%mesh run --at mesh x.py", "%mesh run needs a script"),
+        ("%mesh run --on", "there is no option '--on'"),
+        ("%mesh run -m", "name a script and its arguments"),
+    ],
+)
+def test_lines_that_cannot_be(notebook: Notebook, line: str, text: str) -> None:
+    cell = notebook.run(line)
+    assert cell.status == "error" and text in cell.text
+
+
+def test_groups_in_cells(notebook: Notebook) -> None:
+    body = "x = torch.ones(1) * rank\ndist.all_reduce(x, group=mesh.group())\nx.item(), mesh.name, dict(mesh.sizes)"
+    assert notebook.mesh(body).ok().shown == "[ranks 0-3] (6.0, 'mesh', {'procs': 4})"
+    assert "DeviceMesh((procs=4), 'cpu'" in notebook.mesh("mesh.device_mesh()").ok().shown
+    # Some ranks have a group of their own, which the others need not know of.
+    body = "y = torch.ones(1)\ndist.all_reduce(y, group=mesh.slice(procs=slice(0, 2)).group())\ny.item()"
+    assert notebook.mesh(body, "[0,1]").ok().shown == "[ranks 0-1] 2.0"
+    # On one rank alone the group of all is made too, without the others running anything.
+    assert notebook.mesh("dist.get_world_size()", "[2]").ok().shown == "[rank 2] 4"
+
+
+def test_a_model_lives_through_a_stop_between_collectives(notebook: Notebook) -> None:
+    notebook.mesh(
+        "from torch.nn.parallel import DistributedDataParallel\n"
+        "torch.manual_seed(0)\n"
+        "model = DistributedDataParallel(torch.nn.Linear(2, 1), process_group=mesh.group())\n"
+        "model(torch.ones(1, 2)).sum().backward()"
+    ).ok()
+    cell = notebook.send("%%mesh\nimport time\nprint('busy', flush=True)\nwhile True: time.sleep(0.01)")
+    cell.until(lambda: cell.said().get("busy") == {0, 1, 2, 3})
+    notebook.interrupt()
+    cell.wait()
+    # All ranks are in step, so the groups that the model has are still good.
+    step = "model.zero_grad()\nmodel(torch.ones(1, 2) * rank).sum().backward()\nmodel.module.weight.grad.tolist()"
+    assert notebook.mesh(step).ok().shown == "[ranks 0-3] [[1.5, 1.5]]"
+
+
+def test_a_text_before_imports_from_the_future(notebook: Notebook) -> None:
+    assert notebook.mesh('"""What it does."""\nfrom __future__ import annotations\n7').ok().shown == "[ranks 0-3] 7"
