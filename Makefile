@@ -11,11 +11,12 @@ ARGS ?=
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
+RDMA := $(VENV)/.stamp-rdma
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo lab test test-quick check lint fmt bench clean
+.PHONY: help venv demo lab test test-quick test-gpu check lint fmt bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -31,6 +32,12 @@ $(STAMP): pyproject.toml
 	@$(PIP) install --editable '.[test,dev,notebooks]'
 	@touch $@
 
+# Not made for every machine; the tests that need it are skipped where it is not there.
+$(RDMA): $(STAMP)
+	@echo "installing what transfers by RDMA need"
+	@$(PIP) install --editable '.[rdma]' || echo "nixl is not to be had for this machine: its tests will be skipped"
+	@touch $@
+
 demo: $(STAMP) ## run the quickstart notebook through the kernel, in the terminal
 	@echo "running the demo"
 	@$(PY) notebooks/demo.py $(ARGS)
@@ -39,13 +46,19 @@ lab: $(STAMP) ## open the quickstart notebook in JupyterLab
 	@echo "starting JupyterLab"
 	@JUPYTER_PREFER_ENV_PATH=1 $(VENV)/bin/jupyter-lab --notebook-dir=. $(ARGS) notebooks/00_quickstart.ipynb
 
-test: $(STAMP) ## run every test
+test: $(STAMP) $(RDMA) ## run every test
 	@echo "running every test"
 	@$(PY) -m pytest $(ARGS)
 
-test-quick: $(STAMP) ## run the tests that are not marked slow
+test-quick: $(STAMP) $(RDMA) ## run the tests that are not marked slow
 	@echo "running the quick tests"
 	@$(PY) -m pytest -m "not slow" $(ARGS)
+
+test-gpu: $(STAMP) $(RDMA) ## run what needs a GPU, and measure it into benchmarks/results/
+	@echo "running the tests that need a GPU"
+	@$(PY) -m pytest -m gpu $(ARGS)
+	@echo "measuring"
+	@$(PY) benchmarks/run.py gpu --out benchmarks/results/$$(date +%F)-gpu.md benchmarks/results/$$(date +%F)-gpu.json
 
 check: lint ## lint, formatting and types
 	@echo "checking types"

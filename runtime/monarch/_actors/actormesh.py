@@ -70,6 +70,10 @@ class ActorMesh(Grouped, MeshView, Managed):
     def _view(self, region: Region) -> Self:
         return type(self)(self._state, region, self._runtime)
 
+    def _receivers(self) -> list[str]:
+        """The proc ids of its members."""
+        return [peer.proc for peer in self._members_at().peers]
+
     # Endpoints
 
     def __getattr__(self, name: str) -> Any:

@@ -144,7 +144,7 @@ class Endpoint(Generic[P, R]):
             )
         mesh._check_alive(self.name)
         try:
-            return dumps((args, kwargs))
+            return dumps((args, kwargs), "", mesh._receivers)
         except SerializationError as error:
             raise SerializationError(f"{mesh._name}.{self.name}() was not sent: {error}") from error.__cause__
 

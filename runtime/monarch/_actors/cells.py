@@ -214,7 +214,7 @@ class Cell:
             runtime.settle()
         if call.port and not method.explicit:
             try:
-                body, buffers = dumps(value)
+                body, buffers = dumps(value, "", lambda: [call.src])
             except Exception as error:
                 self._answer_error(call, _unpicklable(self, call, error))
                 return

@@ -37,7 +37,7 @@ class Port(Generic[T]):
         Raises:
             SerializationError: the value cannot be pickled.
         """
-        body, buffers = dumps(value)
+        body, buffers = dumps(value, "", lambda: [self._proc])
         self._send(m.RESULT, body, buffers)
 
     def exception(self, error: Exception) -> None:

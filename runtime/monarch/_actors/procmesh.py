@@ -127,7 +127,7 @@ class ProcMesh(Grouped, MeshView, Managed):
             name, cls, args, kwargs, self._state.procs, self._region, runtime.proc, here[0].key if here else ""
         )
         state.spec = spec
-        body, buffers = dumps(spec, f"spawn({name!r}, {cls.__name__})")
+        body, buffers = dumps(spec, f"spawn({name!r}, {cls.__name__})", mesh._receivers)
         gather: Gather[Any] = Gather(runtime, targets.peers, self.extent, name, "__init__", lambda _, __: None, key)
         state.initialized = gather
         create = m.Create(runtime.proc, key, gather.port, mesh._view_bytes, body)

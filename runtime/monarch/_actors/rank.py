@@ -23,6 +23,7 @@ from monarch._actors.spec import RankConfig
 from monarch._procs.children import STOPPED
 from monarch._procs.output import Capture
 from monarch._wire import messages as m
+from monarch._wire import pickling
 from monarch._wire.pickling import loads
 
 _FLUSH_EVERY = 0.05
@@ -38,6 +39,7 @@ class Rank:
         runtime.rank = place
         runtime.config = config
         runtime.secret = config.secret
+        pickling.in_rank = True
         runtime.on_sibling_died = groups.member_died
         set_runtime(runtime)
         self.main = MainExecutor(runtime)

@@ -19,6 +19,7 @@ from monarch._core.region import Region
 from monarch._procs.pump import Pump, Waiter
 from monarch._procs.session import host_of, ipc_address
 from monarch._wire import messages as m
+from monarch._wire import pickling
 from monarch._wire.links import LEASE_S, Inbox, Link, make_context
 from monarch._wire.mappings import Mappings
 from monarch._wire.pickling import dumps, loads
@@ -39,6 +40,7 @@ _SWEEP = 0.5
 """Seconds between looks for shared memory that is not used any more, while some is."""
 _PATIENCE = 2.0
 """Seconds to wait for room in shared memory."""
+_LENDING = "monarch._transfers.lending"
 _FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch})
 
 current: ContextVar[tuple[Cell, m.Call] | None] = ContextVar("monarch_call", default=None)
@@ -158,6 +160,7 @@ class Runtime:
             m.Refused: self._on_refused,
             m.Listening: lambda listening, _: self.on_listening and self.on_listening(listening),
         }
+        pickling.lender = _Lender()
         self.inbox = Inbox(self.context, ipc_address(folder, proc))
         self._recv = self.inbox.socket.recv
         self.pump = Pump(self.inbox, self._on_frame)
@@ -531,6 +534,16 @@ class Runtime:
         self.inbox.close()
         self.segments.close()
         self.context.term()
+
+
+class _Lender:
+    """Lends memory of GPUs, when there is some to lend: what does it is on a floor above this one, and needs torch."""
+
+    def lend(self, tensor: Any, receivers: Sequence[str]) -> Any:
+        return function_of(f"{_LENDING}:lend")(tensor, receivers)
+
+    def cancel(self, reduced: Any) -> None:
+        function_of(f"{_LENDING}:cancel")(reduced)
 
 
 def _nothing() -> None:

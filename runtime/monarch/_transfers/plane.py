@@ -58,13 +58,13 @@ class Plane:
 
     # What this process shares
 
-    def share(self, memory: Memory) -> Remote:
-        """Lets others read and write some memory until it is dropped, or the actor that runs has ended."""
+    def share(self, memory: Memory, forever: bool = False) -> Remote:
+        """Lets others read and write some memory until it is dropped, or unless forever the actor that runs ends."""
         runtime = self._runtime
         _let_others_read(runtime)
         remote = self.registry.add(memory, runtime.proc, _title(runtime), open_handle_of(memory))
         here = current.get()
-        if here is not None:
+        if here is not None and not forever:
             cell = self._cells[remote.key] = here[0]
             cell.at_end[f"buffer {remote.key}"] = lambda: self.drop(remote.key)
         return remote

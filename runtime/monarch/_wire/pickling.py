@@ -9,7 +9,10 @@ Tensors on the CPU are sent by storage, so tensors of one message that share a s
 A tensor that uses less than half of a large storage is cloned rather than sent with all of it (so its strides may
 become dense, as a numpy view's do), unless that would show: unless its elements overlap, or other tensors of the
 message overlap it, or together they use half of the storage. A storage on a received buffer cannot be resized; a
-small one can. Other devices, layouts and subclasses of Tensor are pickled as torch does it.
+small one can. Other layouts and subclasses of Tensor are pickled as torch does it.
+
+A tensor of a GPU is lent to its receivers where these are known to be ranks, and each copies it from GPU to GPU; else
+it goes by memory of the CPU, and stays there with a receiver that uses no GPU.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ import pickle
 import sys
 import time
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import cloudpickle
 
@@ -37,12 +40,35 @@ _BLAME_DEPTH = 20
 _BLAME_PARTS = 1000
 
 
-def dumps(obj: Any, what: str = "") -> tuple[bytes, list[memoryview]]:
+Receivers = Callable[[], Sequence[str]]
+Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+class Lender(Protocol):
+    """Lends memory of GPUs; of a higher floor."""
+
+    def lend(self, tensor: Any, receivers: Sequence[str]) -> Reduced | None:
+        """How each of some processes makes its copy of a tensor; None if they should not by themselves."""
+        ...
+
+    def cancel(self, reduced: Reduced) -> None:
+        """It was not sent after all."""
+        ...
+
+
+lender: Lender | None = None
+"""Of this process; none until it is a part of a session."""
+in_rank = False
+"""Whether tensors of GPUs are to be in memory of the GPU where they arrive, even if this process has none there yet."""
+
+
+def dumps(obj: Any, what: str = "", receivers: Receivers | None = None) -> tuple[bytes, list[memoryview]]:
     """The body and the out-of-band buffers of an object; each buffer is contiguous, of at least THRESHOLD bytes.
 
     Args:
         obj: anything that can be pickled; classes and functions of ``__main__`` travel by value.
         what: its name in errors. Without one, a pair of a tuple and a dict is named ``args`` and ``kwargs``.
+        receivers: gives the proc ids of those that are to unpickle it, each once; asked for only if that matters.
 
     Raises:
         SerializationError: a part cannot be pickled; the text begins with the path to it.
@@ -50,7 +76,7 @@ def dumps(obj: Any, what: str = "") -> tuple[bytes, list[memoryview]]:
     try:
         if type(obj) in _ATOMS or _is_plain(obj):
             return pickle.dumps(obj, 5), []
-        return _dump(obj)
+        return _dump(obj, receivers)
     except MemoryError:
         raise
     except Exception as error:
@@ -97,15 +123,22 @@ def _is_plain(obj: Any) -> bool:
     return True
 
 
-def _dump(obj: Any) -> tuple[bytes, list[memoryview]]:
-    sink = _Sink()
-    pickler = _Pickler(sink)
-    pickler.dump(obj)
-    shared = pickler.wrongly_cloned()
-    if shared:
-        # Only now is it known which storages are used by more than one tensor.
+def _dump(obj: Any, receivers: Receivers | None = None) -> tuple[bytes, list[memoryview]]:
+    lent: dict[int, Reduced] = {}
+    try:
         sink = _Sink()
-        _Pickler(sink, shared).dump(obj)
+        pickler = _Pickler(sink, frozenset(), receivers, lent)
+        pickler.dump(obj)
+        shared = pickler.wrongly_cloned()
+        if shared:
+            # Only now is it known which storages are used by more than one tensor.
+            sink = _Sink()
+            _Pickler(sink, shared, receivers, lent).dump(obj)
+    except BaseException:
+        for reduced in lent.values():
+            if lender is not None:
+                lender.cancel(reduced)
+        raise
     return b"".join(sink.chunks), sink.buffers
 
 
@@ -159,10 +192,15 @@ def _headers(data: bytes | bytearray, size: int) -> Iterator[tuple[bytes, bytes]
 
 
 class _Pickler(cloudpickle.Pickler):
-    def __init__(self, sink: _Sink, shared: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, sink: _Sink, shared: frozenset[int], receivers: Receivers | None, lent: dict[int, Reduced]
+    ) -> None:
         super().__init__(sink, protocol=5, buffer_callback=sink.keep)
         self._shared = shared
         """Storages whose tensors are not to be cloned."""
+        self._receivers = receivers
+        self._lent = lent
+        """What was lent, by the id of the tensor."""
         self._sent: set[int] = set()
         self._clones: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
         """Of each storage its size, and first byte, end and number of used bytes of each tensor that was cloned."""
@@ -180,7 +218,7 @@ class _Pickler(cloudpickle.Pickler):
     def _tensor(self, tensor: Any) -> Any:
         """An ordinary tensor: its storage, or a clone of a small part of a large one, and its place there."""
         if (
-            tensor.device.type != "cpu"
+            tensor.device.type not in ("cpu", "cuda")
             or str(tensor.layout) != "torch.strided"
             or tensor.is_quantized
             or tensor.is_nested
@@ -190,6 +228,8 @@ class _Pickler(cloudpickle.Pickler):
             or tensor.__dict__
         ):
             return NotImplemented
+        if tensor.device.type == "cuda":
+            return self._of_gpu(tensor)
         storage = tensor.untyped_storage()
         total, offset, strides = storage.nbytes(), tensor.storage_offset(), tensor.stride()
         if total >= THRESHOLD and storage._cdata not in self._shared:
@@ -202,6 +242,14 @@ class _Pickler(cloudpickle.Pickler):
                 storage, offset, strides = clone.untyped_storage(), clone.storage_offset(), clone.stride()
         size = tuple(tensor.size())
         return _make_tensor, (storage, tensor.dtype, offset, size, strides, tensor.requires_grad)
+
+    def _of_gpu(self, tensor: Any) -> Any:
+        reduced = self._lent.get(id(tensor))
+        if reduced is None and lender is not None and self._receivers is not None:
+            reduced = lender.lend(tensor, self._receivers())
+            if reduced is not None:
+                self._lent[id(tensor)] = reduced
+        return reduced or (_make_gpu_tensor, (tensor.detach().cpu(), tensor.requires_grad))
 
     def _untyped(self, storage: Any) -> Any:
         if storage.device.type != "cpu":
@@ -285,6 +333,19 @@ def _make_tensor(
     if requires_grad:
         tensor.requires_grad_()
     return tensor
+
+
+def goes_to_gpu() -> bool:
+    """Whether tensors of GPUs are put into memory of this process's GPU when they arrive."""
+    import torch
+
+    return torch.cuda.is_initialized() or (in_rank and torch.cuda.is_available())
+
+
+def _make_gpu_tensor(tensor: Any, requires_grad: bool) -> Any:
+    if goes_to_gpu():
+        tensor = tensor.cuda()
+    return tensor.requires_grad_() if requires_grad else tensor
 
 
 def _make_typed_storage(storage: Any, dtype: Any) -> Any:

@@ -1,0 +1,184 @@
+"""Ranks with GPUs: which one each has, buffers and messages by CUDA IPC, and NCCL."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from leaks import wait_until
+from monarch._actors.services import ask
+from monarch.actor import Actor, current_rank, endpoint
+from monarch.distributed import copy_state, device_mesh, group
+from monarch.exceptions import ActorError, TransferError
+from monarch.rdma import RDMABuffer
+
+COUNT = 8_000_000
+
+
+class Rank(Actor):
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    @endpoint
+    def device(self) -> tuple[str, int, str]:
+        return os.environ.get("CUDA_VISIBLE_DEVICES", ""), torch.cuda.device_count(), torch.cuda.get_device_name()
+
+    @endpoint
+    def share(self, device: str) -> RDMABuffer:
+        self.kept.append(torch.arange(COUNT, dtype=torch.float32, device=device))
+        return RDMABuffer(self.kept[-1])
+
+    @endpoint
+    def read(self, buffer: RDMABuffer, device: str) -> tuple[str, bool, dict[str, str]]:
+        found = torch.zeros(COUNT, device=device)
+        buffer.read_into(found).get()
+        right = bool((found.cpu() == torch.arange(COUNT, dtype=torch.float32)).all())
+        return buffer.backend, right, buffer.transports()
+
+    @endpoint
+    def write(self, buffer: RDMABuffer, device: str) -> None:
+        buffer.write_from(torch.full((4,), 7.0, device=device)).get()
+
+    @endpoint
+    def first(self) -> list[float]:
+        return self.kept[-1][:6].tolist()
+
+    @endpoint
+    def give(self, count: int) -> torch.Tensor:
+        return torch.arange(count, dtype=torch.float32, device="cuda")
+
+    @endpoint
+    def total(self, tensor: torch.Tensor) -> tuple[float, str]:
+        return tensor.double().sum().item(), tensor.device.type
+
+    @endpoint
+    def pass_on(self, other: Any, count: int) -> list[Any]:
+        """A tensor of this rank's GPU to the others, and their answers back."""
+        answer = other.double.call(torch.arange(count, dtype=torch.float32, device="cuda")).get()
+        return [(each.sum().item(), each.device.type) for each in answer.values()]
+
+    @endpoint
+    def double(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * 2
+
+    @endpoint
+    def allocated(self) -> int:
+        gc.collect()
+        return torch.cuda.memory_allocated()
+
+    @endpoint
+    def reduce(self) -> tuple[float, str, str]:
+        import torch.distributed as dist
+
+        here = torch.full((3,), current_rank().rank + 1.0, device="cuda")
+        dist.all_reduce(here, group=group())
+        backend = dist.get_backend_config(group())
+        return here[0].item(), str(backend), device_mesh().device_type
+
+    @endpoint
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {"w": self.kept[-1]}
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def values(future: Any) -> list[Any]:
+    return list(future.get(120).values())
+
+
+def test_each_rank_sees_one_gpu(procs: Callable[..., Any]) -> None:
+    ranks = procs(2).spawn("ranks", Rank)
+    seen = values(ranks.device.call())
+    assert all(count == 1 for _, count, _ in seen)
+    there = torch.cuda.device_count()
+    assert len({visible for visible, _, _ in seen}) == min(2, there)
+
+
+@pytest.mark.parametrize("owner", ["cuda", "cpu"])
+@pytest.mark.parametrize("reader", ["cuda", "cpu"])
+def test_buffers(procs: Callable[..., Any], owner: str, reader: str) -> None:
+    first, second = procs(1).spawn("first", Rank), procs(1).spawn("second", Rank)
+    buffer = first.share.call_one(owner).get(120)
+    backend, right, reasons = second.read.call_one(buffer, reader).get(120)
+    assert right, reasons
+    if owner == "cuda":
+        assert backend == "cuda_ipc", reasons
+    second.write.call_one(buffer.part(8, 16), reader).get(120)
+    assert first.first.call_one().get(120) == [0.0, 1.0, 7.0, 7.0, 7.0, 7.0]
+
+
+def test_a_program_reads_from_a_gpu(procs: Callable[..., Any]) -> None:
+    buffer = procs(1).spawn("owner", Rank).share.call_one("cuda").get(120)
+    found = torch.zeros(COUNT)
+    buffer.read_into(found).get(60)
+    assert found[-1].item() == COUNT - 1
+
+
+def test_dropped_and_dead(procs: Callable[..., Any]) -> None:
+    owner, user = procs(1).spawn("owner", Rank), procs(1).spawn("user", Rank)
+    buffer, other = owner.share.call_one("cuda").get(120), owner.share.call_one("cuda").get(120)
+    assert user.read.call_one(buffer, "cuda").get(120)[1]
+    buffer.drop().get(60)
+    with pytest.raises(ActorError, match="was dropped") as caught:
+        user.read.call_one(buffer, "cuda").get(120)
+    assert isinstance(caught.value.exception, TransferError)
+    os.kill(owner.pid.call_one().get(60), signal.SIGKILL)
+    with pytest.raises(ActorError):
+        user.read.call_one(other, "cuda").get(120)
+
+
+def test_messages_between_ranks(procs: Callable[..., Any]) -> None:
+    one, others = procs(1).spawn("one", Rank), procs(2).spawn("others", Rank)
+    expected = 2.0 * sum(range(1000))
+    assert one.pass_on.call_one(others, 1000).get(120) == [(expected, "cuda")] * 2
+
+
+def test_memory_is_freed_when_the_last_reader_is_done(procs: Callable[..., Any]) -> None:
+    one, others = procs(1).spawn("one", Rank), procs(2).spawn("others", Rank)
+    one.pass_on.call_one(others, 1000).get(120)
+    before = one.allocated.call_one().get(60), values(others.allocated.call())
+    for _ in range(3):
+        one.pass_on.call_one(others, COUNT).get(120)
+    assert wait_until(lambda: ask(one, "monarch._transfers.lending:lent").get(10)[0] == 0)
+    assert wait_until(lambda: (one.allocated.call_one().get(60), values(others.allocated.call())) == before)
+
+
+def test_a_program_sends_and_gets(procs: Callable[..., Any]) -> None:
+    rank = procs(1).spawn("rank", Rank)
+    assert rank.total.call_one(torch.arange(10.0)).get(120) == (45.0, "cpu")
+    assert rank.give.call_one(10).get(120).tolist() == [float(each) for each in range(10)]
+
+
+def test_states_on_gpus(procs: Callable[..., Any]) -> None:
+    one, others = procs(1).spawn("one", Rank), procs(2).spawn("others", Rank)
+    one.share.call_one("cuda").get(120)
+    others.share.call("cuda").get(120)
+    others.slice(gpus=0).first.call_one().get()
+    copy_state({"w": torch.zeros(COUNT)}, others.weights).get(120)
+    assert values(others.first.call()) == [[0.0] * 6] * 2
+    copy_state(one.weights, others.weights).get(120)
+    assert values(others.first.call()) == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]] * 2
+
+
+def test_one_rank_a_gpu_has_nccl(procs: Callable[..., Any]) -> None:
+    count = torch.cuda.device_count()
+    ranks = procs(count).spawn("ranks", Rank)
+    total = float(sum(range(1, count + 1)))
+    for value, backend, device in values(ranks.reduce.call()):
+        assert value == total and "nccl" in backend and device == "cuda"
+
+
+def test_ranks_that_share_a_gpu_have_gloo(procs: Callable[..., Any]) -> None:
+    count = torch.cuda.device_count() + 1
+    ranks = procs(count).spawn("ranks", Rank)
+    total = float(sum(range(1, count + 1)))
+    for value, backend, device in values(ranks.reduce.call()):
+        assert value == total and "nccl" not in backend and device == "cpu"

@@ -1,0 +1,108 @@
+"""Tensors that are lent to the receivers of a message: what those of GPUs do, here with memory of the CPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from leaks import wait_until
+from monarch._actors.services import ask
+from monarch._transfers import lending
+from monarch._wire import pickling
+from monarch.actor import Actor, endpoint
+from monarch.exceptions import ActorError, TransferError
+
+
+class Side(Actor):
+    @endpoint
+    def lend(self, receivers: list[str]) -> tuple[Any, ...]:
+        self.tensor = torch.arange(12.0).view(3, 4).t()
+        reduced = lending.lend(self.tensor.requires_grad_(), receivers)
+        assert reduced is not None
+        # What happens later is seen by nobody.
+        with torch.no_grad():
+            self.tensor.zero_()
+        return reduced[1]
+
+    @endpoint
+    def take(self, arguments: tuple[Any, ...]) -> tuple[list[list[float]], bool, str]:
+        made = lending.take(*arguments)
+        return made.tolist(), made.requires_grad, str(made.dtype)
+
+    @endpoint
+    def proc(self) -> tuple[str, int]:
+        from monarch.actor import context
+
+        return context().actor_instance.proc_id, os.getpid()
+
+
+def lent(mesh: Any) -> int:
+    return ask(mesh, "monarch._transfers.lending:lent").get(10)[0]
+
+
+EXPECTED = [[0.0, 4.0, 8.0], [1.0, 5.0, 9.0], [2.0, 6.0, 10.0], [3.0, 7.0, 11.0]]
+
+
+def test_it_is_freed_when_the_last_receiver_has_its_copy(procs: Callable[..., Any]) -> None:
+    lender, users = procs(1).spawn("lender", Side), procs(2).spawn("users", Side)
+    receivers = [proc for proc, _ in users.proc.call().get().values()]
+    arguments = lender.lend.call_one(receivers).get()
+    assert lent(lender) == 1
+    assert users.slice(gpus=0).take.call_one(arguments).get() == (EXPECTED, True, "torch.float32")
+    assert lent(lender) == 1
+    assert users.slice(gpus=1).take.call_one(arguments).get()[0] == EXPECTED
+    assert wait_until(lambda: lent(lender) == 0)
+    with pytest.raises(ActorError, match="was dropped") as caught:
+        users.slice(gpus=1).take.call_one(arguments).get()
+    assert isinstance(caught.value.exception, TransferError)
+
+
+def test_a_receiver_that_dies_keeps_nothing(procs: Callable[..., Any]) -> None:
+    lender, users = procs(1).spawn("lender", Side), procs(2).spawn("users", Side)
+    known = list(users.proc.call().get().values())
+    # The lender hears of the death of those that it has talked to.
+    lender.take.call_one(users.slice(gpus=1).lend.call_one([lender.proc.call_one().get()[0]]).get()).get()
+    arguments = lender.lend.call_one([proc for proc, _ in known]).get()
+    users.slice(gpus=0).take.call_one(arguments).get()
+    assert lent(lender) == 1
+    os.kill(known[1][1], signal.SIGKILL)
+    assert wait_until(lambda: lent(lender) == 0)
+
+
+def test_a_program_gets_a_copy_of_its_own() -> None:
+    assert lending.lend(torch.zeros(3), ["host/c123456"]) is None
+    assert lending.lend(torch.zeros(3), []) is None
+    assert lending.lend(torch.zeros(0), ["host/uid.0"]) is None
+
+
+def test_what_is_not_sent_after_all_is_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pickler lends what it meets, and takes it back if the rest cannot be pickled."""
+    cancelled: list[Any] = []
+
+    class Lender:
+        def lend(self, tensor: Any, receivers: Any) -> Any:
+            assert receivers == ["host/uid.0"]
+            return (len, ((1, 2, 3),))
+
+        def cancel(self, reduced: Any) -> None:
+            cancelled.append(reduced)
+
+    monkeypatch.setattr(pickling, "lender", Lender())
+    monkeypatch.setattr(pickling._Pickler, "_tensor", pickling._Pickler._of_gpu)
+    monkeypatch.setitem(pickling._TORCH, "Tensor", pickling._Pickler._of_gpu)
+    tensor = torch.ones(3)
+    body, buffers = pickling.dumps([tensor, tensor], "", lambda: ["host/uid.0"])
+    assert pickling.loads(body, buffers) == [3, 3] and not cancelled
+    with pytest.raises(TypeError):
+        pickling.dumps([tensor, (each for each in ())], "", lambda: ["host/uid.0"])
+    assert len(cancelled) == 1
+
+
+def test_by_memory_of_the_cpu_where_nobody_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = pickling._make_gpu_tensor(torch.ones(3), True)
+    assert found.device.type == "cpu" and found.requires_grad
