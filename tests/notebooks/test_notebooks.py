@@ -60,8 +60,11 @@ def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
 def test_a_notebook_runs(path: Path) -> None:
     book = nbformat.read(path, as_version=4)
     updates = execute(book)
+    cells = {cell.id: cell for cell in book.cells}
     if path.stem == "00_quickstart":
-        check_quickstart({cell.id: cell for cell in book.cells}, updates)
+        check_quickstart(cells, updates)
+    elif path.stem == "01_ddp":
+        check_ddp(cells)
 
 
 def check_quickstart(cells: dict[str, Any], updates: list[dict[str, Any]]) -> None:
@@ -84,6 +87,24 @@ def check_quickstart(cells: dict[str, Any], updates: list[dict[str, Any]]) -> No
     figures = [output for output in cells["plot"].outputs if "image/png" in output.get("data", {})]
     assert len(figures) == 1 and len(updates) == 25
     assert updates[-1]["data"]["image/png"] == figures[0].data["image/png"] != updates[0]["data"]["image/png"]
+    accuracy = re.search(r"test accuracy (\d+\.\d)% on 360 digits", shown(cells["result"]))
+    assert accuracy is not None and float(accuracy[1]) > 95
+
+
+def check_ddp(cells: dict[str, Any]) -> None:
+    assert "4 actors of DDPActor, on ranks 0-3" in shown(cells["actor"])
+    assert "4 ranks share 1437 pictures" in shown(cells["info"])
+    rows = re.findall(r"^ *\d+   (.{30})   (.{30})", shown(cells["step"]) + shown(cells["train"]), re.M)
+    losses = [[float(each) for each in row[0].split()] for row in rows]
+    norms = [row[1].split() for row in rows]
+    # Each rank has a loss of its own, which falls; the gradients are those of all.
+    assert len(rows) == 8 and all(len(set(row)) > 1 for row in losses) and max(losses[-1]) < min(losses[0]) / 3
+    assert all(len(set(row)) == 1 for row in norms)
+    assert len([output for output in cells["plot"].outputs if "image/png" in output.get("data", {})]) == 1
+    assert re.search(r"\[rank 2\] 0\.weight +\(128, 64\) +gradient norm \d", shown(cells["inside"]))
+    assert re.fullmatch(r"\[ranks 0-3\] '[0-9a-f]{16}'", shown(cells["equal"]))
+    # In cells the same training gives the same losses.
+    assert shown(cells["compare"]).count("differs from the actor's by 0\n") == 4
     accuracy = re.search(r"test accuracy (\d+\.\d)% on 360 digits", shown(cells["result"]))
     assert accuracy is not None and float(accuracy[1]) > 95
 

@@ -209,8 +209,36 @@ def test_the_group_of_one(procs: Callable[..., Any]) -> None:
 def test_a_program_is_no_rank() -> None:
     from monarch._actors.groups import membership
 
-    with pytest.raises(GroupError, match="this is the program"):
-        membership().ensure()
+    for ask in (membership().ensure, group, device_mesh):
+        with pytest.raises(GroupError, match="this is the program"):
+            ask()
+
+
+def test_actors_of_one_process_ask_for_different_groups(procs: Callable[..., Any]) -> None:
+    mesh = procs({"dp": 2, "tp": 2})
+    first, second = mesh.spawn("first", Member), mesh.spawn("second", Member)
+    first.pid.call().get()
+    # Each rank makes its groups in another order, which is no matter for those of different actors.
+    views = [mesh.slice(dp=0), mesh.slice(tp=0)]
+    for _ in range(3):
+        by_rows = first.slice(dp=0).total_of.call(views[0])
+        by_columns = second.slice(tp=0).total_of.call(views[1])
+        assert values(by_rows) == [1.0, 1.0] and values(by_columns) == [1.0, 1.0]
+
+
+class AsyncMember(Actor):
+    @endpoint
+    async def total(self) -> float:
+        import torch
+        import torch.distributed as dist
+
+        here = torch.tensor([float(current_rank().rank)])
+        dist.all_reduce(here, group=group())
+        return here.item()
+
+
+def test_async_actors(procs: Callable[..., Any]) -> None:
+    assert values(procs(2).spawn("members", AsyncMember).total.call()) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("victim", [0, 2])

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from monarch._tensors.world import Place, World
 
 _MODULE = "monarch._actors.groups"
+_PROGRAM = "only ranks have process groups, and this is the program; use them in endpoints and in %%mesh cells"
 _PATIENCE = 90.0
 """Seconds to wait for a round at most; those that join complain earlier of those that do not."""
 
@@ -55,7 +56,7 @@ class Membership:
         """The default group of this process's mesh, made together with its other ranks if there is none that works."""
         runtime = get_runtime()
         if runtime.config is None:
-            raise GroupError("only ranks have process groups, and this is the program; use them in endpoints and cells")
+            raise GroupError(_PROGRAM)
         procs = self.procs()
         if self.world is not None and not _uses_collectives():
             self.spoil("the program has ended it")
@@ -322,7 +323,7 @@ class Grouped:
         for axis in axes:
             self._region.size(axis)
         if get_runtime().config is None:
-            return GroupReference(self._state.procs, self._region, axes)
+            return _reference(self._state.procs, self._region, axes)
         return group_of(self._state.procs, self._region, axes)
 
     def device_mesh(self) -> Any:
@@ -332,8 +333,14 @@ class Grouped:
             GroupError: as ``group`` does.
         """
         if get_runtime().config is None:
-            return GroupReference(self._state.procs, self._region, None)
+            return _reference(self._state.procs, self._region, None)
         return device_mesh_of(self._state.procs, self._region)
+
+
+def _reference(procs: Procs, region: Region, axes: tuple[str, ...] | None) -> GroupReference:
+    if procs.proc(0) == get_runtime().proc:
+        raise GroupError(_PROGRAM)
+    return GroupReference(procs, region, axes)
 
 
 class GroupReference:

@@ -16,7 +16,7 @@ from monarch.exceptions import TransferError
 
 _PIECES = 512
 """Pieces of memory in one system call; the kernel takes 1024."""
-_CHUNK = 16 << 20
+_CHUNK = 4 << 20
 _SHARED_OUT = 4 << 20
 """Bytes from which several threads copy."""
 _THREADS = 4

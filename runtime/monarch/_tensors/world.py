@@ -49,24 +49,27 @@ class World:
     sockets: set[tuple[int, int]] = field(default_factory=set)
     groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    turns: dict[tuple[int, ...], threading.Lock] = field(default_factory=dict)
 
     def group(self, ranks: Sequence[int]) -> Any:
         """The process group of some ranks, of which this is one; each of them is to ask for it."""
         key = tuple(ranks)
         with self.lock:
-            found = self.groups.get(key)
-            if found is None:
-                if key == tuple(range(self.place.size)):
-                    found = dist.group.WORLD
-                else:
-                    before = tcp_sockets()
-                    # Only its members take part, so that the others may do something else.
-                    found = dist.new_group(
-                        list(key), backend=self.backend(key), use_local_synchronization=True, timeout=_TIMEOUT
-                    )
-                    self.sockets |= tcp_sockets() - before
-                self.groups[key] = found
-            return found
+            turn = self.turns.setdefault(key, threading.Lock())
+        # A turn for each group: another actor of this process may wait for the members of another one.
+        with turn:
+            if key not in self.groups:
+                self.groups[key] = self._make(key)
+            return self.groups[key]
+
+    def _make(self, key: tuple[int, ...]) -> Any:
+        if key == tuple(range(self.place.size)):
+            return dist.group.WORLD
+        before = tcp_sockets()
+        # Only its members take part, so that the others may do something else.
+        made = dist.new_group(list(key), backend=self.backend(key), use_local_synchronization=True, timeout=_TIMEOUT)
+        self.sockets |= tcp_sockets() - before
+        return made
 
     def backend(self, ranks: Sequence[int]) -> str:
         """What a group of these ranks communicates by."""
@@ -75,7 +78,7 @@ class World:
     def position(self) -> dict[str, int]:
         """How many collectives this rank has begun in each group: equal in all that are in step."""
         counts: dict[str, int] = {}
-        for ranks, group in self.groups.items():
+        for ranks, group in list(self.groups.items()):
             with contextlib.suppress(RuntimeError):
                 counts[",".join(map(str, ranks))] = group._get_sequence_number_for_group()
         return counts
