@@ -335,7 +335,7 @@ def test_the_stream_takes_nobody_without_the_secret() -> None:
     from monarch._tensors.memory import memory_of
     from monarch._tensors.registry import Registry
     from monarch._tensors.stream import Stream, StreamServer
-    from monarch._tensors.transport import whole
+    from monarch._tensors.transport import Move
 
     registry = Registry()
     data = torch.arange(10.0)
@@ -345,9 +345,9 @@ def test_the_stream_takes_nobody_without_the_secret() -> None:
         found = memory_of(torch.zeros(10), "there")
         stranger = Stream(b"wrong", lambda proc, timeout: server.address)
         with pytest.raises(TransferError, match="does not take this process for one of its session"):
-            stranger.move([whole(remote, found, 40)], False, 5.0)
+            stranger.move([Move(remote, found)], False, 5.0)
         friend = Stream(b"right", lambda proc, timeout: server.address)
-        friend.move([whole(remote, found, 40)], False, 5.0)
+        friend.move([Move(remote, found)], False, 5.0)
         assert found.keep.tolist() == data.tolist()
         friend.close()
     finally:

@@ -185,6 +185,17 @@ class Promise(Future[R]):
         return maker()
 
 
+class Ready(Future[R]):
+    """A future that is done from the beginning."""
+
+    __slots__ = ()
+
+    def __init__(self, runtime: Runtime, label: str, value: Any, error: BaseException | None = None) -> None:
+        super().__init__(runtime, label)
+        self._value, self._error = value, error
+        self.done = True
+
+
 def in_thread(runtime: Runtime, label: str, work: Callable[[], R]) -> Promise[R]:
     """A future of what a function returns that waits for other futures, in a thread of its own."""
     promise: Promise[R] = Promise(runtime, label)

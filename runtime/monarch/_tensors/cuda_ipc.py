@@ -94,12 +94,13 @@ class CudaIpc:
         remotes = [move.remote for move in moves]
         self._slots.check(remotes)
         try:
-            for remote, local, spans in moves:
+            for move in moves:
+                remote, local = move.remote, move.local
                 device = local.device if local.device != "cpu" else f"cuda:{torch.cuda.current_device()}"
                 with torch.cuda.device(device):
                     torch.cuda.synchronize()
                     base = self._address(remote) + remote.offset
-                    for there, here, size in spans.tolist():
+                    for there, here, size in move.rows.tolist():
                         theirs, mine = base + there, local.address + here
                         to, source = (theirs, mine) if writing else (mine, theirs)
                         _call("cuMemcpy", ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(size))

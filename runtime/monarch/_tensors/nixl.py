@@ -172,8 +172,8 @@ class Nixl:
         slots = [_Span(start + index * word, move.remote.slot, word) for index, move in enumerate(moves)]
         pieces = [
             _Span(local.address + mine, remote.start + theirs, size)
-            for remote, local, spans in moves
-            for theirs, mine, size in spans.tolist()
+            for remote, local, rows in ((move.remote, move.local, move.rows) for move in moves)
+            for theirs, mine, size in rows.tolist()
         ]
         with self._lock:
             ranges = [(start, len(moves) * word), *((local.address, local.size) for _, local, _ in moves)]

@@ -38,9 +38,10 @@ class SameProcess:
             if memory is None:
                 raise dropped(remote)
             theirs.append(memory)
-        for (remote, local, spans), memory in zip(moves, theirs, strict=True):
+        for move, memory in zip(moves, theirs, strict=True):
+            remote, local = move.remote, move.local
             cpu = local.device == memory.device == "cpu"
-            for there, here, size in spans.tolist():
+            for there, here, size in move.rows.tolist():
                 shared, mine = memory.part(remote.offset + there, size), local.part(here, size)
                 to, source = (shared, mine) if writing else (mine, shared)
                 if cpu:

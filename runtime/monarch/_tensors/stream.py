@@ -180,7 +180,7 @@ class Stream:
             self._idle.setdefault(remote.proc, []).append(connection)
 
     def _read(self, connection: socket.socket, move: Move, until: float) -> int:
-        remote, local, spans = move
+        remote, local, spans = move.remote, move.local, move.rows
         for start in range(0, len(spans), _MOST):
             some = spans[start : start + _MOST]
             self._request(connection, _READ, remote, some)
@@ -188,7 +188,7 @@ class Stream:
         return move.size
 
     def _write(self, connection: socket.socket, move: Move) -> int:
-        remote, local, spans = move
+        remote, local, spans = move.remote, move.local, move.rows
         for start in range(0, len(spans), _MOST):
             some = spans[start : start + _MOST]
             self._request(connection, _WRITE, remote, some)

@@ -17,23 +17,28 @@ class Move(NamedTuple):
 
     remote: Remote
     local: Memory
-    spans: numpy.ndarray
-    """Of each run of bytes a row: the offset in the remote piece, that in the local one, and how many; int64."""
+    spans: numpy.ndarray | None = None
+    """Of each run of bytes a row: the offset in the remote piece, that in the local one, and how many; int64.
+
+    None for as many bytes as the local piece has, from the beginning of both.
+    """
+
+    @property
+    def rows(self) -> numpy.ndarray:
+        """The spans, also if there is one only."""
+        return self.spans if self.spans is not None else numpy.array([[0, 0, self.local.size]], dtype=numpy.int64)
 
     @property
     def size(self) -> int:
         """Bytes in all."""
-        return int(self.spans[:, 2].sum())
-
-
-def whole(remote: Remote, local: Memory, size: int) -> Move:
-    """A move of the first bytes of both."""
-    return Move(remote, local, numpy.array([[0, 0, size]], dtype=numpy.int64))
+        return self.local.size if self.spans is None else int(self.spans[:, 2].sum())
 
 
 def check_spans(move: Move) -> None:
     """Whether all runs are within both pieces; ArgumentError if not. Before any byte moves."""
-    spans = move.spans
+    if move.spans is None and move.local.size <= move.remote.size:
+        return
+    spans = move.rows
     for column, size, what in ((0, move.remote.size, "the buffer"), (1, move.local.size, "the memory here")):
         if len(spans) and (int(spans.min()) < 0 or int((spans[:, column] + spans[:, 2]).max()) > size):
             raise ArgumentError(f"the bytes to be moved are not all within the {size} of {what}")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from monarch._actors.future import Future, Promise, in_thread, then
+from monarch._actors.future import Future, Ready, in_thread, then
 from monarch._actors.process import get_runtime
 from monarch._actors.services import ask_proc
 from monarch._tensors.memory import check_fit, memory_of
 from monarch._tensors.registry import Remote
-from monarch._tensors.transport import Move, whole
+from monarch._tensors.transport import Move
 from monarch._transfers.plane import plane
 from monarch.exceptions import ArgumentError
 
@@ -128,7 +128,7 @@ class RDMABuffer:
         """What is to be moved for a read; ArgumentError if it does not fit."""
         local = memory_of(dst, "the destination")
         check_fit(local, self._remote.size, self._remote.dtype, False)
-        return whole(self._remote, local.part(0, self._remote.size), self._remote.size)
+        return Move(self._remote, local.part(0, self._remote.size))
 
     def writing(self, src: Any) -> Move:
         """What is to be moved for a write; ArgumentError if it does not fit."""
@@ -136,7 +136,7 @@ class RDMABuffer:
         check_fit(local, self._remote.size, self._remote.dtype, True)
         if self._remote.readonly:
             raise ArgumentError("the buffer can only be read: it is of a read-only memoryview")
-        return whole(self._remote, local, local.size)
+        return Move(self._remote, local)
 
     def drop(self) -> Future[None]:
         """Lets go of the memory, in its owner; any holder of a handle may. Reads and writes fail from then on."""
@@ -186,14 +186,7 @@ def _quick(moves: Sequence[Move]) -> bool:
 
 
 def _done(error: Exception | None) -> Future[None]:
-    promise: Promise[None] = Promise(get_runtime(), "transfer")
-
-    def make() -> None:
-        if error is not None:
-            raise error
-
-    promise.complete(make)
-    return promise
+    return Ready(get_runtime(), "transfer", None, error)
 
 
 def _received(remote: tuple[Any, ...]) -> RDMABuffer:

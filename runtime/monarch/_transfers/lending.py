@@ -10,7 +10,7 @@ from monarch._actors.process import get_runtime
 from monarch._actors.procs import split_proc
 from monarch._tensors.memory import memory_of
 from monarch._tensors.registry import Remote
-from monarch._tensors.transport import whole
+from monarch._tensors.transport import Move
 from monarch._transfers.plane import plane
 from monarch._wire import messages as m
 from monarch._wire.pickling import Reduced, dumps, goes_to_gpu
@@ -58,7 +58,7 @@ def take(packed: tuple[Any, ...], dtype: str, shape: tuple[int, ...], requires_g
     device = "cuda" if goes_to_gpu() else "cpu"
     made = torch.empty(remote.size, dtype=torch.uint8, device=device)
     try:
-        plane().move([whole(remote, memory_of(made, "a tensor"), remote.size)], False, 60.0)
+        plane().move([Move(remote, memory_of(made, "a tensor"))], False, 60.0)
     finally:
         _give_back(remote)
     tensor = made.view(getattr(torch, dtype)).view(shape)
