@@ -17,6 +17,7 @@ from monarch._actors.process import get_runtime
 from monarch._actors.procs import Procs, split_proc
 from monarch._core.ranks import describe_ranks
 from monarch._core.region import Region
+from monarch._procs.helpers import be_helper
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 from monarch.exceptions import AxisError, GroupError
@@ -118,6 +119,8 @@ class Membership:
         from monarch._tensors import world as worlds
         from monarch._tensors.connections import tcp_sockets
 
+        # The threads of gloo are started by this one.
+        be_helper()
         try:
             if old is not None:
                 worlds.leave(old)

@@ -131,7 +131,9 @@ class HostMesh(MeshView, Managed):
 
         def start(ranks: list[int], port: int) -> None:
             owner = here[0].key if here else ""
-            known = RankConfig(runtime.proc, runtime.root, procs, port, packed, owner, addresses, runtime.secret)
+            known = RankConfig(
+                runtime.proc, runtime.root, procs, port, packed, owner, addresses, bool(binds), runtime.secret
+            )
             config = dumps(known)[0]
             by_host: dict[str, list[int]] = {}
             for rank in ranks:

@@ -21,6 +21,7 @@ from monarch._actors.process import set_runtime
 from monarch._actors.runtime import Runtime, current
 from monarch._actors.spec import RankConfig
 from monarch._procs.children import STOPPED
+from monarch._procs.helpers import let_helpers_use
 from monarch._procs.output import Capture
 from monarch._wire import messages as m
 from monarch._wire import pickling
@@ -40,6 +41,9 @@ class Rank:
         runtime.config = config
         runtime.secret = config.secret
         pickling.in_rank = True
+        if not config.bound:
+            # The agent may run on all cores that the host lets the session use.
+            let_helpers_use(os.sched_getaffinity(os.getppid()))
         runtime.on_sibling_died = groups.member_died
         set_runtime(runtime)
         self.main = MainExecutor(runtime)

@@ -17,6 +17,7 @@ from monarch._actors.groups import membership
 from monarch._actors.process import get_runtime
 from monarch._actors.procs import Procs
 from monarch._actors.services import ask_proc
+from monarch._procs.helpers import as_helper
 from monarch.exceptions import ArgumentError, GroupError
 
 _MODULE = "monarch._actors.scripts"
@@ -140,7 +141,8 @@ def run_script(script: Script, meeting: Meeting) -> None:
         RuntimeError: it ended with an exit code other than 0. Other errors are those of the program.
     """
     membership().leave()
-    with _setting(script):
+    # As torchrun would, which binds no process to cores.
+    with as_helper(), _setting(script):
         set_variables(meeting)
         try:
             if script.path == "-m":

@@ -42,5 +42,7 @@ class RankConfig:
     owner_actor: str = ""
     addresses: tuple[str, ...] = ()
     """Of each host of the mesh, in order, the address by which the others reach it; empty where it is not known."""
+    bound: bool = False
+    """Whether the person has said on which cores the processes run."""
     secret: bytes = b""
     """Of the session: who has it may read and write the buffers of its processes."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 
+from monarch._procs.helpers import as_helper, be_helper, helper_cores
 from monarch._tensors.registry import Remote
 from monarch._tensors.transport import Move, dropped, lost_meanwhile
 from monarch.exceptions import TransferError
@@ -178,7 +179,7 @@ def _keys_of(remotes: list[Remote]) -> list[int]:
 def _copy(pid: int, pieces: numpy.ndarray, writing: bool) -> None:
     """Copies pieces, each a row of the address here, that in the other process, and a number of bytes."""
     total = int(pieces[:, 2].sum())
-    workers = min(_THREADS, len(os.sched_getaffinity(0))) if total >= _SHARED_OUT else 1
+    workers = min(_THREADS, helper_cores()) if total >= _SHARED_OUT else 1
     if workers == 1:
         for batch in _batches(pieces):
             _transfer(pid, batch, writing)
@@ -188,6 +189,7 @@ def _copy(pid: int, pieces: numpy.ndarray, writing: bool) -> None:
     lock = threading.Lock()
 
     def work() -> None:
+        be_helper()
         try:
             while not failures:
                 with lock:
@@ -201,7 +203,8 @@ def _copy(pid: int, pieces: numpy.ndarray, writing: bool) -> None:
     others = [threading.Thread(target=work, name="monarch-copy", daemon=True) for _ in range(workers - 1)]
     for other in others:
         other.start()
-    work()
+    with as_helper():
+        work()
     for other in others:
         other.join()
     if failures:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 
 import torch
 
+from monarch._procs.helpers import as_helper, be_helper, helper_cores
 from monarch._tensors.memory import Memory, bytes_of, copy_memory
 from monarch._tensors.registry import Registry, Remote
 from monarch._tensors.transport import Move, dropped
@@ -52,15 +52,20 @@ class SameProcess:
                 torch.cuda.synchronize()
 
 
+def _copy_as_helper(to: int, source: int, size: int) -> None:
+    be_helper()
+    copy_memory(to, source, size)
+
+
 def _copy(to: int, source: int, size: int) -> None:
-    workers = min(_THREADS, len(os.sched_getaffinity(0)))
+    workers = min(_THREADS, helper_cores())
     if size < _SHARED_OUT or workers == 1 or abs(to - source) < size:
         copy_memory(to, source, size)
         return
     step = -(-size // workers)
     others = [
         threading.Thread(
-            target=copy_memory,
+            target=_copy_as_helper,
             args=(to + start, source + start, min(step, size - start)),
             name="monarch-copy",
             daemon=True,
@@ -69,6 +74,7 @@ def _copy(to: int, source: int, size: int) -> None:
     ]
     for other in others:
         other.start()
-    copy_memory(to, source, step)
+    with as_helper():
+        copy_memory(to, source, step)
     for other in others:
         other.join()

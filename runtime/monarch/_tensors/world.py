@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from monarch._procs.helpers import in_helper
 from monarch._tensors.connections import of_collectives, shut_down, tcp_sockets
 from monarch._tensors.interfaces import choose_interface
 from monarch._tensors.rendezvous import meet
@@ -59,7 +60,7 @@ class World:
         # A turn for each group: another actor of this process may wait for the members of another one.
         with turn:
             if key not in self.groups:
-                self.groups[key] = self._make(key)
+                self.groups[key] = in_helper(lambda: self._make(key))
             return self.groups[key]
 
     def _make(self, key: tuple[int, ...]) -> Any:
