@@ -22,7 +22,7 @@ Stage = Callable[[str, Any], None]
 """Is told what begins, and the future that it ends with."""
 
 
-_GROUPS = "monarch._actors.groups"
+_GROUPS = "monarch._actors.membership"
 _HEARING = 0.2
 """Seconds for ranks to say how far they are."""
 

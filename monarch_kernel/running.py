@@ -17,7 +17,7 @@ from monarch._wire.messages import Dead
 from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError
 
 _BUSY = "monarch._cells.busy"
-_GROUPS = "monarch._actors.groups"
+_GROUPS = "monarch._actors.membership"
 STOPPED = "a stop has ended a collective half way; use the group again to make it anew"
 _INSIDE = "monarch._cells.inside:run_in_actor"
 

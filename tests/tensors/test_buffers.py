@@ -334,7 +334,8 @@ def test_a_transport_that_is_not_there(procs: Callable[..., Any], monkeypatch: p
 def test_the_stream_takes_nobody_without_the_secret() -> None:
     from monarch._tensors.memory import memory_of
     from monarch._tensors.registry import Registry
-    from monarch._tensors.stream import Stream, StreamServer
+    from monarch._tensors.stream import Stream
+    from monarch._tensors.stream_server import StreamServer
     from monarch._tensors.transport import Move
 
     registry = Registry()

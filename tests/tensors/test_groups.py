@@ -207,7 +207,7 @@ def test_the_group_of_one(procs: Callable[..., Any]) -> None:
 
 
 def test_a_program_is_no_rank() -> None:
-    from monarch._actors.groups import membership
+    from monarch._actors.membership import membership
 
     for ask in (membership().ensure, group, device_mesh):
         with pytest.raises(GroupError, match="this is the program"):

@@ -1,301 +1,17 @@
-"""Process groups of meshes: the ranks are brought together by messages, whatever their actors do meanwhile.
-
-The first rank of a mesh convenes the others when any of them asks for a group: it serves a store at a port that the
-system chose, tells all where that is, and each joins in a thread of its own. So a slice has its group while other
-ranks are busy, and nobody chooses a port. What was formed is a round; it is broken by the death of a rank, or by a
-stop that left a collective half done, and the next use makes a new round.
-"""
+"""The process groups of meshes and slices, in torch's own terms, on their ranks."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from monarch._actors.future import Promise
+from monarch._actors.membership import PROGRAM, membership
 from monarch._actors.process import get_runtime
-from monarch._actors.procs import Procs, split_proc
-from monarch._core.ranks import describe_ranks
+from monarch._actors.procs import Procs
 from monarch._core.region import Region
-from monarch._procs.helpers import be_helper
-from monarch._wire import messages as m
-from monarch._wire.pickling import dumps
 from monarch.exceptions import AxisError, GroupError
 
 if TYPE_CHECKING:
-    from monarch._tensors.world import Place, World
-
-_MODULE = "monarch._actors.groups"
-_PROGRAM = "only ranks have process groups, and this is the program; use them in endpoints and in %%mesh cells"
-_PATIENCE = 90.0
-"""Seconds to wait for a round at most; those that join complain earlier of those that do not."""
-
-
-class Membership:
-    """The part that this process has in the process groups of its mesh."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.round = 0
-        self.convened = 0
-        self.world: World | None = None
-        self.broken = ""
-        """Why the groups of this round are of no use; empty while they are."""
-        self.renewed: Procs | None = None
-        """The processes of the mesh as they are now, if some were replaced."""
-        self._waiting: list[Promise[Any]] = []
-        self._joining = False
-        """Whether a round is under way."""
-        self._sockets: set[tuple[int, int]] | None = None
-        """What there was before the round under way, whose connections are to be cut if it cannot succeed."""
-        self.kept: list[Any] = []
-        """The stores that this process serves, for as long as others may use them."""
-
-    # The program's side
-
-    def ensure(self) -> World:
-        """The default group of this process's mesh, made together with its other ranks if there is none that works."""
-        runtime = get_runtime()
-        if runtime.config is None:
-            raise GroupError(_PROGRAM)
-        procs = self.procs()
-        if self.world is not None and not _uses_collectives():
-            self.spoil("the program has ended it")
-        with self.lock:
-            if self.world is not None and not self.broken:
-                return self.world
-            newer_than, joining = self.round, self._joining
-            promise: Promise[Any] = Promise(runtime, f"the process group of {procs.name}")
-            self._waiting.append(promise)
-        dead = [rank for rank in range(procs.region().nelements) if self._is_dead(procs.proc(rank))]
-        if dead:
-            self._settle(None, GroupError(_lost(procs, dead), mesh=procs.name, ranks=tuple(dead)))
-        elif joining:
-            # Another rank was faster.
-            pass
-        elif procs.proc(0) == runtime.proc:
-            convene(procs, newer_than)
-        else:
-            _ask(procs.proc(0), "convene", procs, newer_than)
-        return cast("World", promise.get(_PATIENCE))
-
-    def _is_dead(self, proc: str) -> bool:
-        peer = get_runtime().peers.get(proc)
-        return peer is not None and peer.dead is not None
-
-    def procs(self) -> Procs:
-        """The processes of this rank's mesh."""
-        config = get_runtime().config
-        assert config is not None
-        return self.renewed or config.procs
-
-    def place(self, address: str, port: int) -> Place:
-        """Where this rank stands among the others."""
-        from monarch._tensors.interfaces import LOOPBACK
-        from monarch._tensors.world import Place, own_device
-
-        runtime, procs = get_runtime(), self.procs()
-        assert runtime.config is not None
-        addresses = runtime.config.addresses
-        rank, local = runtime.rank, procs.per_host
-        own = addresses[rank // local] if addresses else LOOPBACK
-        return Place(rank, procs.region().nelements, rank % local, local, address, port, own, own_device())
-
-    # Joining
-
-    def join(self, number: int, address: str, port: int, store: Any = None) -> None:
-        """Takes part in a round, in a thread of its own."""
-        with self.lock:
-            if number <= self.round:
-                return
-            old, self.world = self.world, None
-            self.round, self.broken, self._joining = number, "", True
-        threading.Thread(
-            target=self._join, args=(number, address, port, store, old), name="monarch-group", daemon=True
-        ).start()
-
-    def _join(self, number: int, address: str, port: int, store: Any, old: World | None) -> None:
-        from monarch._tensors import rendezvous
-        from monarch._tensors import world as worlds
-        from monarch._tensors.connections import tcp_sockets
-
-        # The threads of gloo are started by this one.
-        be_helper()
-        try:
-            if old is not None:
-                worlds.leave(old)
-            with self.lock:
-                self._sockets = tcp_sockets()
-            place = self.place(address, port)
-            if store is None:
-                store = rendezvous.find_store(address, port, place.size)
-            world = worlds.form(place, rendezvous.part_of(store, number))
-        except BaseException as error:
-            failed = error if isinstance(error, GroupError) else GroupError(f"the process group was not made: {error}")
-            self._settle(None, self._reason(failed), number)
-        else:
-            self._settle(world, None, number)
-
-    def _reason(self, error: GroupError) -> GroupError:
-        """What broke the round, if that is known, rather than what came of it."""
-        return GroupError(self.broken) if self.broken else error
-
-    def _settle(self, world: World | None, error: GroupError | None, number: int | None = None) -> None:
-        with self.lock:
-            if number is not None and number != self.round:
-                return
-            if number is not None:
-                self._sockets, self._joining = None, False
-                self.world = world
-            if error is not None and number is not None:
-                self.broken = self.broken or str(error)
-            broken = GroupError(self.broken) if self.broken else error
-            waiting, self._waiting = self._waiting, []
-        for promise in waiting:
-            if broken is not None:
-                promise.complete(_raiser(broken))
-            else:
-                promise.complete(lambda: world)
-
-    # Breaking
-
-    def leave(self) -> None:
-        """Ends the groups, because a program is to make its own; the next use makes them anew, with the others."""
-        from monarch._tensors.world import leave
-
-        with self.lock:
-            world, self.world = self.world, None
-        if world is not None:
-            leave(world)
-
-    def spoil(self, reason: str) -> int:
-        """The groups are of no use any more: frees whoever waits in a collective; how many connections that cut."""
-        from monarch._tensors.connections import shut_down, tcp_sockets
-
-        with self.lock:
-            world, before = self.world, self._sockets
-            if world is not None or before is not None:
-                self.broken = self.broken or reason
-        count = world.free() if world is not None else 0
-        if before is not None:
-            count += shut_down(tcp_sockets() - before)
-        return count
-
-
-_own = Membership()
-
-
-def membership() -> Membership:
-    """That of this process."""
-    return _own
-
-
-# Services, which other processes ask for
-
-
-def convene(procs: Procs, newer_than: int) -> None:
-    """In the first rank of a mesh: begins a round, unless a newer one has begun already."""
-    with _own.lock:
-        if _own.convened > newer_than:
-            return
-        number = _own.convened = max(_own.convened, newer_than) + 1
-    _renew(procs)
-    threading.Thread(target=_convene, args=(number,), name="monarch-convene", daemon=True).start()
-
-
-def _convene(number: int) -> None:
-    from monarch._tensors.interfaces import LOOPBACK
-    from monarch._tensors.rendezvous import serve_store
-
-    runtime, procs = get_runtime(), _own.procs()
-    assert runtime.config is not None
-    address = (runtime.config.addresses or (LOOPBACK,))[0]
-    size = procs.region().nelements
-    try:
-        store, port = serve_store(address, size)
-    except (OSError, RuntimeError) as error:
-        _own.join(number, address, 0)
-        _own._settle(None, GroupError(f"no store can be served at {address}: {error}"), number)
-        return
-    _own.kept[:] = [*_own.kept[-1:], store]
-    for rank in range(size):
-        if rank != runtime.rank:
-            _ask(procs.proc(rank), "join", procs, number, address, port)
-    _own.join(number, address, port, store)
-
-
-def join(procs: Procs, number: int, address: str, port: int) -> None:
-    """In the other ranks: takes part in a round."""
-    _renew(procs)
-    _own.join(number, address, port)
-
-
-def renew(procs: Procs) -> None:
-    """Some ranks of this process's mesh have been replaced."""
-    _renew(procs)
-    _own.spoil(f"ranks of {procs.name} were replaced; use the group again to make it anew")
-
-
-def _renew(procs: Procs) -> None:
-    known = _own.procs()
-    if sum(procs.incarnations.values()) > sum(known.incarnations.values()):
-        _own.renewed = procs
-
-
-def spoil(reason: str) -> int:
-    """Frees a rank that waits in a collective, of its mesh's groups or of the person's own."""
-    from monarch._tensors.connections import of_collectives, shut_down
-
-    if _own.world is not None or _own._sockets is not None:
-        return _own.spoil(reason)
-    config = get_runtime().config
-    # A rank without any group has connections of the person's own only.
-    return shut_down(of_collectives(config.addresses if config is not None else ())) if _uses_collectives() else 0
-
-
-def in_step() -> dict[str, int] | None:
-    """How far this rank is in each of its groups; None if it has none that works."""
-    world = _own.world
-    return None if world is None or _own.broken else {"": _own.round, **world.position()}
-
-
-def member_died(dead: m.Dead) -> None:
-    """A rank of this process's mesh has died, and this one may wait for it in a collective."""
-    procs = _own.procs()
-    rank = split_proc(dead.proc)[1]
-    if procs.proc(rank) == dead.proc:
-        reason = f"{_lost(procs, [rank])}; it {dead.reason}"
-        spoil(reason)
-        if _own.world is None:
-            _own._settle(None, GroupError(reason, mesh=procs.name, ranks=(rank,)))
-
-
-def _uses_collectives() -> bool:
-    import sys
-
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
-
-
-def _lost(procs: Procs, ranks: list[int]) -> str:
-    total = procs.region().nelements
-    return f"the process group of {procs.name} is broken, since {describe_ranks(ranks, total)} of it died"
-
-
-def _ask(proc: str, service: str, *args: Any) -> None:
-    """Asks for a service without waiting for an answer."""
-    runtime = get_runtime()
-    runtime.peer(proc).send(m.encode(m.Ask(runtime.proc, 0, b"", f"{_MODULE}:{service}", dumps(args)[0])))
-
-
-def _raiser(error: BaseException) -> Callable[[], Any]:
-    def make() -> Any:
-        raise error
-
-    return make
-
-
-# What meshes have
+    from monarch._tensors.world import World
 
 
 class Grouped:
@@ -342,7 +58,7 @@ class Grouped:
 
 def _reference(procs: Procs, region: Region, axes: tuple[str, ...] | None) -> GroupReference:
     if procs.proc(0) == get_runtime().proc:
-        raise GroupError(_PROGRAM)
+        raise GroupError(PROGRAM)
     return GroupReference(procs, region, axes)
 
 
@@ -388,7 +104,7 @@ def _world_of(procs: Procs, region: Region) -> tuple[World, int]:
     config = runtime.config
     if config is None or config.procs != procs or region.position_of(runtime.rank) is None:
         raise GroupError(f"this process is no rank of {procs.name}, or not of this slice of it", mesh=procs.name)
-    return _own.ensure(), runtime.rank
+    return membership().ensure(), runtime.rank
 
 
 def _groups_of(region: Region, rank: int) -> list[list[int]]:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from monarch._actors import groups
+from monarch._actors import membership
 from monarch._actors.cells import NOTHING, Cell
 from monarch._actors.executors import Executor, MainExecutor, ThreadExecutor
 from monarch._actors.failures import pack_failure
@@ -44,7 +44,7 @@ class Rank:
         if not config.bound:
             # The agent may run on all cores that the host lets the session use.
             let_helpers_use(os.sched_getaffinity(os.getppid()))
-        runtime.on_sibling_died = groups.member_died
+        runtime.on_sibling_died = membership.member_died
         set_runtime(runtime)
         self.main = MainExecutor(runtime)
         self._capture = Capture()

@@ -49,7 +49,7 @@ def replace(mesh: ProcMesh, ranks: Sequence[int], actors: Sequence[ActorMesh]) -
     for rank in ranks:
         runtime.peer(procs.proc(rank), starting=True)
     # Those that stay find the new ones by this when they make their process groups anew.
-    frame = m.encode(m.Ask(runtime.proc, 0, b"", "monarch._actors.groups:renew", dumps((procs,))[0]))
+    frame = m.encode(m.Ask(runtime.proc, 0, b"", "monarch._actors.membership:renew", dumps((procs,))[0]))
     for rank in set(range(procs.region().nelements)) - set(ranks):
         runtime.peer(procs.proc(rank)).send(frame)
     # What the actors answer says that the processes are there too.

@@ -13,7 +13,7 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from monarch._actors.groups import membership
+from monarch._actors.membership import membership
 from monarch._actors.process import get_runtime
 from monarch._actors.procs import Procs
 from monarch._actors.services import ask_proc

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from monarch._actors.groups import membership
+from monarch._actors.membership import membership
 
 # Questions that need no process group, and so make none.
 _WITHOUT = {"is_available", "is_initialized", "is_gloo_available", "is_nccl_available", "init_process_group"}

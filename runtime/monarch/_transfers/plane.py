@@ -18,7 +18,8 @@ from monarch._tensors.memory import Memory
 from monarch._tensors.nixl import Nixl
 from monarch._tensors.registry import Registry, Remote
 from monarch._tensors.same_process import SameProcess
-from monarch._tensors.stream import Stream, StreamServer
+from monarch._tensors.stream import Stream
+from monarch._tensors.stream_server import StreamServer
 from monarch._tensors.transport import Move, Transport, check_spans
 from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError, TransferError
 
