@@ -93,7 +93,8 @@ class Spawning:
         actors.initialized.get()
         self._shell.user_ns[order.name] = actors
         ranks = describe_ranks([actors._region.base_rank(at) for at in range(len(actors))])
-        print(f"{order.name}: {len(actors)} actors of {cls.__name__}, on {ranks} of {self._where(order)}")
+        count = f"{len(actors)} actor{'s' if len(actors) > 1 else ''}"
+        print(f"{order.name}: {count} of {cls.__name__}, on {ranks} of {self._where(order)}")
 
     def _arguments(self, order: Order) -> tuple[tuple[Any, ...], dict[str, Any]]:
         try:

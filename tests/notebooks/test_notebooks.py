@@ -65,6 +65,8 @@ def test_a_notebook_runs(path: Path) -> None:
         check_quickstart(cells, updates)
     elif path.stem == "01_ddp":
         check_ddp(cells)
+    elif path.stem == "02_parameter_server":
+        check_parameter_server(cells)
 
 
 def check_quickstart(cells: dict[str, Any], updates: list[dict[str, Any]]) -> None:
@@ -105,6 +107,24 @@ def check_ddp(cells: dict[str, Any]) -> None:
     assert re.fullmatch(r"\[ranks 0-3\] '[0-9a-f]{16}'", shown(cells["equal"]))
     # In cells the same training gives the same losses.
     assert shown(cells["compare"]).count("differs from the actor's by 0\n") == 4
+    accuracy = re.search(r"test accuracy (\d+\.\d)% on 360 digits", shown(cells["result"]))
+    assert accuracy is not None and float(accuracy[1]) > 95
+
+
+def check_parameter_server(cells: dict[str, Any]) -> None:
+    assert "server: 1 actor of ParameterServer, on rank 0" in shown(cells["server"])
+    assert "workers: 3 actors of Worker, on ranks 1-3" in shown(cells["workers"])
+    assert "ranks 0-2: 38440" in shown(cells["connect"])
+    # The best transport within a host, and why no better one.
+    assert "local: the owner is another process" in shown(cells["ways"]) and "attach: used" in shown(cells["ways"])
+    means = re.findall(r"worker \d: mean loss (\S+) in its first ten steps, (\S+) in its last", shown(cells["train"]))
+    assert len(means) == 3 and all(float(last) < float(first) / 5 for first, last in means)
+    assert "600 updates" in shown(cells["train"])
+    assert len([output for output in cells["plot"].outputs if "image/png" in output.get("data", {})]) == 1
+    assert re.search(r"read \d.* GB/s, copy \d.* GB/s.*counted to \d", shown(cells["busy"]))
+    said = shown(cells["wrong"])
+    assert "too small: the destination has 1000 bytes" in said and "dropped: the buffer of rank 0 of mesh was" in said
+    assert "4 tensors, 115,320 bytes written" in shown(cells["result"])
     accuracy = re.search(r"test accuracy (\d+\.\d)% on 360 digits", shown(cells["result"]))
     assert accuracy is not None and float(accuracy[1]) > 95
 
