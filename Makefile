@@ -56,8 +56,8 @@ test-quick: $(STAMP) $(RDMA) ## run the tests that are not marked slow
 
 test-gpu: $(STAMP) $(RDMA) ## run what needs a GPU, and measure it into benchmarks/results/
 	@echo "running the tests that need a GPU"
-	@$(PY) -m pytest -m gpu $(ARGS)
-	@echo "measuring"
+	@$(PY) -m pytest -m gpu -rs $(ARGS)
+	@echo "measuring into benchmarks/results/"
 	@$(PY) benchmarks/run.py gpu --out benchmarks/results/$$(date +%F)-gpu.md benchmarks/results/$$(date +%F)-gpu.json
 
 check: lint ## lint, formatting and types

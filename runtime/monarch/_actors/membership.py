@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _MODULE = "monarch._actors.membership"
 PROGRAM = "only ranks have process groups, and this is the program; use them in endpoints and in %%mesh cells"
+_ROUNDS = 1_000_000
+"""More than one incarnation of a rank convenes."""
 _PATIENCE = 90.0
 """Seconds to wait for a round at most; those that join complain earlier of those that do not."""
 
@@ -197,7 +199,9 @@ def convene(procs: Procs, newer_than: int) -> None:
     with _own.lock:
         if _own.convened > newer_than:
             return
-        number = _own.convened = max(_own.convened, newer_than) + 1
+        # A new incarnation does not know how far the one before had counted.
+        known = max(_own.convened, newer_than, procs.incarnations.get(0, 0) * _ROUNDS)
+        number = _own.convened = known + 1
     _renew(procs)
     threading.Thread(target=_convene, args=(number,), name="monarch-convene", daemon=True).start()
 
