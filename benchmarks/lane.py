@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from systems.base import Pool, System, Unsupported, payload, touch
+from systems.base import Pool, System, Task, Unsupported, payload, touch
 
 _now = time.perf_counter
 
@@ -26,6 +26,7 @@ class Lane:
     def __init__(self, system: System) -> None:
         self._system = system
         self._pool: Pool | None = None
+        self._task: Task | None = None
         self._payloads: dict[tuple[str, int], Any] = {}
         self._started = False
 
@@ -52,12 +53,31 @@ class Lane:
     def stop(self) -> list[float]:
         if self._pool is not None:
             self.close()
+        self.shut()
         started, self._started = self._started, False
         return _timed(self._system.stop) if started else [0.0]
 
     def pss(self) -> list[float]:
         """MB of each worker: its own pages, and its share of those that it shares."""
         return [_pss(pid) for pid in self.pool.all("ready")]
+
+    # Tasks
+
+    def open(self, what: str, **options: Any) -> list[float]:
+        """Prepares one of the tasks of the system, in place of the one before."""
+        self.shut()
+        begin = _now()
+        self._task = getattr(self._system, what)(**options)
+        return [_now() - begin]
+
+    def run(self, count: int, **options: Any) -> list[float]:
+        """The figures that the task gives."""
+        assert self._task is not None
+        return self._task.run(count, **options)
+
+    def shut(self) -> list[float]:
+        task, self._task = self._task, None
+        return _timed(task.close) if task is not None else [0.0]
 
     # Calls
 

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+import buffers
 import cells
 import fanout
 import inflight
@@ -30,16 +31,24 @@ import roundtrip
 import simulation
 import spawn
 import startup
+import states
+import steps
 from harness import PEERS, LaneError, Measure, Options, installed
 from report import as_json, load, markdown, show, show_verdicts
 from rich.console import Console
+
+import gpu
 
 BENCHMARKS: dict[str, Callable[[Options], list[Measure]]] = {
     "roundtrip": roundtrip.run,
     "fanout": fanout.run,
     "inflight": inflight.run,
     "payload": payload.run,
+    "buffers": buffers.run,
+    "states": states.run,
+    "steps": steps.run,
     "spawn": spawn.run,
+    "gpu": gpu.run,
     "memory": memory.run,
     "simulation": simulation.run,
     "cells": cells.run,
@@ -95,6 +104,9 @@ def main() -> int:
         except LaneError as error:
             console.print(f"{name} could not be measured: {error}", style="red")
             failed = True
+            continue
+        if not done:
+            # It has said why.
             continue
         measures += done
         show(console, done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,6 +38,23 @@ class Worker:
 
     def fetch(self) -> Any:
         return self.kept
+
+    def copy(self, size: int, count: int) -> list[float]:
+        """Seconds of copies of memory by torch, each into memory that is there already."""
+        import torch
+
+        torch.set_num_threads(1)
+        if self.kept is None or self.kept[0].nbytes != size:
+            self.kept = [torch.full((size,), value, dtype=torch.uint8) for value in (1, 2)]
+        source, target = self.kept
+        return [timed(lambda: target.copy_(source)) for _ in range(count)]
+
+
+def timed(call: Any) -> float:
+    """Seconds that a call takes."""
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
 
 
 def payload(kind: str, size: int) -> Any:
@@ -85,6 +103,17 @@ class Pool:
         """Ends the workers."""
 
 
+class Task:
+    """Work that a system does again and again, with processes of its own for it."""
+
+    def run(self, count: int) -> list[float]:
+        """Does it so many times, and gives the figures."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends the processes."""
+
+
 class System:
     """One system under test. A module in ``systems`` has one as ``SYSTEM``; it imports the package in ``start``."""
 
@@ -94,6 +123,18 @@ class System:
     def spawn(self, count: int, torch: bool) -> Pool:
         """Workers, with torch ready in each if asked for."""
         raise NotImplementedError
+
+    def reads(self, size: int, transport: str = "") -> Task:
+        """A process that reads so much memory of another one; each figure is the seconds of a read."""
+        raise Unsupported("no reading of another process's memory")
+
+    def training(self, model: str) -> Task:
+        """Two ranks that train a model of ``systems.training``; the figures are the seconds of all and the loss."""
+        raise Unsupported("no training")
+
+    def states(self, ranks: int) -> Task:
+        """The state dict of ``systems.state`` goes to so many ranks; each figure is the seconds until all have it."""
+        raise Unsupported("no copying of states")
 
     def stop(self) -> None:
         """Takes down what ``start`` brought up."""

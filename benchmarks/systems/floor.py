@@ -19,7 +19,7 @@ from typing import Any
 
 import zmq
 
-from systems import base
+from systems import base, state, torchrun
 
 _PR_SET_PDEATHSIG = 1
 
@@ -71,6 +71,22 @@ class FloorPool(base.Pool):
         self._context.term()
         os.unlink(f"{self._folder}/s")
         os.rmdir(self._folder)
+
+
+class Copies(base.Task):
+    """Copies of memory, in every worker at the same time."""
+
+    def __init__(self, pool: FloorPool, size: int, ranks: int) -> None:
+        self._pool, self._size, self._ranks = pool, size, ranks
+        self.run(2)
+
+    def run(self, count: int) -> list[float]:
+        if self._ranks == 1:
+            return self._pool.one("copy", self._size, count)
+        return [base.timed(lambda: self._pool.all("copy", self._size, 1)) for _ in range(count)]
+
+    def close(self) -> None:
+        self._pool.close()
 
 
 class Zygote:
@@ -140,6 +156,15 @@ class Floor(base.System):
 
     def spawn(self, count: int, torch: bool) -> base.Pool:
         return FloorPool(self._zygote, count, torch)
+
+    def reads(self, size: int, transport: str = "") -> base.Task:
+        return Copies(FloorPool(self._zygote, 1, True), size, 1)
+
+    def states(self, ranks: int) -> base.Task:
+        return Copies(FloorPool(self._zygote, ranks, True), state.SIZE, ranks)
+
+    def training(self, model: str) -> base.Task:
+        return torchrun.Training(model)
 
     def stop(self) -> None:
         self._zygote.close()

@@ -45,6 +45,21 @@ class Mesh(base.System):
     def spawn(self, count: int, torch: bool) -> base.Pool:
         return MeshPool(count, torch)
 
+    def reads(self, size: int, transport: str = "") -> base.Task:
+        from systems.mesh_memory import Reads
+
+        return Reads(size, transport)
+
+    def states(self, ranks: int) -> base.Task:
+        from systems.mesh_memory import States
+
+        return States(ranks)
+
+    def training(self, model: str) -> base.Task:
+        from systems.mesh_training import Training
+
+        return Training(model)
+
     def stop(self) -> None:
         from monarch.actor import shutdown_context
 

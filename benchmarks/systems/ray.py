@@ -48,6 +48,16 @@ class Ray(base.System):
     def spawn(self, count: int, torch: bool) -> base.Pool:
         return RayPool(count, torch)
 
+    def states(self, ranks: int) -> base.Task:
+        from systems.ray_tasks import States
+
+        return States(ranks)
+
+    def training(self, model: str) -> base.Task:
+        from systems.ray_tasks import Training
+
+        return Training(model)
+
     def stop(self) -> None:
         import ray
 

@@ -28,6 +28,7 @@ LOAD_TIME_KEYS: tuple[str, ...] = (
     "TORCH*",
     "PYTORCH_*",
     "ATEN_*",
+    "THP_MEM_ALLOC_ENABLE",
 )
 """Variables that a program reads only when it is started or loaded; a star stands for any ending."""
 

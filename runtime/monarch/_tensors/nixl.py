@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
+from monarch._procs.helpers import as_helper
 from monarch._tensors.registry import Registry, Remote
 from monarch._tensors.transport import Move, dropped, lost_meanwhile
 from monarch.exceptions import TransferError
@@ -142,7 +143,9 @@ class Nixl:
             # Others ask for memory to be exposed while transfers of this process are under way.
             strict = nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
             try:
-                self._agent = nixl_agent(self._name, nixl_agent_config(backends=["UCX"], sync_mode=strict))
+                # Its thread, which never rests, is started by this one.
+                with as_helper():
+                    self._agent = nixl_agent(self._name, nixl_agent_config(backends=["UCX"], sync_mode=strict))
             except Exception as error:
                 raise TransferError(f"nixl cannot be used here: {error}") from error
             self._registered = _Registered(self._agent)

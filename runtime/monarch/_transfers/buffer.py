@@ -8,6 +8,7 @@ from typing import Any
 from monarch._actors.future import Future, Ready, in_thread, then
 from monarch._actors.process import get_runtime
 from monarch._actors.services import ask_proc
+from monarch._procs.helpers import be_helper
 from monarch._tensors.memory import check_fit, memory_of
 from monarch._tensors.registry import Remote
 from monarch._tensors.transport import Move
@@ -171,7 +172,12 @@ def submit(reads: Sequence[Move], writes: Sequence[Move], timeout: float) -> Fut
         except Exception as error:
             return _done(error)
         return _done(None)
-    return in_thread(get_runtime(), "transfer", work)
+
+    def as_helper() -> None:
+        be_helper()
+        work()
+
+    return in_thread(get_runtime(), "transfer", as_helper)
 
 
 def _quick(moves: Sequence[Move]) -> bool:

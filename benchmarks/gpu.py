@@ -1,0 +1,31 @@
+"""Memory of GPUs between two ranks of one host: buffers by CUDA IPC, and tensors in messages."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from harness import FLOOR, HERE, OURS, LaneError, Measure, Options, Target
+
+TARGETS = {"read 256 MB, GPU to GPU": 0.8}
+"""Shares of the floor that are asked for."""
+
+
+def run(options: Options) -> list[Measure]:
+    """GB a second beside copies within one process; nothing where there is no GPU."""
+    program = subprocess.run(
+        [sys.executable, str(HERE / "gpu_program.py"), str(options.rounds(15))], capture_output=True, text=True
+    )
+    if program.returncode != 0:
+        raise LaneError(program.stderr.strip()[-2000:])
+    measures: list[Measure] = []
+    for line in program.stdout.splitlines():
+        found = json.loads(line)
+        share = TARGETS.get(found["name"])
+        target = Target(f"≥ {share:g}x floor", share, FLOOR) if share else None
+        samples = {OURS: found["ours"], FLOOR: found["floor"]}
+        measures.append(Measure("gpu", found["name"], "GB/s", "more", samples, target, [found["note"]]))
+    if not measures:
+        print("gpu: this machine has no GPU", file=sys.stderr)
+    return measures
