@@ -21,6 +21,7 @@ from monarch._actors.controllers import get_or_spawn_controller
 from monarch._actors.endpoint import concurrent_endpoint, endpoint
 from monarch._actors.faults import MeshFailure, default_fault_hook
 from monarch._actors.future import Future
+from monarch._actors.heal import heal_mesh
 from monarch._actors.hostmesh import (
     BootstrapCommand,
     HostMesh,
@@ -74,6 +75,7 @@ __all__ = [
     "default_bootstrap_cmd",
     "endpoint",
     "get_or_spawn_controller",
+    "heal_mesh",
     "hosts_from_config",
     "new_key_file",
     "proc_mesh",

@@ -124,7 +124,7 @@ class HostMesh(MeshView, Managed):
         shared.initialized = gather
         mesh = ProcMesh(shared, procs.region(), runtime)
         runtime.proc_meshes[uid] = (called, own_by_current(mesh))
-        runtime.own_procs[uid] = procs
+        runtime.own_procs[uid] = shared
         addresses = tuple(runtime.address_of(host) for host in hosts) if set(hosts) != {runtime.host} else ()
         packed = dumps(bootstrap, "bootstrap")[0] if bootstrap is not None else None
         path, cwd = [path for path in sys.path if isinstance(path, str)], _cwd()

@@ -42,8 +42,6 @@ class Membership:
         self.world: World | None = None
         self.broken = ""
         """Why the groups of this round are of no use; empty while they are."""
-        self.renewed: Procs | None = None
-        """The processes of the mesh as they are now, if some were replaced."""
         self._waiting: list[Promise[Any]] = []
         self._joining = False
         """Whether a round is under way."""
@@ -88,7 +86,7 @@ class Membership:
         """The processes of this rank's mesh."""
         config = get_runtime().config
         assert config is not None
-        return self.renewed or config.procs
+        return config.procs
 
     def place(self, address: str, port: int) -> Place:
         """Where this rank stands among the others."""
@@ -202,7 +200,6 @@ def convene(procs: Procs, newer_than: int) -> None:
         # A new incarnation does not know how far the one before had counted.
         known = max(_own.convened, newer_than, procs.incarnations.get(0, 0) * _ROUNDS)
         number = _own.convened = known + 1
-    _renew(procs)
     threading.Thread(target=_convene, args=(number,), name="monarch-convene", daemon=True).start()
 
 
@@ -229,20 +226,26 @@ def _convene(number: int) -> None:
 
 def join(procs: Procs, number: int, address: str, port: int) -> None:
     """In the other ranks: takes part in a round."""
-    _renew(procs)
     _own.join(number, address, port)
 
 
 def renew(procs: Procs) -> None:
-    """Some ranks of this process's mesh have been replaced."""
-    _renew(procs)
-    _own.spoil(f"ranks of {procs.name} were replaced; use the group again to make it anew")
+    """Some ranks of a mesh were replaced; that the message has arrived tells all references in this process."""
+    runtime = get_runtime()
+    if runtime.config is None:
+        # The program knows those that the owner does not, if that is a rank.
+        tell_of_new_ones(procs)
+    elif runtime.config.procs == procs:
+        _own.spoil(f"ranks of {procs.name} were replaced; use the group again to make it anew")
 
 
-def _renew(procs: Procs) -> None:
-    known = _own.procs()
-    if sum(procs.incarnations.values()) > sum(known.incarnations.values()):
-        _own.renewed = procs
+def tell_of_new_ones(procs: Procs) -> None:
+    """Tells all processes that this one knows which ranks of a mesh were replaced."""
+    runtime = get_runtime()
+    frame = m.encode(m.Ask(runtime.proc, 0, b"", f"{_MODULE}:renew", dumps((procs,))[0]))
+    for proc, peer in list(runtime.peers.items()):
+        if peer.dead is None and proc != runtime.proc and not proc.endswith("/agent"):
+            peer.send(frame)
 
 
 def spoil(reason: str) -> int:

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from threading import Lock
 from typing import Any
+from weakref import WeakValueDictionary
 
 from monarch._core.extent import Extent
 from monarch._core.region import Region
+
+
+class _Life:
+    """What the references to one mesh in this process have in common: how often each rank was replaced."""
+
+    __slots__ = ("__weakref__", "generation", "incarnations")
+
+    def __init__(self) -> None:
+        self.incarnations: dict[int, int] = {}
+        self.generation = 0
+
+
+_lives: WeakValueDictionary[str, _Life] = WeakValueDictionary()
+_lock = Lock()
 
 
 class Procs:
@@ -20,14 +37,14 @@ class Procs:
         sizes: their sizes.
         host_axes: how many of these axes are those of the hosts.
         owner: proc id of the process that spawned it.
-        incarnations: of ranks whose process was replaced, how often: each has a proc id of its own.
+        incarnations: of ranks whose process was replaced, how often: each has a proc id of its own. What is newer than
+            what this process knows holds for all references that it has.
     """
 
     __slots__ = (
-        "generation",
+        "_life",
         "host_axes",
         "hosts",
-        "incarnations",
         "labels",
         "name",
         "owner",
@@ -56,9 +73,30 @@ class Procs:
         self.sizes = sizes
         self.host_axes = host_axes
         self.owner = owner
-        self.incarnations = incarnations or {}
-        self.generation = 0
-        """Grows with each replacement, so that it can be seen that there was one."""
+        with _lock:
+            life = _lives.get(uid)
+            if life is None:
+                life = _lives[uid] = _Life()
+            self._life = life
+        self.learn(incarnations or {})
+
+    @property
+    def incarnations(self) -> dict[int, int]:
+        """Of ranks whose process was replaced, how often, as far as this process knows."""
+        return self._life.incarnations
+
+    @property
+    def generation(self) -> int:
+        """Grows with each replacement that this process learns of, so that it can be seen that there was one."""
+        return self._life.generation
+
+    def learn(self, incarnations: Mapping[int, int]) -> None:
+        """Takes note of processes that were replaced, for all references to this mesh in this process."""
+        known = self._life.incarnations
+        newer = {rank: count for rank, count in incarnations.items() if count > known.get(rank, 0)}
+        if newer:
+            known.update(newer)
+            self._life.generation += 1
 
     def region(self) -> Region:
         """All of them."""
@@ -86,9 +124,17 @@ class Procs:
         return hash(self.uid)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Procs, tuple(
-            getattr(self, name)
-            for name in ("uid", "name", "hosts", "per_host", "labels", "sizes", "host_axes", "owner", "incarnations")
+        # A copy of the incarnations: they may change while this is pickled.
+        return Procs, (
+            self.uid,
+            self.name,
+            self.hosts,
+            self.per_host,
+            self.labels,
+            self.sizes,
+            self.host_axes,
+            self.owner,
+            dict(self.incarnations),
         )
 
 

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch._actors.actormesh import ActorMesh
+from monarch._actors.failures import unpack_failure
 from monarch._actors.future import Future
 from monarch._actors.gather import Gather
+from monarch._actors.membership import tell_of_new_ones
+from monarch._actors.peers import Peer
 from monarch._actors.procmesh import ProcMesh
+from monarch._actors.runtime import Runtime
 from monarch._core.extent import Extent
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
-from monarch.exceptions import StoppedError
+from monarch.exceptions import SpawnError, StoppedError
 
 _NONE = Extent((), ())
 
@@ -43,22 +47,56 @@ def replace(mesh: ProcMesh, ranks: Sequence[int], actors: Sequence[ActorMesh]) -
         old.setdefault(peer.host, []).append(peer.proc)
     for host, names in old.items():
         runtime.to_agent(host, m.Stop(runtime.proc, names, 0.0))
-    for rank in ranks:
-        procs.incarnations[rank] = procs.incarnations.get(rank, 0) + 1
-    procs.generation += 1
-    for rank in ranks:
-        runtime.peer(procs.proc(rank), starting=True)
-    # Those that stay find the new ones by this when they make their process groups anew.
-    frame = m.encode(m.Ask(runtime.proc, 0, b"", "monarch._actors.membership:renew", dumps((procs,))[0]))
-    for rank in set(range(procs.region().nelements)) - set(ranks):
-        runtime.peer(procs.proc(rank)).send(frame)
-    # What the actors answer says that the processes are there too.
-    state.start(list(ranks), 0)
-    made: list[Future[Any]] = []
+    procs.learn({rank: procs.incarnations.get(rank, 0) + 1 for rank in ranks})
+    new = [runtime.peer(procs.proc(rank), starting=True) for rank in ranks]
+    tell_of_new_ones(procs)
+    there = _Arrival(runtime, mesh.name, new)
+    state.start(list(ranks), there.port)
+    made: list[Future[Any]] = [there]
     for actor in actors:
-        for rank in ranks:
-            made.append(_create(actor, rank))
+        made.extend(_create(actor, rank) for rank in ranks if actor._state.region.position_of(rank) is not None)
     return made
+
+
+class _Arrival(Future[None]):
+    """Done when some new processes are set up."""
+
+    __slots__ = ("_failed", "_left", "port")
+
+    def __init__(self, runtime: Runtime, label: str, peers: Sequence[Peer]) -> None:
+        super().__init__(runtime, label)
+        self._left = {peer.proc for peer in peers}
+        self._failed: BaseException | None = None
+        self.port = runtime.open_port(self)
+
+    targets: Any = ()
+
+    def reply(self, reply: m.Reply, frames: Any) -> None:
+        """One of them is, or its bootstrap has failed."""
+        if reply.status != m.RESULT:
+            failure = unpack_failure(reply.body)
+            self._failed = SpawnError(f"the bootstrap of {self.label} failed: {failure.kind}: {failure.text}")
+        self._arrived(reply.src)
+
+    def lost(self, peer: Peer, dead: m.Dead) -> bool:
+        """One of them has died as well."""
+        if peer.proc not in self._left:
+            return False
+        self._failed = SpawnError(f"a new process of {self.label} {dead.reason}", mesh=self.label)
+        self._arrived(peer.proc)
+        return True
+
+    def _arrived(self, proc: str) -> None:
+        with self._lock:
+            self._left.discard(proc)
+            complete = not self._left and not self.done
+        if complete:
+            self._runtime.close_port(self.port)
+            self._complete()
+
+    def _make(self) -> None:
+        if self._failed is not None:
+            raise self._failed
 
 
 def _create(actor: ActorMesh, rank: int) -> Future[Any]:

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from monarch._actors.circles import Circles
 from monarch._actors.functions import function_of
 from monarch._actors.peers import WINDOW, Gateway, IpcPeer, LocalPeer, Peer, RemotePeer
-from monarch._actors.procs import Procs, split_proc
+from monarch._actors.procs import split_proc
 from monarch._core.region import Region
 from monarch._procs.pump import Pump, Waiter
 from monarch._procs.session import host_of, ipc_address
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from monarch._actors.actormesh import ActorMesh
     from monarch._actors.cells import Cell
     from monarch._actors.gather import Gather
+    from monarch._actors.procmesh import _Shared
     from monarch._actors.spec import RankConfig
     from monarch._wire.keys import KeyPair
 
@@ -133,8 +134,8 @@ class Runtime:
         """Of each of those, the key of the actor that spawned it, empty for the program."""
         self.proc_meshes: dict[str, tuple[str, str]] = {}
         """Meshes of procs that were spawned from here: of each uid its name, and its owner as above."""
-        self.own_procs: dict[str, Procs] = {}
-        """The processes of those, by uid."""
+        self.own_procs: dict[str, _Shared] = {}
+        """What the views of those share, by uid."""
         self.need_agent: Callable[[], None] = _nothing
         """Starts the agent of this host, unless it runs."""
         self.base_env: Callable[[str], dict[str, str | None]] = lambda host: {}
@@ -344,9 +345,9 @@ class Runtime:
         uid = split_proc(dead.proc)[0]
         if self.config is not None and uid == self.config.procs.uid:
             self.on_sibling_died(dead)
-        procs = self.own_procs.get(uid)
-        if procs is not None:
-            frame = m.encode(dead)
+        shared = self.own_procs.get(uid)
+        if shared is not None:
+            procs, frame = shared.procs, m.encode(dead)
             for rank in range(procs.region().nelements):
                 sibling = self.peers.get(procs.proc(rank))
                 if sibling is not None and sibling.dead is None:

@@ -1,0 +1,247 @@
+"""Healing: ranks that have died are replaced, and nobody else loses anything."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from leaks import wait_until
+from monarch.actor import Actor, current_rank, endpoint, heal_mesh, this_host
+from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError, StoppedError
+
+
+class Counter(Actor):
+    def __init__(self, start: int) -> None:
+        self.value = start
+
+    @endpoint
+    def add(self) -> int:
+        self.value += 1
+        return self.value
+
+    @endpoint
+    def who(self) -> tuple[int, int]:
+        return current_rank().rank, os.getpid()
+
+    @endpoint
+    def total(self) -> float:
+        import torch
+        import torch.distributed as dist
+
+        from monarch.distributed import group
+
+        here = torch.tensor([float(current_rank().rank)])
+        dist.all_reduce(here, group=group())
+        return here.item()
+
+    @endpoint
+    def ask(self, other: Any) -> list[int]:
+        """Through a reference that this actor has got, and keeps."""
+        self.other = other if other is not None else self.other
+        return [rank for rank, _ in self.other.who.call().get(20).values()]
+
+    @endpoint
+    def marked(self) -> str | None:
+        return os.environ.get("MARKED")
+
+
+class Fragile(Actor):
+    def __init__(self, path: str) -> None:
+        if os.path.exists(path):
+            raise RuntimeError("cannot be made again")
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def values(future: Any) -> list[Any]:
+    return list(future.get(30).values())
+
+
+def kill(mesh: Any, *ranks: int) -> list[int]:
+    """Kills some ranks, and waits until it is known; the pids of all."""
+    pids = [pid for _, pid in values(mesh.who.call())]
+    for rank in ranks:
+        os.kill(pids[rank], signal.SIGKILL)
+
+    def known() -> bool:
+        try:
+            mesh.who.call().get(10)
+        except DeviceMeshError as error:
+            return set(error.ranks) == set(ranks)
+        return False
+
+    assert wait_until(known)
+    return pids
+
+
+def test_only_what_is_dead_is_replaced(procs: Callable[..., Any]) -> None:
+    counters = procs(4).spawn("counters", Counter, 10)
+    assert values(counters.add.call()) == [11] * 4
+    before = kill(counters, 2)
+    assert heal_mesh(counters) is counters
+    after = values(counters.who.call())
+    assert [rank for rank, _ in after] == [0, 1, 2, 3]
+    assert [pid == old for (_, pid), old in zip(after, before, strict=True)] == [True, True, False, True]
+    # The new one is as it was made at first.
+    assert values(counters.add.call()) == [12, 12, 11, 12]
+    assert counters.slice(gpus=2).add.call_one().get(10) == 12
+
+
+def test_several_and_again_and_nothing(procs: Callable[..., Any]) -> None:
+    mesh = procs({"a": 2, "b": 2})
+    counters = mesh.spawn("counters", Counter, 0)
+    for ranks in ((0, 3), (3,), (0, 1, 2, 3)):
+        kill(counters, *ranks)
+        heal_mesh(mesh)
+        assert [rank for rank, _ in values(counters.who.call())] == [0, 1, 2, 3]
+    pids = values(counters.who.call())
+    assert heal_mesh(mesh) is mesh and values(counters.who.call()) == pids
+
+
+def test_all_actors_of_a_rank_are_there_again(procs: Callable[..., Any]) -> None:
+    mesh = procs(3)
+    first, second = mesh.spawn("first", Counter, 1), mesh.slice(gpus=slice(1, 3)).spawn("second", Counter, 2)
+    stopped = mesh.spawn("stopped", Counter, 3)
+    stopped.stop().get(20)
+    kill(first, 1)
+    heal_mesh(second)
+    assert values(first.add.call()) == [2, 2, 2] and values(second.add.call()) == [3, 3]
+    with pytest.raises(StoppedError):
+        stopped.add.call().get(10)
+
+
+def test_references_lead_to_the_new_ones(procs: Callable[..., Any]) -> None:
+    mesh = procs(2)
+    counters, beside = mesh.spawn("counters", Counter, 0), mesh.spawn("beside", Counter, 0)
+    user = procs(1).spawn("user", Counter, 0)
+    assert user.ask.call_one(counters).get(20) == [0, 1]
+    kill(counters, 1)
+    with pytest.raises(ActorError, match="SIGKILL"):
+        user.ask.call_one(None).get(20)
+    heal_mesh(counters)
+    # It has kept the reference from before.
+    assert user.ask.call_one(None).get(20) == [0, 1]
+    # And the ranks reach each other.
+    assert values(beside.ask.call(counters)) == [[0, 1], [0, 1]]
+
+
+def test_process_groups_are_made_anew(procs: Callable[..., Any]) -> None:
+    counters = procs(3).spawn("counters", Counter, 0)
+    assert values(counters.total.call()) == [3.0] * 3
+    kill(counters, 0)
+    heal_mesh(counters)
+    assert values(counters.total.call()) == [3.0] * 3
+
+
+def test_environment_and_bootstrap_are_those_of_the_mesh(procs: Callable[..., Any]) -> None:
+    def bootstrap() -> None:
+        os.environ["MARKED"] = os.environ["MARKED"] + " and bootstrapped"
+
+    counters = procs(2, env={"MARKED": "set"}, bootstrap=bootstrap).spawn("counters", Counter, 0)
+    kill(counters, 1)
+    heal_mesh(counters)
+    assert values(counters.marked.call()) == ["set and bootstrapped"] * 2
+
+
+def test_it_can_be_awaited(procs: Callable[..., Any]) -> None:
+    import asyncio
+
+    counters = procs(2).spawn("counters", Counter, 0)
+    kill(counters, 1)
+
+    async def heal() -> list[int]:
+        healed = await heal_mesh(counters)
+        return [rank for rank, _ in (await healed.who.call()).values()]
+
+    assert asyncio.run(heal()) == [0, 1]
+
+
+def test_a_constructor_that_fails(procs: Callable[..., Any], tmp_path: Any) -> None:
+    mesh = procs(2)
+    fragile, counters = mesh.spawn("fragile", Fragile, str(tmp_path / "flag")), mesh.spawn("counters", Counter, 0)
+    assert len(values(fragile.pid.call())) == 2
+    (tmp_path / "flag").touch()
+    kill(counters, 0)
+    with pytest.raises(ActorError, match="cannot be made again"):
+        heal_mesh(mesh)
+    # The others of that rank are there.
+    assert [rank for rank, _ in values(counters.who.call())] == [0, 1]
+
+
+def test_what_cannot_be_healed(procs: Callable[..., Any]) -> None:
+    mesh = this_host().spawn_procs({"gpus": 1})
+    counters = mesh.spawn("counters", Counter, 0)
+    counters.add.call().get(20)
+    mesh.stop().get(20)
+    with pytest.raises(StoppedError, match="was stopped, so it cannot be healed here"):
+        heal_mesh(counters)
+    with pytest.raises(ArgumentError, match="a mesh of processes or of actors, and not str"):
+        heal_mesh("counters")
+    healing = procs(1).spawn("healing", Healer)
+    other = procs(1).spawn("other", Counter, 0)
+    with pytest.raises(ActorError, match="was spawned elsewhere"):
+        healing.heal.call_one(other).get(20)
+
+
+class Healer(Actor):
+    @endpoint
+    def heal(self, mesh: Any) -> None:
+        heal_mesh(mesh)
+
+    @endpoint
+    def own(self) -> list[int]:
+        """An actor heals what it has spawned."""
+        counters = this_host().spawn_procs({"gpus": 2}).spawn("counters", Counter, 0)
+        pids = [pid for _, pid in counters.who.call().get(20).values()]
+        os.kill(pids[1], signal.SIGKILL)
+        try:
+            counters.who.call().get(20)
+        except DeviceMeshError:
+            heal_mesh(counters)
+        return [rank for rank, _ in counters.who.call().get(20).values()]
+
+
+def test_an_actor_heals_what_it_has_spawned(procs: Callable[..., Any]) -> None:
+    assert procs(1).spawn("healer", Healer).own.call_one().get(60) == [0, 1]
+
+
+LOST = """
+import os, signal
+from monarch.actor import Actor, endpoint, heal_mesh
+from monarch.exceptions import DeviceMeshError, SpawnError
+from monarch.testing import local_hosts
+
+class A(Actor):
+    @endpoint
+    def pids(self): return os.getpid(), os.getppid()
+
+if __name__ == "__main__":
+    with local_hosts(2) as hosts:
+        mesh = hosts.spawn_procs({"gpus": 2})
+        actors = mesh.spawn("actors", A)
+        pids = list(actors.pids.call().get().values())
+        os.kill(pids[3][0], signal.SIGKILL)
+        print(type(actors.pids.call().exception(10)).__name__)
+        heal_mesh(actors)
+        after = list(actors.pids.call().get(20).values())
+        print([old == new for old, new in zip(pids, after)])
+        os.kill(pids[2][1], signal.SIGKILL)
+        print(type(actors.pids.call().exception(20)).__name__)
+        try:
+            heal_mesh(actors)
+        except SpawnError as error:
+            print(error)
+"""
+
+
+@pytest.mark.slow
+def test_across_hosts(program: Callable[..., Any]) -> None:
+    lines = program(LOST, timeout=100).ok().splitlines()
+    assert lines[0] == "SupervisionError" and lines[1] == "[True, True, True, False]"
+    assert lines[3].startswith("ranks 2-3 of procs cannot be replaced: their host is lost")
