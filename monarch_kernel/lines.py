@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from monarch._core.ranks import describe_ranks
 from monarch_kernel.header import OPTIONS, HeaderError
 from monarch_kernel.meshes import Meshes
 from monarch_kernel.progress import Progress
@@ -20,6 +21,7 @@ USAGE = """\
 %mesh use NAME                     cells without a name go there
 %mesh down [NAME]                  end a mesh
 %mesh restart [NAME]               end it and start it anew, empty
+%mesh heal [NAME] [--bare]         put new ranks in the place of those that have died, with what cells have defined
 %mesh push a b                     copy variables to all ranks
 %mesh pull x [--rank R] [--as y]   bring a variable here
 %mesh log                          all that ranks have printed
@@ -149,6 +151,18 @@ class Verbs:
         mesh = self._meshes.get(_one(words, "restart"))
         self._meshes.down(mesh.name)
         self._up(mesh.recipe, "is up again, with empty namespaces")
+
+    def do_heal(self, words: list[str]) -> None:
+        """Puts new ranks in the place of those that have died."""
+        bare = "--bare" in words
+        mesh = self._meshes.get(_one([word for word in words if word != "--bare"], "heal"))
+        new = mesh.heal(not bare)
+        if not new:
+            print(f"all ranks of mesh {mesh.name!r} live; there is nothing to heal")
+        for count in sorted({count for _, count in new}):
+            ranks = [rank for rank, each in new if each == count]
+            what = f"with what {count} cell{'s' if count > 1 else ''} defined" if count else "with an empty namespace"
+            print(f"{describe_ranks(ranks)} of mesh {mesh.name!r}: a new process, {what}; other variables are lost")
 
     def do_push(self, words: list[str]) -> None:
         """Copies variables of the notebook to all ranks."""

@@ -97,7 +97,7 @@ class MeshMagics(Magics):
         except KeyboardInterrupt:
             stopped = self._stop(mesh, run, finishing)
         displays.close()
-        return self._finish(len(actors), header, run, stopped)
+        return self._finish(mesh, len(actors), header, run, stopped)
 
     def run_program(self, words: list[str]) -> Any:
         """``%mesh run``: a program that was written for torchrun, on the ranks of a mesh."""
@@ -148,7 +148,7 @@ class MeshMagics(Magics):
                 streams.hidden[future.port] = None if header.quiet else []
         return run, displays
 
-    def _finish(self, total: int, header: Header, run: Run, stopped: Stopped | None) -> Any:
+    def _finish(self, mesh: Mesh | None, total: int, header: Header, run: Run, stopped: Stopped | None) -> Any:
         streams = self._attach_streams()
         for future in run.futures:
             kept = streams.hidden.pop(future.port, None)
@@ -169,6 +169,8 @@ class MeshMagics(Magics):
             print(stopped.text(), file=sys.stderr)
             raise CellStopped("the cell was stopped on its ranks")
         errors = {rank: result.error for rank, result in ordered if result.error is not None}
+        if mesh is not None:
+            mesh.definitions.record(run.name, run.source, [rank for rank, _ in ordered if rank not in errors])
         if errors:
             failure = MeshCellError(run.name, errors, total, values)
             tracebacks = failure.tracebacks()

@@ -7,13 +7,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from monarch._actors.actormesh import ActorMesh
+from monarch._actors.channel import Channel
+from monarch._actors.heal import heal_mesh
 from monarch._actors.process import get_runtime
 from monarch._actors.procmesh import ProcMesh
 from monarch._actors.replace import replace
 from monarch._actors.services import ask
+from monarch._cells.execute import CellResult
 from monarch._cells.namespace import Namespace
 from monarch._core.steps import in_step
 from monarch.exceptions import CallTimeoutError, DeviceMeshError, MonarchError
+from monarch_kernel.definitions import Definitions
 from monarch_kernel.header import Header, HeaderError, ranks_of
 from monarch_kernel.recipe import Recipe
 from monarch_kernel.running import STOPPED, Run
@@ -41,6 +45,7 @@ class Mesh:
         self.cells = cells
         self.release = release
         """Gives the hosts back."""
+        self.definitions = Definitions()
         self.unfinished: list[Run] = []
         """Cells that were stopped while ranks were inside C calls, which they leave when those return."""
 
@@ -79,6 +84,40 @@ class Mesh:
         made = replace(self.procs, ranks, [self.cells, *self.actors()])
         for each in made:
             each.get(20)
+
+    def dead(self) -> list[int]:
+        """The ranks that have died."""
+        procs, runtime = self.procs._state.procs, get_runtime()
+        return [rank for rank in range(len(self.procs)) if runtime.peer(procs.proc(rank)).dead is not None]
+
+    def heal(self, define: bool) -> list[tuple[int, int]]:
+        """Puts new processes in the place of the ranks that have died.
+
+        Args:
+            define: whether the definitions of the cells that ran on them are run there again.
+
+        Returns:
+            The new ranks, each with how many cells of definitions it has got.
+        """
+        dead = self.dead()
+        heal_mesh(self.procs)
+        return [(rank, self._define(rank) if define else 0) for rank in dead]
+
+    def _define(self, rank: int) -> int:
+        cells: Any = self.cells._member(rank)
+        port, receiver = Channel.open()
+        try:
+            defined = self.definitions.of(rank)
+            for each in defined:
+                result: CellResult = cells.run.call_one(each.text, each.name, port).get()
+                if result.error is not None:
+                    raise MonarchError(
+                        f"rank {rank} is there again, but what {each.name} defines could not be defined there: "
+                        f"{result.error.kind}: {result.error.text}; run the cell again"
+                    )
+            return len(defined)
+        finally:
+            receiver.close()
 
     def end(self) -> None:
         """Ends its processes, and gives the hosts back."""
@@ -167,5 +206,8 @@ class Meshes:
 
 def with_hint(error: DeviceMeshError, name: str) -> DeviceMeshError:
     """An error of a mesh that has lost ranks, with the magics that help."""
-    hint = f"%mesh restart {name} starts it anew, empty; %%mesh {name}[RANKS] runs a cell on the others"
+    hint = (
+        f"%mesh heal {name} puts new ranks in their place, %mesh restart {name} starts all anew, and "
+        f"%%mesh {name}[RANKS] runs a cell on the others"
+    )
     return type(error)(f"{error}\n{hint}", mesh=error.mesh, ranks=error.ranks, results=error.results)

@@ -93,7 +93,7 @@ class Run(Running):
 
     def __init__(self, name: str, source: str, views: list[ActorMesh], port: Any, inside: bool = False) -> None:
         self.views = views
-        self._source = source
+        self.source = source
         self._inside = inside
         self.ranks = [view._region.base_rank(position) for view in views for position in range(len(view))]
         endpoints = [Endpoint[..., Any](view, _INSIDE, None, FUNCTION) if inside else view.run for view in views]
@@ -145,7 +145,7 @@ class Run(Running):
             return CellResult(None, None, CellError(type(error).__name__, text, 0, "", str(error), False), 0.0)
         at = re.search(rf" at {re.escape(self.name)} line (\d+)$", dead.reason)
         line = int(at[1]) if at is not None else 0
-        lines = self._source.splitlines()
+        lines = self.source.splitlines()
         source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
         text = f"the process {dead.reason[: at.start()] if at is not None else dead.reason}"
         # Its last words, and who is alive.

@@ -1,0 +1,111 @@
+"""``%mesh heal``: ranks that died are there again, with what cells have defined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kernels import Notebook
+from leaks import Kit
+from monarch_kernel.definitions import Definitions, definitions_of
+
+KILL = "import os, signal\nif rank in {ranks}: os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.fixture
+def mortal(notebook: Notebook, leaks: Kit) -> Iterator[Notebook]:
+    """The notebook, some of whose ranks are other processes after the test."""
+    yield notebook
+    leaks.rebase()
+
+
+def test_definitions_of_a_cell() -> None:
+    source = (
+        '"""What it does."""\n'
+        "import os; x = 1\n"
+        "from math import (\n    pi,\n    tau,\n)\n"
+        "@decorated\n@twice\ndef f(a):\n    return a + x\n"
+        "for i in range(3): print(i)\n"
+        "class C:\n    y = 2\n"
+        "if x:\n    import json\n"
+        "import a; import b\n"
+    )
+    kept = definitions_of(source).split("\n")
+    assert kept[1] == "import os" and kept[2:6] == ["from math import (", "    pi,", "    tau,", ")"]
+    # Each is on the line where it was, so that tracebacks fit.
+    assert kept[6:10] == ["@decorated", "@twice", "def f(a):", "    return a + x"] and kept[10] == ""
+    assert kept[11:13] == ["class C:", "    y = 2"] and kept[13:15] == ["", ""] and kept[15] == "import a; import b"
+    assert definitions_of("x = 1\ny = 2") == "" == definitions_of("def f(:")
+
+
+def test_definitions_are_of_the_ranks_that_had_them() -> None:
+    definitions = Definitions()
+    definitions.record("cell [1]", "import os", [0, 1, 2])
+    definitions.record("cell [2]", "def f(): return 1", [1])
+    definitions.record("cell [3]", "x = 1", [0, 1, 2])
+    assert [each.name for each in definitions.of(1)] == ["cell [1]", "cell [2]"]
+    assert [each.name for each in definitions.of(0)] == ["cell [1]"]
+    # A cell that runs again takes its new place.
+    definitions.record("cell [4]", "import os", [0, 1, 2])
+    assert [each.name for each in definitions.of(1)] == ["cell [2]", "cell [4]"] and len(definitions) == 2
+
+
+@pytest.mark.slow
+def test_a_rank_is_there_again(mortal: Notebook) -> None:
+    mortal.mesh("import math\n\ndef area(r):\n    return round(math.pi * r**2, 2)\n\nkept = rank * 10").ok()
+    mortal.mesh("class Box:\n    size = 3", "[0,2]").ok()
+    mortal.mesh("x = torch.ones(1)\ndist.all_reduce(x)").ok()
+    cell = mortal.mesh(KILL.format(ranks=[2]))
+    assert cell.status == "error" and "SIGKILL" in cell.text
+    cell = mortal.mesh("area(rank)")
+    assert cell.status == "error" and "%mesh heal mesh puts new ranks in their place" in cell.text
+    healed = mortal.run("%mesh heal").ok().stream()
+    assert "rank 2 of mesh 'mesh': a new process, with what 2 cells defined; other variables are lost" in healed
+    # What was defined is there, what was computed is not; the others have lost nothing.
+    assert mortal.mesh("area(1), 'kept' in globals()").ok().shown.splitlines() == [
+        "[ranks 0-1,3] (3.14, True)",
+        "[rank 2] (3.14, False)",
+    ]
+    assert mortal.mesh("Box.size", "[0,2]").ok().shown == "[ranks 0,2] 3"
+    # The process group is made anew.
+    assert mortal.mesh("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()").ok().shown == "[ranks 0-3] 4.0"
+    assert "all ranks of mesh 'mesh' live; there is nothing to heal" in mortal.run("%mesh heal mesh").ok().stream()
+    # A traceback out of a restored function shows its line.
+    cell = mortal.mesh("area('a')", "[2]")
+    assert cell.status == "error" and "math.pi * r**2" in cell.text
+
+
+@pytest.mark.slow
+def test_bare_and_several(mortal: Notebook) -> None:
+    mortal.mesh("import math").ok()
+    mortal.mesh(KILL.format(ranks=[0, 3]))
+    healed = mortal.run("%mesh heal --bare").ok().stream()
+    assert "ranks 0,3 of mesh 'mesh': a new process, with an empty namespace; other variables are lost" in healed
+    assert mortal.mesh("'math' in globals(), rank").ok().shown.splitlines() == [
+        "[rank 0] (False, 0)",
+        "[rank 1] (True, 1)",
+        "[rank 2] (True, 2)",
+        "[rank 3] (False, 3)",
+    ]
+
+
+@pytest.mark.slow
+def test_actors_are_there_again(mortal: Notebook) -> None:
+    mortal.run(
+        "%%mesh spawn counters\nfrom monarch.actor import Actor, endpoint\nclass Counter(Actor):\n"
+        "    def __init__(self): self.value = 0\n    @endpoint\n    def add(self): self.value += 1; return self.value"
+    ).ok()
+    mortal.run("counters.add.call().get()").ok()
+    mortal.mesh(KILL.format(ranks=[1]))
+    mortal.run("%mesh heal").ok()
+    assert mortal.run("print(list(counters.add.call().get().values()))").ok().stream() == "[2, 1, 2, 2]\n"
+
+
+@pytest.mark.slow
+def test_a_definition_that_fails_is_said(mortal: Notebook) -> None:
+    mortal.mesh("limit = 7\ndef f(n=limit):\n    return n").ok()
+    mortal.mesh(KILL.format(ranks=[1]))
+    cell = mortal.run("%mesh heal")
+    assert cell.status == "error" and "rank 1 is there again" in cell.text and "NameError" in cell.text
+    assert mortal.mesh("rank", "[1]").ok().shown == "[rank 1] 1"
