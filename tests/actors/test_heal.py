@@ -211,6 +211,38 @@ def test_an_actor_heals_what_it_has_spawned(procs: Callable[..., Any]) -> None:
     assert procs(1).spawn("healer", Healer).own.call_one().get(60) == [0, 1]
 
 
+def test_functions_and_a_program_that_heals(procs: Callable[..., Any], tmp_path: Any) -> None:
+    """Work goes on where a failure is caught: only the batch that failed is done again."""
+    mesh, flag = procs(3), tmp_path / "killed"
+
+    def work(batch: int, path: str) -> int:
+        import os
+        import signal
+
+        from monarch.actor import current_rank
+
+        if batch == 2 and current_rank().rank == 1 and not os.path.exists(path):
+            open(path, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch * 2
+
+    done: list[list[int]] = []
+    healed = 0
+    for batch in range(4):
+        try:
+            result = mesh.execute(work, batch, str(flag))
+        except DeviceMeshError:
+            mesh, healed = heal_mesh(mesh), healed + 1
+            result = mesh.execute(work, batch, path=str(flag))
+        done.append(list(result.values()))
+    assert done == [[0] * 3, [2] * 3, [4] * 3, [6] * 3] and healed == 1
+    assert list(mesh.slice(gpus=slice(1, 3)).execute(lambda x: x + 1, 1).values()) == [2, 2]
+    with pytest.raises(ActorError, match="ZeroDivisionError"):
+        mesh.execute(lambda: 1 / 0)
+    with pytest.raises(ArgumentError, match="execute takes a function"):
+        mesh.execute(7)
+
+
 LOST = """
 import os, signal
 from monarch.actor import Actor, endpoint, heal_mesh

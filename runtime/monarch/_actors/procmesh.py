@@ -22,6 +22,7 @@ from monarch._actors.spec import ActorSpec
 from monarch._core.meshview import MeshView
 from monarch._core.region import Region
 from monarch._core.tables import html_table, rich_table, text_table
+from monarch._core.valuemesh import ValueMesh
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 from monarch.exceptions import StoppedError
@@ -40,7 +41,7 @@ GRACE = 3.0
 class _Shared:
     """What all views of one mesh of procs in this process share."""
 
-    __slots__ = ("initialized", "owned", "procs", "start", "stopped", "stopping")
+    __slots__ = ("initialized", "owned", "procs", "runner", "start", "stopped", "stopping")
 
     def __init__(self, procs: Procs, owned: bool) -> None:
         self.procs = procs
@@ -48,6 +49,8 @@ class _Shared:
         self.stopped: str | None = None
         self.stopping: Future[None] | None = None
         self.initialized: Future[Any] | None = None
+        self.runner: Any = None
+        """The actors that ``execute`` has made."""
         self.start: Callable[[list[int], int], None] | None = None
         """Has the processes of some ranks started, which answer to a port when they are set up."""
 
@@ -145,6 +148,26 @@ class ProcMesh(Grouped, MeshView, Managed):
         runtime.meshes[key] = mesh
         runtime.owners[key] = own_by_current(mesh)
         return cast("A", mesh)
+
+    def execute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> ValueMesh[Any]:
+        """Calls a function in each process, and waits for what it returns there.
+
+        Args:
+            function: from a module, a script or a notebook cell, or a lambda.
+            args: for it, the same everywhere.
+            kwargs: for it.
+
+        Returns:
+            A ValueMesh of what each process returned.
+
+        Raises:
+            ActorError: the function raised.
+            DeviceMeshError: a process has died, or the mesh was stopped.
+            ArgumentError: it is no function.
+        """
+        from monarch._actors.execute import execute
+
+        return execute(self, function, args, kwargs)
 
     def _check(self, what: str) -> None:
         state, runtime = self._state, self._runtime
