@@ -49,7 +49,6 @@ def test_threads_are_a_share_of_the_cores(n: int, cores: int, threads: int) -> N
         "OMP_PROC_BIND",
         "MKL_NUM_THREADS",
         "TORCH_LOGS",
-        "TORCHINDUCTOR_CACHE_DIR",
         "PYTORCH_CUDA_ALLOC_CONF",
     ],
 )
@@ -64,6 +63,8 @@ def test_what_is_read_at_a_start_needs_one(key: str) -> None:
         "CUDA_VISIBLE_DEVICES",
         "NCCL_DEBUG",
         "TORCH_NCCL_BLOCKING_WAIT",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCHINDUCTOR_CACHE_DIR",
         "PYTHONUNBUFFERED",
         "RANK",
         "HOME",
