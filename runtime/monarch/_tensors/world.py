@@ -177,8 +177,11 @@ def _abort_nccl() -> int:
     for group in list(getattr(dist.distributed_c10d._world, "pg_map", {})):
         for backend in {id(each): each for each in _backends(group)}.values():
             if type(backend).__name__ == "ProcessGroupNCCL":
-                backend.abort()
-                count += 1
+                # Versions of torch before it had this wait for the watchdog.
+                abort = getattr(backend, "abort", None)
+                if abort is not None:
+                    abort()
+                    count += 1
     return count
 
 
