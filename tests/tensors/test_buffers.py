@@ -317,7 +317,7 @@ def test_why_a_transport_is_used(sides: Callable[..., Any]) -> None:
     owner, user = sides()
     (buffer,) = owner.make.call_one(10).get()
     assert user.transports.call_one(buffer).get() == {"local": "the owner is another process", "attach": ""}
-    assert buffer.device == "cpu" and buffer.dtype == "float32" and buffer.size() == 40
+    assert buffer.device == "cpu" and buffer.dtype == "float32" and buffer.size() == 40 == buffer.size
     assert "40 bytes of float32 on cpu of rank 0 of owners" in repr(buffer)
 
 

@@ -20,6 +20,13 @@ _AT_ONCE = 1 << 20
 _QUICK = {"local", "attach"}
 
 
+class ByteCount(int):
+    """A number of bytes; programs that call it as a method, as torchmonarch's do, get the same."""
+
+    def __call__(self) -> int:
+        return int(self)
+
+
 class RDMABuffer:
     """Memory that other actors read and write, wherever they are, while its owner does something else.
 
@@ -48,9 +55,10 @@ class RDMABuffer:
     def __reduce__(self) -> tuple[Any, ...]:
         return _received, (tuple(self._remote),)
 
-    def size(self) -> int:
-        """Bytes."""
-        return self._remote.size
+    @property
+    def size(self) -> ByteCount:
+        """Bytes: a number, that may be called as well, as in ``buffer.size()``."""
+        return ByteCount(self._remote.size)
 
     @property
     def owner(self) -> str:
