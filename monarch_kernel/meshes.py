@@ -8,7 +8,6 @@ from typing import Any
 
 from monarch._actors.actormesh import ActorMesh
 from monarch._actors.channel import Channel
-from monarch._actors.heal import heal_mesh
 from monarch._actors.process import get_runtime
 from monarch._actors.procmesh import ProcMesh
 from monarch._actors.replace import replace
@@ -16,6 +15,7 @@ from monarch._actors.services import ask
 from monarch._cells.execute import CellResult
 from monarch._cells.namespace import Namespace
 from monarch._core.steps import in_step
+from monarch._transfers.heal import heal_mesh
 from monarch.exceptions import CallTimeoutError, DeviceMeshError, MonarchError
 from monarch_kernel.definitions import Definitions
 from monarch_kernel.header import Header, HeaderError, ranks_of

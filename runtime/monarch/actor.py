@@ -21,7 +21,6 @@ from monarch._actors.controllers import get_or_spawn_controller
 from monarch._actors.endpoint import concurrent_endpoint, endpoint
 from monarch._actors.faults import MeshFailure, default_fault_hook
 from monarch._actors.future import Future
-from monarch._actors.heal import heal_mesh
 from monarch._actors.hostmesh import (
     BootstrapCommand,
     HostMesh,
@@ -38,6 +37,7 @@ from monarch._actors.workers import (
 )
 from monarch._core.extent import Extent, Point
 from monarch._core.valuemesh import ValueMesh
+from monarch._transfers.heal import heal_mesh
 from monarch.exceptions import ActorError, SupervisionError
 
 warn_of_torchmonarch()

@@ -11,7 +11,7 @@ import pytest
 
 from leaks import wait_until
 from monarch.actor import Actor, current_rank, endpoint, heal_mesh, this_host
-from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError, StoppedError
+from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError, StoppedError, SupervisionError
 
 
 class Counter(Actor):
@@ -209,6 +209,48 @@ class Healer(Actor):
 
 def test_an_actor_heals_what_it_has_spawned(procs: Callable[..., Any]) -> None:
     assert procs(1).spawn("healer", Healer).own.call_one().get(60) == [0, 1]
+
+
+class Replica(Actor):
+    def __init__(self) -> None:
+        import torch
+
+        self.model = {"w": torch.zeros(1000, 3), "step": torch.tensor(0)}
+
+    @endpoint
+    def step(self) -> int:
+        for each in self.model.values():
+            each += 1
+        return int(self.model["step"])
+
+    def weights(self) -> Any:
+        return self.model
+
+    @endpoint
+    def who(self) -> tuple[int, int]:
+        return current_rank().rank, os.getpid()
+
+    @endpoint
+    def total(self) -> float:
+        return self.model["w"].sum().item()
+
+
+def test_replicas_get_the_tensors_of_one_that_lives(procs: Callable[..., Any]) -> None:
+    mesh = procs(4)
+    replicas = mesh.slice(gpus=slice(1, 4)).spawn("replicas", Replica)
+    for _ in range(3):
+        replicas.step.call().get(20)
+    kill(replicas, 0, 2)
+    heal_mesh(replicas, copy="weights")
+    assert values(replicas.total.call()) == [9000.0] * 3 and values(replicas.step.call()) == [4] * 3
+    with pytest.raises(ArgumentError, match="copy names a method of the actors of a mesh, and 'missing' is none"):
+        heal_mesh(replicas, copy="missing")
+    with pytest.raises(ArgumentError, match="copy names a method"):
+        heal_mesh(mesh, copy="weights")
+    kill(replicas, 0, 1, 2)
+    with pytest.raises(SupervisionError, match="no actor of it has lived on"):
+        heal_mesh(replicas, copy="weights")
+    assert values(replicas.step.call()) == [1] * 3
 
 
 def test_functions_and_a_program_that_heals(procs: Callable[..., Any], tmp_path: Any) -> None:
