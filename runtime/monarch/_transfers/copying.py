@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from monarch._actors.actormesh import ActorMesh
@@ -17,7 +19,7 @@ from monarch._actors.services import ask
 from monarch._core.boxes import elements
 from monarch._core.reshard import SOURCE, Fetch, Holder, Plan, Planner
 from monarch._transfers.sides import Shared, Side, end, share_state
-from monarch.exceptions import ArgumentError, DeviceMeshError, MonarchError
+from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError
 
 _MODULE = "monarch._transfers.sides"
 
@@ -74,6 +76,7 @@ class _Copy:
         self._target = target
         self._timeout = timeout
         # Two, since a process may be on both sides.
+        self._sharing: list[tuple[ActorMesh, str, Future[Any]]] = []
         self._there, self._here = secrets.token_hex(8), secrets.token_hex(8)
 
     def run(self) -> CopyReport:
@@ -99,7 +102,9 @@ class _Copy:
 
     def _call(self, method: Any, token: str) -> Future[Any]:
         endpoint: Endpoint[..., Any] = Endpoint(method.mesh, f"{_MODULE}:share", None, FUNCTION)
-        return endpoint.call(method.name, token)
+        answer = endpoint.call(method.name, token)
+        self._sharing.append((method.mesh, token, answer))
+        return answer
 
     def _plan(self, sources: list[Side], targets: list[Side]) -> Plan:
         known = {name: shared for side in sources for name, shared in side.tensors.items()}
@@ -130,17 +135,19 @@ class _Copy:
             raise failures[0]
 
     def _end(self) -> None:
-        sides = [(self._target.mesh, self._here)]
         if isinstance(self._source, Mapping):
             end(self._there)
-        else:
-            sides.append((self._source.mesh, self._there))
-        for mesh, token in sides:
-            try:
-                ask(mesh, f"{_MODULE}:end", token)
-            except (DeviceMeshError, MonarchError):
-                # It was stopped or has died meanwhile, which has ended that too.
-                continue
+        for mesh, token, answer in self._sharing:
+            # What is shared after the end would stay so: it comes after the sharing, even if that takes longer.
+            with contextlib.suppress(CallTimeoutError):
+                answer.exception(self._timeout)
+            answer.add_done_callback(partial(_tell_end, mesh, token))
+
+
+def _tell_end(mesh: ActorMesh, token: str, _: object) -> None:
+    # What was stopped or has died meanwhile has ended that too.
+    with contextlib.suppress(MonarchError):
+        ask(mesh, f"{_MODULE}:end", token)
 
 
 def _holders(sides: list[Side]) -> list[Holder]:
