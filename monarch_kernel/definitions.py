@@ -20,6 +20,8 @@ class Defined(NamedTuple):
     """Its imports, functions and classes, each on the lines where it was."""
     ranks: frozenset[int]
     """Where it ran."""
+    everywhere: bool = False
+    """Whether that were all ranks there were, so that one that comes later is to have it too."""
 
 
 class Definitions:
@@ -28,18 +30,18 @@ class Definitions:
     def __init__(self) -> None:
         self._cells: list[Defined] = []
 
-    def record(self, name: str, source: str, ranks: Sequence[int]) -> None:
+    def record(self, name: str, source: str, ranks: Sequence[int], total: int = 0) -> None:
         """Takes note of a cell that has run well on some ranks."""
         text = definitions_of(source)
         if text:
             # The same text again, as when a person runs all cells, is not to be run twice.
             self._cells = [each for each in self._cells if each.text != text or not each.ranks <= set(ranks)]
-            self._cells.append(Defined(name, text, frozenset(ranks)))
+            self._cells.append(Defined(name, text, frozenset(ranks), len(set(ranks)) == total))
             del self._cells[:-_MOST]
 
     def of(self, rank: int) -> list[Defined]:
-        """Those that a rank had."""
-        return [each for each in self._cells if rank in each.ranks]
+        """Those that a rank had; or is to have, if it came later."""
+        return [each for each in self._cells if rank in each.ranks or each.everywhere]
 
     def __len__(self) -> int:
         return len(self._cells)

@@ -30,6 +30,8 @@ class Header:
     """Ranks by axis."""
     ranks: list[int | slice] | None = None
     """Ranks by number, in the mesh laid out in one row."""
+    role: str = ""
+    """Ranks by what ``%mesh up --roles`` has called them."""
     nowait: bool = False
     timeout: float | None = None
     out: str | None = None
@@ -60,8 +62,11 @@ def parse(line: str) -> Header:
         raise HeaderError(f"cannot understand {line.strip()!r}; write %%mesh [MESH][SLICE] [options], as in "
                           f"%%mesh trainers[gpus=0:4] --timeout 10")  # fmt: skip
     header = Header(name=match["name"])
-    if match["where"] is not None:
-        header.axes, header.ranks = parse_where(match["where"])
+    where = (match["where"] or "").strip()
+    if where.isidentifier():
+        header.role = where
+    elif match["where"] is not None:
+        header.axes, header.ranks = parse_where(where)
     _options(header, match["rest"] or "")
     if header.nowait and (header.timeout is not None or not header.stream):
         raise HeaderError("--nowait gives a handle that is asked for the end: it goes with neither --timeout nor "

@@ -8,20 +8,24 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from monarch._core.ranks import describe_ranks
 from monarch_kernel.header import OPTIONS, HeaderError
 from monarch_kernel.meshes import Meshes
 from monarch_kernel.progress import Progress
-from monarch_kernel.recipe import DEVICES, Recipe, usual_axes
+from monarch_kernel.recipe import DEVICES, Recipe, roles_of, usual_axes
 
 USAGE = """\
 %mesh up [NAME] [--procs N | --gpus N] [--hosts N] [--env K=V] [--device cpu|cuda]
                                    start a mesh, and use it; without a number it takes what the machine has
+    [--restart [N]] [--spares N]   replace ranks that die, N times a minute; keep processes that wait for their places
+    [--roles train=4,load=2:cpu]   ranks that differ; %%mesh NAME[load] runs a cell on those of a role
 %mesh                              the meshes and their ranks
 %mesh use NAME                     cells without a name go there
 %mesh down [NAME]                  end a mesh
 %mesh restart [NAME]               end it and start it anew, empty
 %mesh heal [NAME] [--bare]         put new ranks in the place of those that have died, with what cells have defined
+%mesh heal [NAME] --copy-from R|peer [x y]
+                                   and with variables of a rank that lives, or of any: these, or all that can be copied
+%mesh resize [NAME] AXIS=N         make the mesh larger or smaller; ranks that stay keep everything
 %mesh push a b                     copy variables to all ranks
 %mesh pull x [--rank R] [--as y]   bring a variable here
 %mesh log                          all that ranks have printed
@@ -99,6 +103,9 @@ class Verbs:
         parser.add_argument("--key", default="")
         parser.add_argument("--env", action="append", default=[])
         parser.add_argument("--device", default="", choices=("", *DEVICES))
+        parser.add_argument("--restart", nargs="?", type=int, const=3)
+        parser.add_argument("--spares", type=int, default=0)
+        parser.add_argument("--roles", default="")
         given = parser.parse_args(words)
         if given.procs is not None and given.gpus is not None:
             raise Usage("%mesh up: give either --procs or --gpus")
@@ -114,8 +121,16 @@ class Verbs:
             if not equals or not key:
                 raise Usage(f"%mesh up: --env takes K=V, and not {pair!r}")
             env[key] = value
-        axes = axes or usual_axes(given.device)
-        self._up(Recipe(given.name, axes, env, given.hosts, given.key, given.device), "is up")
+        for option in ("restart", "spares"):
+            if (getattr(given, option) or 0) < 0:
+                raise Usage(f"%mesh up: --{option} takes a number that is not negative")
+        roles = roles_of(given.roles)
+        if roles and axes:
+            raise Usage("%mesh up: --roles says how many ranks there are, so --procs and --gpus do not go with it")
+        axes = axes or ({} if roles else usual_axes(given.device))
+        recipe = Recipe(given.name, axes, env, given.hosts, given.key, given.device)
+        recipe.restart, recipe.spares, recipe.roles = given.restart, given.spares, roles
+        self._up(recipe, "is up")
 
     def _up(self, recipe: Recipe, what: str) -> None:
         progress = Progress()
@@ -151,18 +166,6 @@ class Verbs:
         mesh = self._meshes.get(_one(words, "restart"))
         self._meshes.down(mesh.name)
         self._up(mesh.recipe, "is up again, with empty namespaces")
-
-    def do_heal(self, words: list[str]) -> None:
-        """Puts new ranks in the place of those that have died."""
-        bare = "--bare" in words
-        mesh = self._meshes.get(_one([word for word in words if word != "--bare"], "heal"))
-        new = mesh.heal(not bare)
-        if not new:
-            print(f"all ranks of mesh {mesh.name!r} live; there is nothing to heal")
-        for count in sorted({count for _, count in new}):
-            ranks = [rank for rank, each in new if each == count]
-            what = f"with what {count} cell{'s' if count > 1 else ''} defined" if count else "with an empty namespace"
-            print(f"{describe_ranks(ranks)} of mesh {mesh.name!r}: a new process, {what}; other variables are lost")
 
     def do_push(self, words: list[str]) -> None:
         """Copies variables of the notebook to all ranks."""

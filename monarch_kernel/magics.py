@@ -17,6 +17,7 @@ from monarch._core.valuemesh import Deferred, ValueMesh
 from monarch.exceptions import DeviceMeshError
 from monarch_kernel.displays import Displays
 from monarch_kernel.edit import Editor
+from monarch_kernel.elastic import Elastic
 from monarch_kernel.handle import Handle
 from monarch_kernel.header import Header, HeaderError, parse
 from monarch_kernel.lines import Verbs
@@ -54,6 +55,7 @@ class MeshMagics(Magics):
         self.editor = Editor(shell, self.meshes)
         self._spawning = Spawning(shell, self.meshes, self.editor)
         self._verbs.more.update(update=self.editor.update, reload=self.editor.reload, run=self.run_program)
+        self._verbs.more.update(Elastic(self.meshes).verbs())
 
     @line_magic("mesh")
     def line(self, line: str) -> Any:
@@ -170,7 +172,8 @@ class MeshMagics(Magics):
             raise CellStopped("the cell was stopped on its ranks")
         errors = {rank: result.error for rank, result in ordered if result.error is not None}
         if mesh is not None:
-            mesh.definitions.record(run.name, run.source, [rank for rank, _ in ordered if rank not in errors])
+            good = [rank for rank, _ in ordered if rank not in errors]
+            mesh.definitions.record(run.name, run.source, good, len(mesh.cells))
         if errors:
             failure = MeshCellError(run.name, errors, total, values)
             tracebacks = failure.tracebacks()
@@ -185,6 +188,9 @@ class MeshMagics(Magics):
 
         def finish() -> ValueMesh[Any]:
             displays.close()
+            if run.missing():
+                # A rank has died, so the cell has failed; the others need not go on.
+                run.interrupt()
             results = run.results()
             errors = {rank: result.error for rank, result in results.items() if result.error is not None}
             values = _values(run, results)

@@ -26,6 +26,7 @@ Stage = Callable[[str, Any], None]
 """Is told what begins, and the future that it ends with."""
 
 
+_COPIED = "monarch._cells.copied"
 _GROUPS = "monarch._actors.membership"
 _HEARING = 0.2
 """Seconds for ranks to say how far they are."""
@@ -103,6 +104,29 @@ class Mesh:
         heal_mesh(self.procs)
         return [(rank, self._define(rank) if define else 0) for rank in dead]
 
+    def copy(self, ranks: list[int], source: int | None, names: list[str]) -> tuple[list[str], dict[str, str]]:
+        """Copies variables to some ranks from one that lives.
+
+        Args:
+            ranks: which are to have them.
+            source: the rank that has them; None for any other.
+            names: of the variables; all that can be copied if there are none.
+
+        Returns:
+            The names of what was copied, and of what was not, with the reason.
+        """
+        # It imports torch, and the notebook starts without.
+        from monarch._transfers.handing import Handing
+
+        return Handing(self.cells, ranks, source).run(60.0, f"{_COPIED}:give", f"{_COPIED}:take", names)
+
+    def resize(self, sizes: dict[str, int]) -> int:
+        """Makes it larger or smaller; how many cells of definitions new ranks have got."""
+        before = len(self.procs)
+        self.procs.resize(**sizes)
+        self.recipe.axes = dict(self.procs.sizes)
+        return max((self._define(rank) for rank in range(before, len(self.procs))), default=0)
+
     def _define(self, rank: int) -> int:
         cells: Any = self.cells._member(rank)
         port, receiver = Channel.open()
@@ -133,6 +157,13 @@ class Mesh:
 
 def choose(actors: ActorMesh, header: Header) -> list[ActorMesh]:
     """The actors that a cell is for: one view, or one of each if they make no regular view."""
+    if header.role:
+        shared = get_runtime().own_procs.get(actors._state.procs.uid)
+        roles = shared.roles if shared is not None else {}
+        if header.role not in roles:
+            raise HeaderError(f"there is no role {header.role!r}; this mesh has {', '.join(roles) or 'none'}")
+        ranks = roles[header.role]
+        return [actors.slice(**{actors.extent.labels[-1]: slice(ranks.start, ranks.stop)})]
     if header.axes is not None:
         return [actors.slice(**header.axes)]
     if header.ranks is None:
@@ -164,7 +195,7 @@ class Meshes:
         hosts, release = recipe.find_hosts(names)
         mesh: Mesh | None = None
         try:
-            procs = hosts.spawn_procs(recipe.axes, name=name, env=recipe.variables() or None)
+            procs = recipe.spawn(hosts)
             cells: Any = procs.spawn(name, Namespace, name, recipe.device)
             mesh = Mesh(recipe, procs, cells, release)
             stage("ranks run", procs.initialized)

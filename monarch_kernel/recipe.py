@@ -10,7 +10,7 @@ from typing import Any
 from monarch._actors.hostmesh import HostMesh
 from monarch._actors.workers import WorkerHosts, attach_to_workers
 from monarch._procs.gpus import visible_gpus
-from monarch.actor import this_host
+from monarch.actor import ProcMesh, Restart, Role, this_host
 from monarch_kernel.header import HeaderError
 
 DEVICES = ("cpu", "cuda")
@@ -30,6 +30,23 @@ class Recipe:
     """The key file of those workers."""
     device: str = ""
     """``cpu`` or ``cuda``; empty for what there is."""
+    restart: int | None = None
+    """How often in a minute ranks that die are replaced by themselves; None for never."""
+    spares: int = 0
+    """How many processes of each host wait for the place of one that dies."""
+    roles: dict[str, Role] = field(default_factory=dict[str, Role])
+    """Ranks that differ."""
+
+    def spawn(self, hosts: HostMesh) -> ProcMesh:
+        """Starts the processes."""
+        return hosts.spawn_procs(
+            self.axes,
+            name=self.name,
+            env=self.variables() or None,
+            restart=Restart(self.restart) if self.restart else None,
+            spares=self.spares,
+            roles=self.roles or None,
+        )
 
     def variables(self) -> dict[str, str]:
         """The environment of the ranks."""
@@ -67,6 +84,20 @@ class Recipe:
             )
         # They are the notebook's own, so they stay.
         return found, _nothing
+
+
+def roles_of(text: str) -> dict[str, Role]:
+    """What ``--roles train=4,load=2:cpu`` says. HeaderError if it says nothing that can be."""
+    found: dict[str, Role] = {}
+    for part in text.split(",") if text else ():
+        name, _, rest = part.strip().partition("=")
+        size, _, device = rest.partition(":")
+        if not name.isidentifier() or not size.isdecimal() or int(size) < 1 or device not in ("", *DEVICES):
+            raise HeaderError(f"%mesh up: --roles takes roles like train=4,load=2:cpu, and cannot understand {part!r}")
+        if name in found:
+            raise HeaderError(f"%mesh up: --roles names {name!r} twice")
+        found[name] = Role(int(size), device)
+    return found
 
 
 def usual_axes(device: str) -> dict[str, int]:

@@ -110,6 +110,8 @@ class Spawning:
         header = parse(order.place)
         given = self._shell.user_ns.get(header.name) if header.name else None
         procs = given if isinstance(given, ProcMesh) else self._meshes.get(header.name).procs
+        if header.role:
+            return procs.role(header.role)
         if header.axes is not None:
             return procs.slice(**header.axes)
         if header.ranks is None:

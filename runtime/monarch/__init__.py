@@ -11,7 +11,8 @@ from typing import Any
 _WHERE = {
     "monarch.actor": """
         Actor ActorError ActorMesh Channel Extent Future HostMesh Point ProcMesh ValueMesh context current_rank
-        current_size endpoint heal_mesh proc_mesh shutdown_context this_host this_proc
+        current_size endpoint heal_mesh proc_mesh shutdown_context supervise
+        this_host this_proc
     """,
     "monarch.exceptions": """
         CallTimeoutError DeadlockError DeviceMeshError MonarchError SpawnError StoppedError SupervisionError

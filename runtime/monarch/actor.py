@@ -19,7 +19,7 @@ from monarch._actors.context import (
 )
 from monarch._actors.controllers import get_or_spawn_controller
 from monarch._actors.endpoint import concurrent_endpoint, endpoint
-from monarch._actors.faults import MeshFailure, default_fault_hook
+from monarch._actors.faults import default_fault_hook
 from monarch._actors.future import Future
 from monarch._actors.hostmesh import (
     BootstrapCommand,
@@ -28,7 +28,10 @@ from monarch._actors.hostmesh import (
     proc_mesh,
     this_host,
 )
+from monarch._actors.meshfailure import MeshFailure
 from monarch._actors.procmesh import ProcMesh, this_proc
+from monarch._actors.roles import Role
+from monarch._actors.supervise import Supervisor, supervise
 from monarch._actors.workers import (
     attach_to_workers,
     hosts_from_config,
@@ -36,6 +39,7 @@ from monarch._actors.workers import (
     run_worker_loop_forever,
 )
 from monarch._core.extent import Extent, Point
+from monarch._core.supervision import Restart
 from monarch._core.valuemesh import ValueMesh
 from monarch._transfers.heal import heal_mesh
 from monarch.exceptions import ActorError, SupervisionError
@@ -63,7 +67,10 @@ __all__ = [
     "Port",
     "PortReceiver",
     "ProcMesh",
+    "Restart",
+    "Role",
     "SupervisionError",
+    "Supervisor",
     "ValueMesh",
     "as_endpoint",
     "attach_to_workers",
@@ -82,6 +89,7 @@ __all__ = [
     "run_worker_loop_forever",
     "send",
     "shutdown_context",
+    "supervise",
     "this_host",
     "this_proc",
     "unhandled_fault_hook",

@@ -319,3 +319,100 @@ def test_across_hosts(program: Callable[..., Any]) -> None:
     lines = program(LOST, timeout=100).ok().splitlines()
     assert lines[0] == "SupervisionError" and lines[1] == "[True, True, True, False]"
     assert lines[3].startswith("ranks 2-3 of procs cannot be replaced: their host is lost")
+
+
+class Hooked(Actor):
+    """A replica that says itself what another one needs."""
+
+    def __init__(self, size: int = 100_000) -> None:
+        import torch
+
+        self.weights = torch.zeros(size)
+        self.views = [self.weights[:10], self.weights[10:20]]
+        self.log: list[str] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"weights": self.weights, "views": self.views, "log": self.log}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    @endpoint
+    def step(self) -> float:
+        self.weights += 1
+        self.log.append(f"step {len(self.log)}")
+        return self.weights.sum().item()
+
+    @endpoint
+    def who(self) -> tuple[int, int]:
+        return current_rank().rank, os.getpid()
+
+    @endpoint
+    def what(self) -> tuple[float, int, float]:
+        # What shared memory there shares it here.
+        self.views[0].fill_(7)
+        return self.weights.sum().item(), len(self.log), self.weights[0].item()
+
+
+class AsyncHooked(Actor):
+    def __init__(self) -> None:
+        self.value = 0
+
+    async def __getstate__(self) -> int:
+        return self.value
+
+    async def __setstate__(self, state: int) -> None:
+        self.value = state
+
+    @endpoint
+    async def set(self, value: int) -> int:
+        self.value = value or self.value
+        return self.value
+
+
+class Refuses(Hooked):
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        raise ValueError("not this one")
+
+
+def open_states(mesh: Any) -> list[int]:
+    from monarch._actors.services import ask
+
+    return list(ask(mesh, "monarch._transfers.handing:still_given").get(20).values())
+
+
+def test_replicas_by_their_own_hooks(procs: Callable[..., Any]) -> None:
+    mesh = procs(3)
+    hooked, others, plain = mesh.spawn("hooked", Hooked), mesh.spawn("others", AsyncHooked), mesh.spawn("p", Counter, 0)
+    values(others.set.call(5))
+    for _ in range(2):
+        values(hooked.step.call())
+    kill(hooked, 0, 2)
+    heal_mesh(mesh, copy_from="peer")
+    assert values(hooked.what.call()) == [(200_050.0, 2, 7.0)] * 3
+    assert values(others.set.call(0)) == [5] * 3 and values(plain.add.call()) == [1, 1, 1]
+    assert open_states(hooked) == [0, 0, 0]
+    # From one in particular.
+    hooked.slice(gpus=1).step.call_one().get(20)
+    kill(hooked, 0)
+    heal_mesh(hooked, copy_from=1)
+    assert [log for _, log, _ in values(hooked.what.call())] == [3, 3, 2]
+
+
+def test_states_that_cannot_be_copied(procs: Callable[..., Any]) -> None:
+    mesh = procs(2)
+    plain = mesh.spawn("plain", Counter, 0)
+    for wrong in (2, -1, True, "other"):
+        with pytest.raises(ArgumentError, match=r'copy_from is "peer" or a rank from 0 to 1'):
+            heal_mesh(plain, copy_from=wrong)
+    with pytest.raises(ArgumentError, match="needs actors whose class has __getstate__ and __setstate__"):
+        heal_mesh(plain, copy_from="peer")
+    refuses = mesh.spawn("refuses", Refuses)
+    kill(refuses, 1)
+    with pytest.raises(ActorError, match="not this one"):
+        heal_mesh(refuses, copy_from="peer")
+    assert open_states(refuses) == [0, 0]
+    kill(refuses, 1)
+    with pytest.raises(SupervisionError, match="rank 1 has not lived on"):
+        heal_mesh(refuses, copy_from=1)
+    assert [rank for rank, _ in values(refuses.who.call())] == [0, 1]

@@ -9,7 +9,7 @@ import pytest
 from monarch._actors.actormesh import ActorMesh
 from monarch._actors.process import get_runtime
 from monarch._actors.procmesh import ProcMesh
-from monarch._actors.procs import Procs
+from monarch._actors.procs import Procs, Roster
 from monarch.actor import Actor, ValueMesh, endpoint, this_host
 
 
@@ -23,7 +23,7 @@ class Shown(Actor):
 def thousand(host: Any) -> tuple[ProcMesh, ActorMesh]:
     """Meshes of procs that do not exist: to print them talks to nobody."""
     hosts = tuple(f"host{number:03}" for number in range(125))
-    procs = Procs("abc123", "trainers", hosts, 8, ("hosts", "gpus"), (125, 8), 1, get_runtime().proc)
+    procs = Procs("abc123", "trainers", ("hosts", "gpus"), 1, get_runtime().proc, Roster(0, hosts, 8, (125, 8)))
     return (
         ProcMesh.refer(procs, procs.region()),
         ActorMesh._make("shown-1", "shown", Shown, procs, procs.region(), False),

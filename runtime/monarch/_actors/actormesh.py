@@ -33,7 +33,19 @@ SHOWN = 32
 class _State:
     """What all views of one mesh in this process share."""
 
-    __slots__ = ("cls", "initialized", "key", "name", "owned", "procs", "region", "spec", "stopped", "stopping")
+    __slots__ = (
+        "cls",
+        "failed",
+        "initialized",
+        "key",
+        "name",
+        "owned",
+        "procs",
+        "region",
+        "spec",
+        "stopped",
+        "stopping",
+    )
 
     def __init__(self, key: str, name: str, cls: type, procs: Procs, region: Region, owned: bool) -> None:
         self.key = key
@@ -46,6 +58,8 @@ class _State:
         self.stopping: Future[None] | None = None
         self.initialized: Future[Any] | None = None
         self.spec: ActorSpec | None = None
+        self.failed: set[int] = set()
+        """Base ranks whose actor has failed where nobody waited, as far as is known here."""
 
 
 class ActorMesh(Grouped, MeshView, Managed):
@@ -61,6 +75,8 @@ class ActorMesh(Grouped, MeshView, Managed):
         self._view_bytes = m.pack(region.pack())
         self._found: Targets | None = None
         self._found_in = 0
+        if region == state.region and region == state.procs.region():
+            state.procs.follow(self)
 
     @classmethod
     def _make(cls, key: str, name: str, actor: type, procs: Procs, region: Region, owned: bool) -> ActorMesh:
@@ -121,17 +137,24 @@ class ActorMesh(Grouped, MeshView, Managed):
     def _members_at(self) -> Targets:
         """Where its members are."""
         targets, procs = self._found, self._state.procs
-        if targets is None or self._found_in != procs.generation:
+        if targets is None or self._found_in != procs.version:
             runtime = self._runtime
             if runtime.closed:
                 raise StoppedError(f"{self._name} was ended by the shutdown of its session", mesh=self._name)
+            procs.check(self._region, self._name)
             targets = Targets(runtime, [runtime.peer(procs.proc(rank)) for rank in self._region.base_ranks()])
-            self._found, self._found_in = targets, procs.generation
+            self._found, self._found_in = targets, procs.version
         return targets
 
     def _member(self, position: int) -> ActorMesh:
         """The mesh of one member."""
         return self._view(Region((), self._region.base_rank(position), (), ()))
+
+    def _follow(self) -> None:
+        """The processes are more or fewer than before, and this is a mesh of actors on all of them."""
+        state = self._state
+        state.region = self._region = state.procs.region()
+        self._view_bytes, self._found = m.pack(self._region.pack()), None
 
     def _check_alive(self, method: str) -> None:
         """Raises what says that members have died."""
@@ -140,9 +163,14 @@ class ActorMesh(Grouped, MeshView, Managed):
             if runtime.closed:
                 raise StoppedError(f"{self._name} was ended by the shutdown of its session", mesh=self._name)
             return
-        lost = {rank: peer.dead for rank, peer in enumerate(self._members_at().peers) if peer.dead is not None}
+        lost = self._lost()
+        if lost and runtime.wait_settled(self._state.procs.uid):
+            lost = self._lost()
         if lost:
             raise died(f"{self._name}.{method}()", self._name, lost, self.extent, None)
+
+    def _lost(self) -> dict[int, m.Dead]:
+        return {rank: peer.dead for rank, peer in enumerate(self._members_at().peers) if peer.dead is not None}
 
     # Ending
 

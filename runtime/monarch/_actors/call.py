@@ -259,9 +259,21 @@ class Stream:
             if peer.dead is not None:
                 self.lost(peer, peer.dead)
 
+    def fail(self, uid: str, key: str, why: str) -> bool:
+        """The mesh has failed: so does each answer that is still owed."""
+        failed = False
+        for rank, answered in enumerate(self._answered):
+            part = None if answered else self._part(rank)
+            if part is not None and part.fail(uid, key, why):
+                self._give(rank, part)
+                failed = True
+        return failed
+
     def _part(self, rank: int) -> Gather[Any]:
         one = self._mesh._member(rank)
-        return Gather(self._runtime, [self.targets[rank]], one.extent, self._mesh._name, self._method, _single)
+        return Gather(
+            self._runtime, [self.targets[rank]], one.extent, self._mesh._name, self._method, _single, self._mesh._key
+        )
 
     def _give(self, rank: int, part: Gather[Any]) -> None:
         self._answered[rank] = True

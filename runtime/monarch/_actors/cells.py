@@ -65,7 +65,7 @@ class Cell:
         self._halting: asyncio.Task[None] | None = None
         self._ending: str | None = None
         """Why the calls that are still under way are ended."""
-        self._judging: asyncio.Task[None] | None = None
+        self._judging: set[asyncio.Task[None]] = set()
 
     def title(self) -> str:
         """Name and coordinates, as in ``trainers[gpus=3]``."""
@@ -237,37 +237,38 @@ class Cell:
         else:
             self.fail(failure)
 
-    def supervise(self, failure: Any, unhandled: Callable[[], None]) -> None:
-        """Has the actor's ``__supervise__`` judge a failure in what it owns; what it does not handle goes up."""
+    def supervise(self, failure: Any, judged: Callable[[bool], None]) -> None:
+        """Has the actor's ``__supervise__`` judge a failure in what it owns."""
 
         def act() -> None:
             loop = self.executor.loop
             if loop is not None:
-                self._judging = loop.create_task(self._supervise_async(failure, unhandled))
+                task = loop.create_task(self._supervise_async(failure, judged))
+                self._judging.add(task)
+                task.add_done_callback(self._judging.discard)
                 return
             token = current.set((self, m.Call(self.runtime.proc, self.key, "__supervise__", 0, b"", "", 0, b"")))
             try:
                 handled = self.instance.__supervise__(failure)
             except BaseException as error:
+                # This failure is the one to be told of from here on.
                 self.fail(pack_failure(error))
-                return
+                handled = True
             finally:
                 current.reset(token)
-            if not handled:
-                unhandled()
+            judged(bool(handled))
 
         self._post(act)
 
-    async def _supervise_async(self, failure: Any, unhandled: Callable[[], None]) -> None:
+    async def _supervise_async(self, failure: Any, judged: Callable[[bool], None]) -> None:
         try:
             handled = self.instance.__supervise__(failure)
             if isinstance(handled, Coroutine):
                 handled = await handled
         except BaseException as error:
             self.fail(pack_failure(error))
-            return
-        if not handled:
-            unhandled()
+            handled = True
+        judged(bool(handled))
 
     def fail(self, failure: bytes) -> None:
         """Nobody waits for an answer, so the owner is told; the actor's state is not to be trusted any more."""
@@ -282,6 +283,9 @@ class Cell:
         """Makes the actor; in its thread, or if it is an async one on its event loop."""
         try:
             spec: ActorSpec = self.runtime.load(create, more)
+            if spec.whole:
+                # The mesh may have been resized since this was sent.
+                spec.region = spec.procs.region()
             self.spec = spec
             self._methods = methods_of(spec.cls)
             self.rank = spec.procs.rank_of(self.runtime.proc)

@@ -156,9 +156,9 @@ class Session:
         else:
             cell.halt(halt.reason, answer)
 
-    def _on_dead(self, dead: m.Dead, waited: bool) -> None:
+    def _on_dead(self, dead: m.Dead, calls: list[str]) -> None:
         self.output.ended(dead)
-        self._faults.on_dead(dead, waited)
+        self._faults.on_dead(dead, calls)
 
     # Other hosts
 

@@ -1,49 +1,24 @@
-"""Failures that nobody waits to hear of: they go to the owner, and if that does not handle them up to the program."""
+"""Failures go to those who supervise, to the owner, and if nobody handles them up to the program."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from threading import Timer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._actors.failures import pack_failure, unpack_failure
-from monarch._actors.gather import last_lines
-from monarch._actors.procs import split_proc
+from monarch._actors.meshfailure import MeshFailure
 from monarch._actors.runtime import Runtime
-from monarch._core.ranks import describe_ranks
 from monarch._wire import messages as m
 from monarch.exceptions import SupervisionError
 
-_TOGETHER = 0.05
+if TYPE_CHECKING:
+    from monarch._actors.supervise import Supervisor
+
+TOGETHER = 0.05
 """Seconds for which failures are collected: those of one cause come together, and are told as one."""
-
-
-class MeshFailure:
-    """A failure in a mesh, as ``__supervise__`` and ``unhandled_fault_hook`` are told of it.
-
-    Attributes:
-        mesh_name: name of the mesh.
-        mesh: the mesh itself, if this process still has it.
-        ranks: base ranks that failed.
-        text: what happened.
-    """
-
-    def __init__(self, mesh_name: str, mesh: Any, ranks: tuple[int, ...], text: str) -> None:
-        self.mesh_name = mesh_name
-        self.mesh = mesh
-        self.ranks = ranks
-        self.text = text
-
-    def report(self) -> str:
-        """What happened, to whom."""
-        return f"{describe_ranks(self.ranks)} of {self.mesh_name}: {self.text}"
-
-    def __str__(self) -> str:
-        return self.report()
-
-    def __repr__(self) -> str:
-        return f"<MeshFailure {self.mesh_name} {describe_ranks(self.ranks)}>"
 
 
 def default_fault_hook(failure: MeshFailure) -> None:
@@ -52,20 +27,24 @@ def default_fault_hook(failure: MeshFailure) -> None:
 
 
 class Faults:
-    """Takes failures of one process's meshes to who owns them."""
+    """Takes failures of one process's meshes to those who are to know."""
 
     def __init__(self, runtime: Runtime) -> None:
+        from monarch._actors.deaths import Deaths
+
         self._runtime = runtime
         runtime.on_fault = self.on_fault
-        runtime.on_dead = self.on_dead
-        self._dead: list[m.Dead] = []
         self._failed: list[m.Fault] = []
+        self.on_dead = runtime.on_dead = Deaths(runtime, self).died
 
     def on_fault(self, fault: m.Fault) -> None:
         """An actor of a mesh has failed where nobody waited."""
+        mesh = self._runtime.meshes.get(fault.actor)
+        if mesh is not None:
+            mesh._state.failed.add(fault.rank)
         self._failed.append(fault)
         if len(self._failed) == 1:
-            self._runtime.pump.call_later(_TOGETHER, self._report_failed)
+            self._runtime.pump.call_later(TOGETHER, self._report_failed)
 
     def _report_failed(self) -> None:
         failed, self._failed = self._failed, []
@@ -77,55 +56,62 @@ class Faults:
             mesh = self._runtime.meshes.get(actor)
             trace = unpack_failure(several[0].body).trace
             name = mesh._name if mesh is not None else self._runtime.proc_meshes.get(actor, (actor, ""))[0]
+            owner = self._runtime.owners.get(actor) or self._runtime.proc_meshes.get(actor, ("", ""))[1]
+            uid = mesh._state.procs.uid if mesh is not None else ""
             ranks = tuple(sorted(fault.rank for fault in several))
-            self._tell(MeshFailure(name, mesh, ranks, f"{kind}: {said}\n{trace}"), self._owner(actor))
 
-    def on_dead(self, dead: m.Dead, waited: bool) -> None:
-        """A process has died. Whoever waited for it has an error already; else its owner is told."""
-        if waited or dead.expected or self._runtime.closed:
-            return
-        if split_proc(dead.proc)[0] not in self._runtime.proc_meshes:
-            return
-        self._dead.append(dead)
-        if len(self._dead) == 1:
-            self._runtime.pump.call_later(_TOGETHER, self._report_dead)
+            def made(
+                ranks: tuple[int, ...], name: str = name, mesh: Any = mesh, text: str = f"{kind}: {said}\n{trace}"
+            ):
+                return MeshFailure(name, mesh, ranks, text, when=time.time())
 
-    def _report_dead(self) -> None:
-        dead, self._dead = self._dead, []
-        groups: dict[tuple[str, str], list[m.Dead]] = {}
-        for each in dead:
-            uid = split_proc(each.proc)[0]
-            groups.setdefault((uid, each.reason), []).append(each)
-        for (uid, reason), several in groups.items():
-            ranks = tuple(sorted(split_proc(each.proc)[1] for each in several))
-            tail = last_lines(several[0])
-            text = f"its process {reason}" if len(ranks) == 1 else f"their processes each {reason}"
-            if tail:
-                text += "\n" + "\n".join(["last lines of stderr:", *(f"  {line}" for line in tail)])
-            name, owner = self._runtime.proc_meshes[uid]
-            self._tell(MeshFailure(name, None, ranks, text), owner)
+            self.judge(made, uid, actor, ranks, owner)
 
-    def _owner(self, key: str) -> str:
-        return self._runtime.owners.get(key) or self._runtime.proc_meshes.get(key, ("", ""))[1]
+    def judge(
+        self,
+        made: Callable[[tuple[int, ...]], MeshFailure],
+        uid: str,
+        actor: str,
+        ranks: tuple[int, ...],
+        owner: str,
+    ) -> None:
+        """Asks everybody about the failure of some ranks, and tells of those that nobody handles.
 
-    def _tell(self, failure: MeshFailure, owner: str) -> None:
+        Args:
+            made: the failure, as it is told of some of them.
+            uid: of the mesh of processes; empty if it is not known here.
+            actor: key of the actors that have failed; empty if it is not about some.
+            ranks: base ranks.
+            owner: key of the actor that owns the mesh; empty if none does.
+        """
+        _Judgement(self, made, uid, actor, ranks, owner).begin()
+
+    def ask(
+        self, failure: MeshFailure, supervisors: list[Supervisor], owner: str, judged: Callable[[bool], None]
+    ) -> None:
+        """Asks who supervises, then the owner, whether a failure is handled; in a thread that may wait."""
+        for supervisor in supervisors:
+            if supervisor.judge(failure):
+                judged(True)
+                return
+        cell = self._runtime.actors.get(owner) if owner else None
+        if cell is not None and hasattr(cell.instance, "__supervise__"):
+            cell.supervise(failure, judged)
+        else:
+            judged(False)
+
+    def up(self, failure: MeshFailure, owner: str) -> None:
+        """Nobody handles it: the owner has failed as well, and in a program its hook is called."""
         runtime = self._runtime
         cell = runtime.actors.get(owner) if owner else None
-        if cell is None:
-            if runtime.config is None:
-                self._hook(failure)
-            else:
-                # Its owner is gone, or was no actor: then the one that owns this process is next.
-                packed = _pack(failure)
-                runtime.peer(runtime.config.owner).send(
-                    m.encode(m.Fault(runtime.proc, runtime.config.procs.uid, runtime.rank, packed))
-                )
-            return
-        up: Callable[[], None] = lambda: cell.fail(_pack(failure))  # noqa: E731
-        if hasattr(cell.instance, "__supervise__"):
-            cell.supervise(failure, up)
+        if cell is not None:
+            cell.fail(_pack(failure))
+        elif runtime.config is None:
+            self._hook(failure)
         else:
-            up()
+            # Its owner is gone, or was no actor: then the one that owns this process is next.
+            fault = m.Fault(runtime.proc, runtime.config.procs.uid, runtime.rank, _pack(failure))
+            runtime.peer(runtime.config.owner).send(m.encode(fault))
 
     def _hook(self, failure: MeshFailure) -> None:
         module = sys.modules.get("monarch.actor")
@@ -134,6 +120,55 @@ class Faults:
         timer = Timer(0, _call, (hook, failure))
         timer.daemon = True
         timer.start()
+
+
+class _Judgement:
+    """Actors that have failed by one cause, and whether somebody handles each of them."""
+
+    def __init__(
+        self,
+        faults: Faults,
+        made: Callable[[tuple[int, ...]], MeshFailure],
+        uid: str,
+        actor: str,
+        ranks: tuple[int, ...],
+        owner: str,
+    ) -> None:
+        self._faults = faults
+        self._made = made
+        self._uid, self._actor, self._ranks, self._owner = uid, actor, ranks, owner
+        self._verdicts: dict[int, bool] = {}
+
+    def begin(self) -> None:
+        """Asks about each; in a thread if that may take its time."""
+        from monarch._actors.supervise import asked_of, in_judge
+
+        runtime = self._faults._runtime
+        asked = {rank: asked_of(runtime, self._uid, self._actor, rank) for rank in self._ranks}
+
+        def ask() -> None:
+            for rank, supervisors in asked.items():
+                self._faults.ask(
+                    self._made((rank,)),
+                    supervisors,
+                    self._owner,
+                    lambda handled, rank=rank: self._judged(rank, handled),
+                )
+
+        if any(asked.values()):
+            in_judge(runtime, self._uid, ask)
+        else:
+            ask()
+
+    def _judged(self, rank: int, handled: bool) -> None:
+        self._verdicts[rank] = handled
+        left = tuple(rank for rank, good in self._verdicts.items() if not good)
+        if len(self._verdicts) < len(self._ranks) or not left:
+            return
+        failure, runtime = self._made(left), self._faults._runtime
+        head = failure.report().partition("\n")[0]
+        if not self._uid or not runtime.fail_calls(self._uid, self._actor, f"{head}; nobody handles that"):
+            self._faults.up(failure, self._owner)
 
 
 def _call(hook: Callable[[MeshFailure], None], failure: MeshFailure) -> None:

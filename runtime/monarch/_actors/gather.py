@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch._actors.failures import Failure, group, unpack_failure
 from monarch._actors.future import Future
+from monarch._actors.procs import split_proc
 from monarch._core.extent import Extent
 from monarch._core.ranks import describe_ranks
 from monarch._core.valuemesh import Deferred, ValueMesh
@@ -52,6 +53,7 @@ class Gather(Future[R]):
         "_left",
         "_patient",
         "_replies",
+        "_why",
         "actor",
         "extent",
         "mesh",
@@ -82,6 +84,7 @@ class Gather(Future[R]):
         self._replies: list[Any] = [None] * self._left
         self._finish = finish
         self._patient = patient
+        self._why = ""
         self.unanswered: list[Peer] = []
         """The procs that had not answered when a death ended the wait for them."""
         self.port = runtime.open_port(self)
@@ -132,6 +135,19 @@ class Gather(Future[R]):
             self._runtime.pump.call_later(_HEARING, self._give_up)
         return waited
 
+    def fail(self, uid: str, key: str, why: str) -> bool:
+        """The mesh has failed: the call fails, if it is one to actors there. Whether it was under way."""
+        if self._patient or self.method == "__init__" or not self.actor or (key and self.actor != key):
+            return False
+        if split_proc(self.targets[0].proc)[0] != uid:
+            return False
+        with self._lock:
+            if not self._left:
+                return False
+            self._why = why
+        self._give_up()
+        return True
+
     def _give_up(self) -> None:
         """Completes without those that have not answered."""
         with self._lock:
@@ -175,6 +191,12 @@ class Gather(Future[R]):
                 failures[rank] = unpack_failure(reply.body)
                 values.append(None)
         self._replies = []
+        if self._why and not lost:
+            raise SupervisionError(
+                f"{self.label} failed: {self._why}",
+                mesh=self.mesh,
+                results=ValueMesh(self.extent, values) if len(self.unanswered) < len(values) else None,
+            )
         if lost or failures:
             some = len(lost) + len(failures) + len(self.unanswered) < len(values)
             error = self._error_of(failures, lost, ValueMesh(self.extent, values) if some else None)

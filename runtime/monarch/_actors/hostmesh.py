@@ -16,21 +16,20 @@ from monarch._actors.gather import Gather
 from monarch._actors.owned import Managed
 from monarch._actors.process import get_runtime
 from monarch._actors.procmesh import ProcMesh, _Shared
-from monarch._actors.procs import Procs
+from monarch._actors.procs import Procs, Roster
+from monarch._actors.roles import Role, axes_of, environments, ranges_of
 from monarch._actors.runtime import Runtime, current
-from monarch._actors.spec import RankConfig
+from monarch._actors.starting import Starting
 from monarch._core.extent import Extent, axes_text
 from monarch._core.meshview import MeshView
 from monarch._core.region import Region
+from monarch._core.supervision import Restart
 from monarch._core.tables import html_table, text_table
-from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
-from monarch.exceptions import ShapeError, StoppedError
+from monarch.exceptions import ArgumentError, ShapeError, StoppedError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-RANK_ENTRY = "monarch._actors.rank:main"
 
 
 @dataclass
@@ -89,6 +88,9 @@ class HostMesh(MeshView, Managed):
         bootstrap_command: BootstrapCommand | None = None,
         *,
         env: Mapping[str, Any] | None = None,
+        restart: str | Restart | None = None,
+        spares: int = 0,
+        roles: Mapping[str, Role] | None = None,
     ) -> ProcMesh:
         """Starts processes on each host. It returns at once; what is sent to them waits until they are there.
 
@@ -100,15 +102,25 @@ class HostMesh(MeshView, Managed):
                 ``{"cpus": "0-3"}``. Without it the processes share the cores out.
             bootstrap_command: only its ``env`` counts.
             env: environment variables, in place before any code of the user runs; None removes one.
+            restart: ``"on-failure"``, or a Restart with limits of its own: ranks that die are replaced by themselves,
+                with their actors made anew as at first, 3 times in 60 s; calls made meanwhile wait for that.
+            spares: how many processes of each host are set up and wait for the place of one that dies.
+            roles: ranks that differ, by name: ``{"train": Role(4), "load": Role(2, device="cpu")}`` has six ranks on
+                each host, along the axis ``procs`` unless ``per_host`` says otherwise; ``mesh.role("load")`` is a view.
 
         Raises:
-            ShapeError: a size is not positive, an axis is one of the hosts already, or ``proc_bind`` does not fit.
+            ShapeError: a size is not positive, an axis is one of the hosts already, or ``proc_bind`` or ``roles`` do
+                not fit.
+            ArgumentError: ``restart`` or ``spares`` is none of these.
             StoppedError: the hosts were shut down.
         """
         runtime = self._runtime
         if self._shared.stopped or runtime.closed:
             raise StoppedError("these hosts have been shut down; get new ones", mesh="hosts")
-        local = _local_extent(self.extent, per_host)
+        rule = restart_of(restart)
+        if not isinstance(spares, int) or isinstance(spares, bool) or spares < 0:
+            raise ArgumentError(f"spares is a number of processes of each host, and not {spares!r}")
+        local = _local_extent(self.extent, axes_of(per_host, roles))
         variables = _environment(bootstrap_command, env)
         extent = Extent((*self.extent.labels, *local.labels), (*self.extent.sizes, *local.sizes))
         count = prod(local.sizes)
@@ -116,7 +128,8 @@ class HostMesh(MeshView, Managed):
         hosts = tuple(self._hosts[rank] for rank in self._region.base_ranks())
         uid = secrets.token_hex(4)
         called = name or "procs"
-        procs = Procs(uid, called, hosts, count, extent.labels, extent.sizes, self.ndim, runtime.proc)
+        roster = Roster(0, hosts, count, extent.sizes)
+        procs = Procs(uid, called, extent.labels, self.ndim, runtime.proc, roster)
         here = current.get()
         peers = [runtime.peer(procs.proc(rank), starting=True) for rank in range(extent.nelements)]
         gather: Gather[Any] = Gather(runtime, peers, extent, called, "bootstrap", lambda _, __: True)
@@ -125,29 +138,17 @@ class HostMesh(MeshView, Managed):
         mesh = ProcMesh(shared, procs.region(), runtime)
         runtime.proc_meshes[uid] = (called, own_by_current(mesh))
         runtime.own_procs[uid] = shared
-        addresses = tuple(runtime.address_of(host) for host in hosts) if set(hosts) != {runtime.host} else ()
         packed = dumps(bootstrap, "bootstrap")[0] if bootstrap is not None else None
-        path, cwd = [path for path in sys.path if isinstance(path, str)], _cwd()
-
-        def start(ranks: list[int], port: int) -> None:
-            owner = here[0].key if here else ""
-            known = RankConfig(
-                runtime.proc, runtime.root, procs, port, packed, owner, addresses, bool(binds), runtime.secret
-            )
-            config = dumps(known)[0]
-            by_host: dict[str, list[int]] = {}
-            for rank in ranks:
-                by_host.setdefault(hosts[rank // count], []).append(rank)
-            for host, places in by_host.items():
-                names = [procs.proc(rank) for rank in places]
-                base = runtime.base_env(host)
-                spawn = m.Spawn(
-                    runtime.proc, names, RANK_ENTRY, config, places, variables, base, binds, count, called, path, cwd
-                )
-                runtime.to_agent(host, spawn)
-
-        shared.start = start
-        start(list(range(extent.nelements)), gather.port)
+        path = [path for path in sys.path if isinstance(path, str)]
+        owner, cwd = here[0].key if here else "", _cwd()
+        shared.roles = ranges_of(roles)
+        differing = environments(roles, len(hosts), count)
+        shared.starting = Starting(runtime, procs, packed, owner, variables, differing, binds, path, cwd, spares)
+        shared.supervision.restart = rule
+        for rank in range(extent.nelements):
+            shared.supervision.joined(rank, procs.proc(rank))
+        shared.starting.start(range(extent.nelements), gather.port)
+        shared.starting.fill()
         gather.check()
         return mesh
 
@@ -254,6 +255,17 @@ def _local_extent(hosts: Extent, per_host: Mapping[str, int] | None) -> Extent:
         if label in hosts:
             raise ShapeError(f"the hosts have an axis {label!r} already ({axes_text(hosts)}); name it otherwise")
     return Extent(tuple(axes), tuple(axes.values()))
+
+
+def restart_of(restart: str | Restart | None) -> Restart | None:
+    """The rule by which ranks are started again. ArgumentError if it is none."""
+    if restart is None or restart in ("never", ""):
+        return None
+    if isinstance(restart, Restart):
+        return restart
+    if restart == "on-failure":
+        return Restart()
+    raise ArgumentError(f'restart is "on-failure", "never" or a Restart(most=3, within=60), and not {restart!r}')
 
 
 def _environment(command: BootstrapCommand | None, env: Mapping[str, Any] | None) -> dict[str, str | None]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from monarch._actors.future import Promise
 from monarch._actors.process import get_runtime
-from monarch._actors.procs import Procs, split_proc
+from monarch._actors.procs import Procs
 from monarch._core.ranks import describe_ranks
 from monarch._procs.helpers import be_helper
 from monarch._wire import messages as m
@@ -198,7 +198,7 @@ def convene(procs: Procs, newer_than: int) -> None:
         if _own.convened > newer_than:
             return
         # A new incarnation does not know how far the one before had counted.
-        known = max(_own.convened, newer_than, procs.incarnations.get(0, 0) * _ROUNDS)
+        known = max(_own.convened, newer_than, procs.version * _ROUNDS)
         number = _own.convened = known + 1
     threading.Thread(target=_convene, args=(number,), name="monarch-convene", daemon=True).start()
 
@@ -235,8 +235,13 @@ def renew(procs: Procs) -> None:
     if runtime.config is None:
         # The program knows those that the owner does not, if that is a rank.
         tell_of_new_ones(procs)
-    elif runtime.config.procs == procs:
-        _own.spoil(f"ranks of {procs.name} were replaced; use the group again to make it anew")
+        return
+    for cell in list(runtime.actors.values()):
+        spec = cell.spec
+        if spec is not None and spec.whole and spec.procs == procs:
+            spec.region = procs.region()
+    if runtime.config.procs == procs:
+        _own.spoil(f"ranks of {procs.name} were replaced, or came or went; use the group again to make it anew")
 
 
 def tell_of_new_ones(procs: Procs) -> None:
@@ -268,8 +273,8 @@ def in_step() -> dict[str, int] | None:
 def member_died(dead: m.Dead) -> None:
     """A rank of this process's mesh has died, and this one may wait for it in a collective."""
     procs = _own.procs()
-    rank = split_proc(dead.proc)[1]
-    if procs.proc(rank) == dead.proc:
+    rank = procs.rank_of(dead.proc)
+    if procs.has(dead.proc):
         reason = f"{_lost(procs, [rank])}; it {dead.reason}"
         spoil(reason)
         if _own.world is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
+from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from monarch._actors.actor import Actor, check_class
@@ -16,16 +17,18 @@ from monarch._actors.gather import Gather, died
 from monarch._actors.groups import Grouped
 from monarch._actors.owned import Managed
 from monarch._actors.process import get_runtime
-from monarch._actors.procs import Procs
+from monarch._actors.procs import Procs, Roster
 from monarch._actors.runtime import Runtime, current
 from monarch._actors.spec import ActorSpec
+from monarch._actors.starting import Starting
 from monarch._core.meshview import MeshView
 from monarch._core.region import Region
+from monarch._core.supervision import Supervision
 from monarch._core.tables import html_table, rich_table, text_table
 from monarch._core.valuemesh import ValueMesh
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
-from monarch.exceptions import StoppedError
+from monarch.exceptions import ShapeError, StoppedError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -41,7 +44,19 @@ GRACE = 3.0
 class _Shared:
     """What all views of one mesh of procs in this process share."""
 
-    __slots__ = ("initialized", "owned", "procs", "runner", "start", "stopped", "stopping")
+    __slots__ = (
+        "initialized",
+        "lock",
+        "owned",
+        "procs",
+        "restarts",
+        "roles",
+        "runner",
+        "starting",
+        "stopped",
+        "stopping",
+        "supervision",
+    )
 
     def __init__(self, procs: Procs, owned: bool) -> None:
         self.procs = procs
@@ -51,8 +66,19 @@ class _Shared:
         self.initialized: Future[Any] | None = None
         self.runner: Any = None
         """The actors that ``execute`` has made."""
-        self.start: Callable[[list[int], int], None] | None = None
-        """Has the processes of some ranks started, which answer to a port when they are set up."""
+        self.starting: Starting | None = None
+        """How its processes are started; only its owner has this."""
+        self.supervision = Supervision()
+        self.restarts = 0
+        """How often ranks were started again by its own rule."""
+        self.roles: dict[str, range] = {}
+        """Of each host the processes that have a role, by its name."""
+        self.lock = RLock()
+        """Of those who change which processes there are."""
+
+    def whole(self, runtime: Runtime) -> ProcMesh:
+        """All of its processes."""
+        return ProcMesh(self, self.procs.region(), runtime)
 
 
 class ProcMesh(Grouped, MeshView, Managed):
@@ -62,6 +88,12 @@ class ProcMesh(Grouped, MeshView, Managed):
         self._state = state
         self._region = region
         self._runtime = runtime
+        if region == state.procs.region():
+            state.procs.follow(self)
+
+    def _follow(self) -> None:
+        """There are more or fewer processes than before, and this is all of them."""
+        self._region = self._state.procs.region()
 
     @classmethod
     def refer(cls, procs: Procs, region: Region) -> ProcMesh:
@@ -75,6 +107,46 @@ class ProcMesh(Grouped, MeshView, Managed):
     def name(self) -> str:
         """Its name, for people."""
         return self._state.procs.name
+
+    def role(self, name: str) -> ProcMesh:
+        """The processes that were given a role by ``spawn_procs(roles=...)``.
+
+        Raises:
+            ShapeError: there is no such role, or this is a slice or has other axes.
+        """
+        state = self._state
+        if name not in state.roles:
+            raise ShapeError(f"{self.name} has no role {name!r}; it has {', '.join(state.roles) or 'none'}")
+        if self._region != state.procs.region():
+            raise ShapeError(f"roles are those of all of {self.name}, and this is a slice of it")
+        ranks = state.roles[name]
+        return self.slice(**{state.procs.labels[-1]: slice(ranks.start, ranks.stop)})
+
+    def resize(self, /, **sizes: int) -> ProcMesh:
+        """Makes the mesh larger or smaller while it lives: ``mesh.resize(gpus=6)``.
+
+        Ranks keep their numbers: new ones come after the last, and the last ones go, after their actors have handled
+        what was sent before and have cleaned up. Meshes of actors on all of it become larger or smaller with it, and
+        so do the meshes that this program has of it; slices stay what they are. Actors on new ranks are made as the
+        others were at first. Process groups are made anew when they are next used. Last, actors that have a method
+        ``__resized__(old, new)`` are told, with the sizes by axis, before any call that is made after this.
+
+        Args:
+            sizes: of the first axis. Of the others, and of hosts, only the sizes that there are.
+
+        Returns:
+            This mesh, which may be awaited.
+
+        Raises:
+            ShapeError: the size is not positive, or another axis is to change.
+            AxisError: there is no such axis.
+            StoppedError: this is a slice or a reference, or was stopped.
+            SupervisionError: some of its ranks are dead; heal it first.
+            ActorError: the constructor of an actor, or ``__resized__``, raised.
+        """
+        from monarch._actors.resize import resize
+
+        return resize(self, sizes)
 
     @property
     def initialized(self) -> Future[bool]:
@@ -94,7 +166,7 @@ class ProcMesh(Grouped, MeshView, Managed):
         procs = self._state.procs
         if not self._region.labels:
             rank = self._region.base_rank(0)
-            return HostMesh.of_hosts((procs.hosts[rank // max(procs.per_host, 1)],), Region((), 0, (), ()))
+            return HostMesh.of_hosts((procs.host(rank),), Region((), 0, (), ()))
         return HostMesh.of_hosts(procs.hosts, procs.host_region())
 
     def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
@@ -126,9 +198,9 @@ class ProcMesh(Grouped, MeshView, Managed):
         state = _State(key, name, cls, self._state.procs, self._region, True)
         mesh = ActorMesh(state, self._region, runtime)
         targets = mesh._members_at()
-        spec = ActorSpec(
-            name, cls, args, kwargs, self._state.procs, self._region, runtime.proc, here[0].key if here else ""
-        )
+        procs, owner = self._state.procs, here[0].key if here else ""
+        whole = self._region == procs.region()
+        spec = ActorSpec(name, cls, args, kwargs, procs, self._region, runtime.proc, owner, whole)
         state.spec = spec
         body, buffers = dumps(spec, f"spawn({name!r}, {cls.__name__})", mesh._receivers)
         gather: Gather[Any] = Gather(runtime, targets.peers, self.extent, name, "__init__", lambda _, __: None, key)
@@ -175,14 +247,21 @@ class ProcMesh(Grouped, MeshView, Managed):
             raise StoppedError(f"{what}: the session of {self.name} was shut down", mesh=self.name)
         if state.stopped is not None:
             raise StoppedError(f"{what}: {self.name} was stopped ({state.stopped}); make a new mesh", mesh=self.name)
-        if runtime.deaths:
-            lost: dict[int, m.Dead] = {}
-            for position, rank in enumerate(self._region.base_ranks()):
-                peer = runtime.peers.get(state.procs.proc(rank))
-                if peer is not None and peer.dead is not None:
-                    lost[position] = peer.dead
-            if lost:
-                raise died(what, self.name, lost, self.extent, None)
+        state.procs.check(self._region, self.name)
+        lost = self._lost() if runtime.deaths else {}
+        if lost and runtime.wait_settled(state.procs.uid):
+            lost = self._lost()
+        if lost:
+            raise died(what, self.name, lost, self.extent, None)
+
+    def _lost(self) -> dict[int, m.Dead]:
+        """Those of its processes that have died, by position."""
+        lost: dict[int, m.Dead] = {}
+        for position, rank in enumerate(self._region.base_ranks()):
+            peer = self._runtime.peers.get(self._state.procs.proc(rank))
+            if peer is not None and peer.dead is not None:
+                lost[position] = peer.dead
+        return lost
 
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
         """Ends the processes: actors first handle what was sent before, and clean up; 3 s later they are killed.
@@ -200,6 +279,7 @@ class ProcMesh(Grouped, MeshView, Managed):
         state.stopped = reason
         procs = state.procs
         peers = [runtime.peer(procs.proc(rank)) for rank in self._region.base_ranks()]
+        peers.extend(runtime.peer(proc) for proc in (state.starting.waiting() if state.starting is not None else ()))
         ended = Ended(runtime, f"{self.name}.stop()", [peer.proc for peer in peers if peer.dead is None])
         by_host: dict[str, list[str]] = {}
         for peer in peers:
@@ -308,5 +388,5 @@ def this_proc() -> ProcMesh:
     if runtime.config is not None:
         procs = runtime.config.procs
         return ProcMesh.refer(procs, Region((), runtime.rank, (), ()))
-    procs = Procs(runtime.proc, "this_proc", (runtime.host,), 1, (), (), 0, runtime.proc)
+    procs = Procs(runtime.proc, "this_proc", (), 0, runtime.proc, Roster(0, (runtime.host,), 1, ()))
     return ProcMesh.refer(procs, Region((), 0, (), ()))

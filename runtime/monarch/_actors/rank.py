@@ -18,9 +18,11 @@ from monarch._actors.failures import pack_failure
 from monarch._actors.faults import Faults
 from monarch._actors.interrupts import listen
 from monarch._actors.process import set_runtime
+from monarch._actors.procs import Procs
 from monarch._actors.runtime import Runtime, current
 from monarch._actors.spec import RankConfig
 from monarch._procs.children import STOPPED
+from monarch._procs.gpus import environment_of, visible_gpus
 from monarch._procs.helpers import let_helpers_use
 from monarch._procs.output import Capture
 from monarch._wire import messages as m
@@ -39,6 +41,11 @@ class Rank:
         self.runtime = runtime = Runtime(proc, folder, config.root)
         runtime.rank = place
         runtime.config = config
+        self._assumed: int | None = None if place < 0 else config.port
+        """Where the owner learns that this rank is set up; None as long as it has no place in the mesh."""
+        self._set_up: tuple[int, bytes] | None = None
+        """What it is to learn."""
+        self._birth = threading.Lock()
         runtime.secret = config.secret
         pickling.in_rank = True
         if not config.bound:
@@ -64,7 +71,6 @@ class Rank:
         runtime, config = self.runtime, self.config
         owner = runtime.peer(config.owner)
         owner.send(m.encode(m.Ready(runtime.proc, os.getpid())))
-        view = m.pack(config.procs.region().pack())
         body = NOTHING
         status = m.RESULT
         try:
@@ -73,12 +79,33 @@ class Rank:
         except BaseException as error:
             status, body = m.ERROR, pack_failure(error)
         self.flush()
-        place = runtime.region_of(view).position_of(runtime.rank) or 0
-        runtime.reply(config.owner, config.port, place, status, body)
+        with self._birth:
+            self._set_up = status, body
+            self._tell_owner()
         self._tick()
         self.main.run()
         self.flush()
         runtime.close(linger_ms=1000)
+
+    def assume(self, rank: int, port: int) -> None:
+        """A spare process takes a place in the mesh."""
+        runtime = self.runtime
+        runtime.rank = rank
+        gpus = visible_gpus(environment_of(os.getppid()))
+        if os.environ.get("CUDA_VISIBLE_DEVICES") in gpus:
+            # That of the rank that has died, unless the person has said otherwise.
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank % self.config.procs.per_host % len(gpus)]
+        with self._birth:
+            self._assumed = port
+            self._tell_owner()
+
+    def _tell_owner(self) -> None:
+        """This rank is set up, and has a place."""
+        if self._set_up is not None and self._assumed is not None:
+            runtime, (status, body) = self.runtime, self._set_up
+            view = m.pack(self.config.procs.region().pack())
+            place = runtime.region_of(view).position_of(runtime.rank) or 0
+            runtime.reply(self.config.owner, self._assumed, place, status, body)
 
     def _bootstrap(self, packed: bytes) -> None:
         result = loads(packed)()
@@ -191,11 +218,21 @@ class Rank:
             logging.basicConfig(level=level.level)
 
 
+_this: Rank | None = None
+
+
+def assume(procs: Procs, rank: int, port: int) -> None:
+    """Service: this process was a spare of a mesh, and takes the place of one that has died."""
+    assert _this is not None and _this.config.procs == procs
+    _this.assume(rank, port)
+
+
 def main(config: bytes) -> int:
     """Entry point of a rank; ``config`` is its proc id, base rank, folder, and what is common to all of its mesh."""
     proc, place, folder, packed = config.split(b"\0", 3)
     known: RankConfig = loads(packed)
-    rank = Rank(known, proc.decode(), int(place), folder.decode())
+    global _this
+    rank = _this = Rank(known, proc.decode(), int(place), folder.decode())
     signal.signal(signal.SIGINT, rank.interrupt)
     listen()
     # Not the program's own mesh, whatever the zygote's memory held.

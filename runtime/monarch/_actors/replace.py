@@ -36,26 +36,39 @@ def replace(mesh: ProcMesh, ranks: Sequence[int], actors: Sequence[ActorMesh]) -
         StoppedError: the mesh is not owned here, or was stopped.
     """
     state, runtime = mesh._state, mesh._runtime
-    if state.start is None or state.stopped is not None:
+    if state.starting is None or state.stopped is not None:
         raise StoppedError(
             f"{mesh.name} is not owned here, or was stopped, so it has no ranks to replace", mesh=mesh.name
         )
-    procs = state.procs
+    procs, starting = state.procs, state.starting
     old: dict[str, list[str]] = {}
     for rank in ranks:
         peer = runtime.peer(procs.proc(rank))
         old.setdefault(peer.host, []).append(peer.proc)
     for host, names in old.items():
         runtime.to_agent(host, m.Stop(runtime.proc, names, 0.0))
-    procs.learn({rank: procs.incarnations.get(rank, 0) + 1 for rank in ranks})
+    spares = {rank: starting.take_spare(rank) for rank in ranks}
+    procs.rename(spares)
     new = [runtime.peer(procs.proc(rank), starting=True) for rank in ranks]
+    for rank in ranks:
+        state.supervision.joined(rank, procs.proc(rank))
     tell_of_new_ones(procs)
     there = _Arrival(runtime, mesh.name, new)
-    state.start(list(ranks), there.port)
+    cold = [rank for rank in ranks if not spares[rank]]
+    if cold:
+        starting.start(cold, there.port)
+    for rank in (rank for rank in ranks if spares[rank]):
+        ask = m.Ask(runtime.proc, 0, b"", "monarch._actors.rank:assume", dumps((procs, rank, there.port))[0])
+        runtime.peer(procs.proc(rank)).send(m.encode(ask))
     made: list[Future[Any]] = [there]
     for actor in actors:
-        made.extend(_create(actor, rank) for rank in ranks if actor._state.region.position_of(rank) is not None)
+        made.extend(create(actor, rank) for rank in ranks if actor._state.region.position_of(rank) is not None)
     return made
+
+
+def arrival(runtime: Runtime, name: str, peers: Sequence[Peer]) -> _Arrival:
+    """Done when new processes of a mesh of some name are set up; they answer to its port."""
+    return _Arrival(runtime, name, peers)
 
 
 class _Arrival(Future[None]):
@@ -99,7 +112,8 @@ class _Arrival(Future[None]):
             raise self._failed
 
 
-def _create(actor: ActorMesh, rank: int) -> Future[Any]:
+def create(actor: ActorMesh, rank: int) -> Future[Any]:
+    """Makes one actor of a mesh again, or for a new rank, with the arguments that it was spawned with."""
     position = actor._state.region.position_of(rank)
     assert position is not None and actor._state.spec is not None
     member = actor._view(actor._state.region)._member(position)

@@ -24,13 +24,16 @@ from monarch._wire.links import LEASE_S, Inbox, Link, make_context
 from monarch._wire.mappings import Mappings
 from monarch._wire.pickling import dumps, loads
 from monarch._wire.segments import BulkRef, Segments
+from monarch.exceptions import StoppedError
 
 if TYPE_CHECKING:
     from monarch._actors.actormesh import ActorMesh
     from monarch._actors.cells import Cell
+    from monarch._actors.future import Promise
     from monarch._actors.gather import Gather
     from monarch._actors.procmesh import _Shared
     from monarch._actors.spec import RankConfig
+    from monarch._actors.supervise import Supervisor
     from monarch._wire.keys import KeyPair
 
 _EARLY = 5.0
@@ -41,6 +44,8 @@ _SWEEP = 0.5
 """Seconds between looks for shared memory that is not used any more, while some is."""
 _PATIENCE = 2.0
 """Seconds to wait for room in shared memory."""
+_VERDICT = 120.0
+"""Seconds to wait for those who supervise a mesh."""
 _LENDING = "monarch._transfers.lending"
 _FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch})
 
@@ -115,7 +120,10 @@ class Runtime:
         self.idle: Callable[[], None] = _nothing
         """Called where a thread has time: sends what was printed."""
         self.on_output: Callable[[m.Output], None] | None = None
-        self.on_dead: Callable[[m.Dead, bool], None] | None = None
+        self.on_dead: Callable[[m.Dead, list[str]], None] | None = None
+        """Told of a death, and of the calls that waited for the one that died."""
+        self.on_dying: Callable[[m.Dead], None] = lambda dead: None
+        """Told of a death before those who wait are."""
         self.on_sibling_died: Callable[[m.Dead], None] = lambda dead: None
         """Told of the death of ranks of this rank's own mesh."""
         self.on_fault: Callable[[m.Fault], None] | None = None
@@ -136,6 +144,12 @@ class Runtime:
         """Meshes of procs that were spawned from here: of each uid its name, and its owner as above."""
         self.own_procs: dict[str, _Shared] = {}
         """What the views of those share, by uid."""
+        self.supervisors: list[Supervisor] = []
+        """Those whose ``with`` block runs, outermost first."""
+        self.settling: dict[str, Promise[None]] = {}
+        """Of meshes in which ranks have died, by uid: done when it is decided what becomes of them."""
+        self.judges: dict[str, int] = {}
+        """How many threads decide that."""
         self.need_agent: Callable[[], None] = _nothing
         """Starts the agent of this host, unless it runs."""
         self.base_env: Callable[[str], dict[str, str | None]] = lambda host: {}
@@ -329,16 +343,14 @@ class Runtime:
         peer.end(dead)
         self.deaths += 1
         self.segments.forget(dead.proc)
-        waited = False
-        for gather in list(self._gathers.values()):
-            if gather.lost(peer, dead):
-                waited = True
+        self.on_dying(dead)
+        calls = [gather.label for gather in list(self._gathers.values()) if gather.lost(peer, dead)]
         if not dead.expected:
             self._tell_siblings(dead)
         for action in self.at_death:
             action(dead.proc)
         if self.on_dead is not None:
-            self.on_dead(dead, waited)
+            self.on_dead(dead, calls)
 
     def _tell_siblings(self, dead: m.Dead) -> None:
         """Others of its mesh may wait for it in a collective, of which nobody else frees them."""
@@ -352,6 +364,28 @@ class Runtime:
                 sibling = self.peers.get(procs.proc(rank))
                 if sibling is not None and sibling.dead is None:
                     sibling.send(frame)
+
+    def fail_calls(self, uid: str, key: str, why: str) -> int:
+        """Fails all calls under way to a mesh of processes, or to those actors there that have a key; how many."""
+        return sum(gather.fail(uid, key, why) for gather in list(self._gathers.values()) if hasattr(gather, "fail"))
+
+    def wait_settled(self, uid: str) -> bool:
+        """Waits until those who supervise a mesh have decided what becomes of its dead; whether that was open."""
+        from monarch._actors.supervise import judging
+
+        settling = self.settling.get(uid)
+        if settling is None or settling.done or judging.active:
+            return False
+        self.wait(settling, _VERDICT)
+        return True
+
+    def shared_of(self, uid: str, name: str, wish: str) -> _Shared:
+        """What belongs to a mesh that was spawned from here. StoppedError if it was not, or was stopped."""
+        shared = self.own_procs.get(uid)
+        if shared is None or shared.stopped is not None:
+            why = "was stopped" if shared is not None else "was spawned elsewhere"
+            raise StoppedError(f"{name} {why}, so it cannot be {wish} here", mesh=name)
+        return shared
 
     def _dead_peer(self, proc: str) -> Peer:
         with self.peer_lock:

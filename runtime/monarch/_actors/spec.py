@@ -26,6 +26,8 @@ class ActorSpec:
     """Proc that spawned it."""
     owner_actor: str
     """Key of the actor that did, empty for a program."""
+    whole: bool = False
+    """Whether it is on all of the procs, and so becomes larger and smaller with them."""
 
 
 @dataclass

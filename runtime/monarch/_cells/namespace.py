@@ -59,6 +59,12 @@ class Namespace(Actor):
         # As in a notebook, display is there without a name of its own being taken.
         builtins.__dict__.setdefault("display", self.display)
 
+    def __resized__(self, old: dict[str, int], new: dict[str, int]) -> None:
+        """The mesh is larger or smaller than before."""
+        instance = context().actor_instance
+        self.point = instance.rank
+        self.variables.update(world_size=self.point.extent.nelements, point=self.point, mesh=instance.proc_mesh)
+
     @endpoint
     def run(self, source: str, name: str, sink: Any) -> CellResult:
         """Runs a cell.

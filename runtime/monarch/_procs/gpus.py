@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cache
 
 
-def visible_gpus() -> list[str]:
-    """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES takes them."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+def visible_gpus(environment: Mapping[str, str] | None = None) -> list[str]:
+    """Names of the GPUs that this process may use, or one with another environment, as CUDA_VISIBLE_DEVICES has it."""
+    chosen = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip() and name.strip() != "-1"]
     return [str(index) for index in range(_count())]
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """What a process of this user was started with; nothing if it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            pairs = [item.partition(b"=") for item in file.read().split(b"\0") if item]
+    except OSError:
+        return {}
+    return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
 
 
 @cache

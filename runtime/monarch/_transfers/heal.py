@@ -1,98 +1,99 @@
-"""Healing: new processes at the coordinates of those that have died, with their actors; the others lose nothing."""
+"""``heal_mesh``: what is dead is replaced, and gets the state of one that lives."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from monarch._actors.actormesh import ActorMesh
-from monarch._actors.future import Ready
+from monarch._actors.healing import actors_of, heal
 from monarch._actors.procmesh import ProcMesh
-from monarch._actors.replace import replace
-from monarch._core.ranks import describe_ranks
-from monarch.exceptions import ArgumentError, SpawnError, StoppedError, SupervisionError
+from monarch.exceptions import ArgumentError, SupervisionError
 
 M = TypeVar("M")
 
 
-def heal_mesh(mesh: M, *, copy: str = "", timeout: float = 60.0) -> M:
+def heal_mesh(mesh: M, *, copy_from: int | str | None = None, copy: str = "", timeout: float = 60.0) -> M:
     """Puts new processes in the place of those of a mesh that have died, at the same coordinates.
 
     Each runs the ``bootstrap`` of its mesh, and gets the actors that were spawned there, made as they were at first.
-    Processes that live keep everything. References to the mesh, wherever they are, lead to the new ones from now on;
-    what was sent to the dead ones is not sent again. Process groups are made anew when they are next used.
+    An actor that has failed where nobody waited is made anew, too, in its process. Processes that live keep
+    everything. References to the mesh, wherever they are, lead to the new ones from now on; what was sent to the dead
+    ones is not sent again. Process groups are made anew when they are next used.
 
     Args:
         mesh: a mesh of processes or of actors, or a slice of one: all of its processes are healed. It may be awaited
             then, as any mesh.
-        copy: for actors that are replicas of each other, the name of a method that returns the tensors of one,
-            such as ``state_dict`` of its model: the new ones get those of one that lives, as by ``copy_state``.
-        timeout: seconds for the new processes and actors to be there.
+        copy_from: for replicas: the rank of an actor that lives, or ``"peer"`` for any that does. Each new actor of a
+            class that has ``__getstate__`` and ``__setstate__`` gets by the second what the first returns there;
+            tensors in it go from rank to rank. All meshes of actors on the processes are given their state so; a mesh
+            of actors of another class must be healed with ``copy``.
+        copy: the name of a method that returns the tensors of an actor, such as ``state_dict`` of its model: new
+            ones get those of one that lives, or of ``copy_from``, in place, as by ``copy_state``.
+        timeout: seconds for the new processes and actors to be there, and again for the state.
 
     Returns:
         The mesh, which is the same one.
 
     Raises:
-        ArgumentError: it is no such mesh, or its actors have no such method.
-        SupervisionError: tensors are to be copied, and no actor lives that has them.
+        ArgumentError: it is no such mesh, its actors have no such methods, or ``copy_from`` is no rank of it.
+        SupervisionError: a state is to be copied, and no actor lives that has it.
         StoppedError: it was stopped, or another process has spawned it, which may heal it.
         SpawnError: its host is lost, too.
-        ActorError: the constructor of an actor raised.
+        ActorError: the constructor of an actor raised, or a method that gives or takes the state.
     """
     if not isinstance(mesh, (ProcMesh, ActorMesh)):
         raise ArgumentError(f"heal_mesh takes a mesh of processes or of actors, and not {type(mesh).__name__}")
+    procs, runtime = mesh._state.procs, mesh._runtime
     if copy and (not isinstance(mesh, ActorMesh) or not callable(getattr(mesh._state.cls, copy, None))):
         raise ArgumentError(f"copy names a method of the actors of a mesh, and {copy!r} is none of {mesh!r}")
-    procs, runtime = mesh._state.procs, mesh._runtime
-    shared = runtime.own_procs.get(procs.uid)
-    if shared is None or shared.stopped is not None:
-        why = "was stopped" if shared is not None else "was spawned elsewhere"
-        raise StoppedError(f"{procs.name} {why}, so it cannot be healed here", mesh=procs.name)
-    dead = [rank for rank in range(procs.region().nelements) if runtime.peer(procs.proc(rank)).dead is not None]
-    lost = [rank for rank in dead if not _reaches(mesh, procs.hosts[rank // procs.per_host])]
-    if lost:
-        raise SpawnError(
-            f"{describe_ranks(lost)} of {procs.name} cannot be replaced: their host is lost; make a new mesh of the "
-            f"hosts that there are",
-            mesh=procs.name,
-            ranks=tuple(lost),
-        )
-    if dead:
-        whole = ProcMesh(shared, procs.region(), runtime)
-        actors = [
-            each
-            for each in list(runtime.meshes.values())
-            if each._state.procs == procs and each._stopped is None and each._state.spec is not None
-        ]
-        for made in replace(whole, dead, actors):
-            made.get(timeout)
-        shared.initialized = Ready(runtime, procs.name, True)
-        for each in actors:
-            each._state.initialized = Ready(runtime, each._name, True)
-    if dead and copy and isinstance(mesh, ActorMesh):
-        _copy(mesh, dead, copy, timeout)
+    numbered = isinstance(copy_from, int) and not isinstance(copy_from, bool) and 0 <= copy_from < len(mesh)
+    if copy_from not in (None, "peer") and not numbered:
+        raise ArgumentError(f'copy_from is "peer" or a rank from 0 to {len(mesh) - 1}, and not {copy_from!r}')
+    shared = runtime.shared_of(procs.uid, procs.name, "healed")
+    if copy_from is not None and not copy:
+        # Before anything is done that could not be asked for again.
+        from monarch._transfers.handing import Handing
+
+        givers = [mesh] if isinstance(mesh, ActorMesh) else actors_of(shared, runtime)
+        Handing.check(givers, isinstance(mesh, ActorMesh))
+    replaced, renewed = heal(shared, runtime, timeout)
+    if not replaced and not renewed:
+        return mesh
+    source = mesh._region.base_rank(copy_from) if isinstance(copy_from, int) else None
+    if copy and isinstance(mesh, ActorMesh):
+        mine = [rank for each, rank in renewed if each._key == mesh._key]
+        _copy(mesh, [*replaced, *mine], source, copy, timeout)
+    elif copy_from is not None:
+        from monarch._transfers.handing import Handing
+
+        for each in [mesh] if isinstance(mesh, ActorMesh) else actors_of(shared, runtime):
+            mine = [rank for other, rank in renewed if other._key == each._key]
+            Handing(each, [*replaced, *mine], source).run(timeout)
     return mesh
 
 
-def _copy(mesh: ActorMesh, new: list[int], method: str, timeout: float) -> None:
+def _copy(mesh: ActorMesh, new: list[int], source: int | None, method: str, timeout: float) -> None:
     """Gives new actors the tensors of one that has lived on."""
     from monarch._transfers.copying import copy_state
 
+    giver: Any = giver_of(mesh, new, source)
     region = mesh._state.region
     whole = mesh._view(region)
-    living = [rank for rank in region.base_ranks() if rank not in new]
-    if not living:
-        raise SupervisionError(
-            f"{mesh._name} is healed, but no actor of it has lived on that its tensors could be copied from",
-            mesh=mesh._name,
-        )
-    positions = {rank: region.position_of(rank) for rank in (living[0], *new)}
-    source = getattr(whole._member(positions[living[0]] or 0), method)
     for rank in new:
-        position = positions[rank]
+        position = region.position_of(rank)
         if position is not None:
-            copy_state(source, getattr(whole._member(position), method), timeout=timeout).get(timeout)
+            copy_state(getattr(giver, method), getattr(whole._member(position), method), timeout=timeout).get(timeout)
 
 
-def _reaches(mesh: ProcMesh | ActorMesh, host: str) -> bool:
-    runtime = mesh._runtime
-    return host == runtime.host or runtime.config is not None or host in runtime.hosts
+def giver_of(mesh: ActorMesh, new: list[int], source: int | None) -> Any:
+    """The actor that new ones get their state from. SupervisionError if there is none."""
+    region = mesh._state.region
+    living = [rank for rank in region.base_ranks() if rank not in new]
+    if not living or (source is not None and source not in living):
+        whose = "no actor of it has" if source is None else f"rank {source} has not"
+        raise SupervisionError(
+            f"{mesh._name} is healed, but {whose} lived on, so that there is no state to be copied", mesh=mesh._name
+        )
+    position = region.position_of(living[0] if source is None else source)
+    assert position is not None
+    return mesh._view(region)._member(position)

@@ -62,13 +62,16 @@ in_rank = False
 """Whether tensors of GPUs are to be in memory of the GPU where they arrive, even if this process has none there yet."""
 
 
-def dumps(obj: Any, what: str = "", receivers: Receivers | None = None) -> tuple[bytes, list[memoryview]]:
+def dumps(
+    obj: Any, what: str = "", receivers: Receivers | None = None, here: bool = False
+) -> tuple[bytes, list[memoryview]]:
     """The body and the out-of-band buffers of an object; each buffer is contiguous, of at least THRESHOLD bytes.
 
     Args:
         obj: anything that can be pickled; classes and functions of ``__main__`` travel by value.
         what: its name in errors. Without one, a pair of a tuple and a dict is named ``args`` and ``kwargs``.
         receivers: gives the proc ids of those that are to unpickle it, each once; asked for only if that matters.
+        here: whether classes and functions of this ``__main__`` go by name, as it is unpickled where it has them too.
 
     Raises:
         SerializationError: a part cannot be pickled; the text begins with the path to it.
@@ -76,7 +79,7 @@ def dumps(obj: Any, what: str = "", receivers: Receivers | None = None) -> tuple
     try:
         if type(obj) in _ATOMS or _is_plain(obj):
             return pickle.dumps(obj, 5), []
-        return _dump(obj, receivers)
+        return _dump(obj, receivers, here)
     except MemoryError:
         raise
     except Exception as error:
@@ -123,17 +126,17 @@ def _is_plain(obj: Any) -> bool:
     return True
 
 
-def _dump(obj: Any, receivers: Receivers | None = None) -> tuple[bytes, list[memoryview]]:
+def _dump(obj: Any, receivers: Receivers | None = None, here: bool = False) -> tuple[bytes, list[memoryview]]:
     lent: dict[int, Reduced] = {}
     try:
         sink = _Sink()
-        pickler = _Pickler(sink, frozenset(), receivers, lent)
+        pickler = _Pickler(sink, frozenset(), receivers, lent, here)
         pickler.dump(obj)
         shared = pickler.wrongly_cloned()
         if shared:
             # Only now is it known which storages are used by more than one tensor.
             sink = _Sink()
-            _Pickler(sink, shared, receivers, lent).dump(obj)
+            _Pickler(sink, shared, receivers, lent, here).dump(obj)
     except BaseException:
         for reduced in lent.values():
             if lender is not None:
@@ -193,9 +196,15 @@ def _headers(data: bytes | bytearray, size: int) -> Iterator[tuple[bytes, bytes]
 
 class _Pickler(cloudpickle.Pickler):
     def __init__(
-        self, sink: _Sink, shared: frozenset[int], receivers: Receivers | None, lent: dict[int, Reduced]
+        self,
+        sink: _Sink,
+        shared: frozenset[int],
+        receivers: Receivers | None,
+        lent: dict[int, Reduced],
+        here: bool = False,
     ) -> None:
         super().__init__(sink, protocol=5, buffer_callback=sink.keep)
+        self._here = here
         self._shared = shared
         """Storages whose tensors are not to be cloned."""
         self._receivers = receivers
@@ -213,6 +222,12 @@ class _Pickler(cloudpickle.Pickler):
         if type(obj).__name__ == "AsyncCollectiveTensor" and hasattr(obj, "trigger_wait"):
             # A result of a collective that is still under way: its numbers are there when it has been waited for.
             return _itself, (obj.trigger_wait(),)
+        if (
+            self._here
+            and isinstance(obj, (type, types.FunctionType))
+            and getattr(sys.modules["__main__"], obj.__qualname__, None) is obj
+        ):
+            return obj.__qualname__
         return super().reducer_override(obj)
 
     def _tensor(self, tensor: Any) -> Any:

@@ -1,0 +1,121 @@
+"""New processes at the coordinates of those that have died, with their actors; the others lose nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from monarch._actors.actormesh import ActorMesh
+from monarch._actors.future import Future, Ready
+from monarch._actors.gather import Gather
+from monarch._actors.procmesh import _Shared
+from monarch._actors.replace import create, replace
+from monarch._actors.runtime import Runtime
+from monarch._core.extent import Extent
+from monarch._core.ranks import describe_ranks
+from monarch._wire import messages as m
+from monarch.exceptions import MonarchError, SpawnError, StoppedError
+
+_TRIES = 5
+"""A new process may die as well while it is set up."""
+
+
+def dead_ranks(shared: _Shared, runtime: Runtime) -> list[int]:
+    """The base ranks whose process has died."""
+    procs = shared.procs
+    return [rank for rank in range(procs.size) if runtime.peer(procs.proc(rank)).dead is not None]
+
+
+def heal(shared: _Shared, runtime: Runtime, timeout: float) -> tuple[list[int], list[tuple[ActorMesh, int]]]:
+    """Puts new processes in the place of those that have died, and new actors in that of those that have failed.
+
+    Returns:
+        The ranks with new processes; and the actors that were made anew where the process has lived on, by rank.
+
+    Raises:
+        StoppedError: the mesh was stopped meanwhile.
+        SpawnError: a host is lost too, or new processes die one after the other.
+        ActorError: the constructor of an actor raised.
+    """
+    with shared.lock:
+        replaced: set[int] = set()
+        renewed: list[tuple[ActorMesh, int]] = []
+        until = time.monotonic() + timeout
+        for attempt in range(_TRIES):
+            dead = dead_ranks(shared, runtime)
+            if not dead:
+                break
+            if shared.stopped is not None or runtime.closed:
+                raise StoppedError(f"{shared.procs.name} was stopped before it was healed", mesh=shared.procs.name)
+            _check_hosts(shared, runtime, dead)
+            made = replace(shared.whole(runtime), dead, actors_of(shared, runtime))
+            replaced.update(dead)
+            error = _first_error(made, until)
+            if error is not None and (attempt == _TRIES - 1 or not dead_ranks(shared, runtime)):
+                raise error
+        for mesh in actors_of(shared, runtime):
+            for rank in sorted(mesh._state.failed - replaced):
+                _make_again(mesh, rank, until)
+                renewed.append((mesh, rank))
+            mesh._state.failed.clear()
+            mesh._state.initialized = Ready(runtime, mesh._name, True)
+        if replaced:
+            shared.initialized = Ready(runtime, shared.procs.name, True)
+        if shared.starting is not None:
+            shared.starting.fill()
+        return sorted(replaced), renewed
+
+
+def actors_of(shared: _Shared, runtime: Runtime) -> list[ActorMesh]:
+    """The meshes of actors that live on a mesh of processes."""
+    return [
+        each
+        for each in list(runtime.meshes.values())
+        if each._state.procs == shared.procs and each._stopped is None and each._state.spec is not None
+    ]
+
+
+def _check_hosts(shared: _Shared, runtime: Runtime, dead: Sequence[int]) -> None:
+    procs = shared.procs
+    lost = [rank for rank in dead if not _reaches(runtime, procs.host(rank))]
+    if lost:
+        raise SpawnError(
+            f"{describe_ranks(lost)} of {procs.name} cannot be replaced: their host is lost; make a new mesh of the "
+            f"hosts that there are",
+            mesh=procs.name,
+            ranks=tuple(lost),
+        )
+
+
+def _reaches(runtime: Runtime, host: str) -> bool:
+    return host == runtime.host or runtime.config is not None or host in runtime.hosts
+
+
+def _first_error(made: list[Future[Any]], until: float) -> BaseException | None:
+    """The error of the first that has one, once all have ended."""
+    first: BaseException | None = None
+    for each in made:
+        error = each.exception(max(0.0, until - time.monotonic()))
+        first = first or error
+    return first
+
+
+def _make_again(mesh: ActorMesh, rank: int, until: float) -> None:
+    """A failed actor whose process lives: it is ended, and another is made there."""
+    runtime = mesh._runtime
+    position = mesh._state.region.position_of(rank)
+    if position is None:
+        return
+    member = mesh._view(mesh._state.region)._member(position)
+    peers = member._members_at().peers
+    ended: Gather[None] = Gather(
+        runtime, peers, Extent((), ()), mesh._name, "stop", lambda _, __: None, mesh._key, patient=True
+    )
+    peers[0].send(m.encode(m.Halt(runtime.proc, mesh._key, ended.port, member._view_bytes, "made anew, as it failed")))
+    ended.check()
+    with suppress(MonarchError):
+        # What its cleanup says does not matter: its state is not to be trusted.
+        ended.get(max(0.0, until - time.monotonic()))
+    create(mesh, rank).get(max(0.0, until - time.monotonic()))

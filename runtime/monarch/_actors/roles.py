@@ -1,0 +1,69 @@
+"""Meshes whose ranks are not all alike: some load data on the CPU, others train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from monarch.exceptions import ShapeError
+
+_DEVICES = ("", "cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Role:
+    """What some ranks of each host have in common.
+
+    Attributes:
+        size: how many there are on each host.
+        device: ``cpu`` for ranks that see no GPU; empty for what there is.
+        env: environment variables of theirs, on top of those of the mesh; None removes one.
+    """
+
+    size: int
+    device: str = ""
+    env: Mapping[str, Any] = field(default_factory=dict)
+
+    def variables(self) -> dict[str, str | None]:
+        """The environment that makes the difference."""
+        hidden: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {}
+        return {**hidden, **{key: None if value is None else str(value) for key, value in self.env.items()}}
+
+
+def axes_of(per_host: Mapping[str, int] | None, roles: Mapping[str, Role] | None) -> Mapping[str, int] | None:
+    """The axes of the processes of a host. ShapeError if roles do not fit."""
+    if not roles:
+        return per_host
+    for name, role in roles.items():
+        if not isinstance(role, Role) or not isinstance(role.size, int) or role.size < 1 or role.device not in _DEVICES:
+            raise ShapeError(
+                f"a role is like Role(2) or Role(2, device='cpu'), with at least 1 rank; {name!r} is {role!r}"
+            )
+    count = sum(role.size for role in roles.values())
+    if not per_host:
+        return {"procs": count}
+    if len(per_host) != 1 or prod(per_host.values()) != count:
+        raise ShapeError(f"the roles have {count} ranks on each host, along one axis, and per_host is {dict(per_host)}")
+    return per_host
+
+
+def ranges_of(roles: Mapping[str, Role] | None) -> dict[str, range]:
+    """By role, its ranks among those of one host."""
+    found: dict[str, range] = {}
+    begin = 0
+    for name, role in (roles or {}).items():
+        found[name] = range(begin, begin + role.size)
+        begin += role.size
+    return found
+
+
+def environments(roles: Mapping[str, Role] | None, hosts: int, per_host: int) -> dict[int, dict[str, str | None]]:
+    """By base rank, what is different in its environment."""
+    found: dict[int, dict[str, str | None]] = {}
+    for name, ranks in ranges_of(roles).items():
+        variables = (roles or {})[name].variables()
+        if variables:
+            found.update({host * per_host + local: variables for host in range(hosts) for local in ranks})
+    return found

@@ -1,0 +1,281 @@
+"""Failures that nobody supervises fail all calls of their mesh; those that somebody does are his to deal with."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import monarch.actor
+from leaks import wait_until
+from monarch.actor import Actor, MeshFailure, endpoint, heal_mesh, supervise, this_host
+from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError, StoppedError, SupervisionError
+
+
+class Worker(Actor):
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.count = 0
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def wait(self, path: str) -> str:
+        """Until a file is there."""
+        assert wait_until(lambda: os.path.exists(path), 60)
+        return "done"
+
+    @endpoint
+    def add(self) -> int:
+        self.count += 1
+        return self.count
+
+    @endpoint
+    def fail(self) -> None:
+        raise ValueError("no good")
+
+
+class Judge(Actor):
+    """Owns a mesh, and keeps what it was told of it."""
+
+    def __init__(self, handles: bool) -> None:
+        self.handles = handles
+        self.told: list[tuple[tuple[int, ...], str]] = []
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.told.append((failure.ranks, failure.reason))
+        return self.handles
+
+    @endpoint
+    def begin(self, size: int) -> list[int]:
+        self.workers: Any = this_host().spawn_procs({"gpus": size}).spawn("workers", Worker)
+        return list(self.workers.pid.call().get().values())
+
+    @endpoint
+    def use(self) -> list[int]:
+        return list(self.workers.slice(gpus=0).add.call().get(30).values())
+
+    @endpoint
+    def what(self) -> list[tuple[tuple[int, ...], str]]:
+        return self.told
+
+
+class AsyncJudge(Actor):
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    async def __supervise__(self, failure: MeshFailure) -> bool:
+        await asyncio.sleep(0)
+        self.told.extend(failure.ranks)
+        return True
+
+    @endpoint
+    async def begin(self) -> list[int]:
+        self.workers: Any = this_host().spawn_procs({"gpus": 3}).spawn("workers", Worker)
+        return list((await self.workers.pid.call()).values())
+
+    @endpoint
+    async def what(self) -> list[int]:
+        return sorted(self.told)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
+    """What has gone up to the program."""
+    found: list[MeshFailure] = []
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", found.append)
+    return found
+
+
+def spawned(procs: Callable[..., Any], size: int = 3, **options: Any) -> tuple[Any, Any, list[int]]:
+    mesh = procs(size, name="mesh", **options)
+    workers = mesh.spawn("workers", Worker)
+    return mesh, workers, list(workers.pid.call().get(30).values())
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_all_calls_fail_as_one(procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any) -> None:
+    _, workers, pids = spawned(procs)
+    path = str(tmp_path / "go")
+    whole, other = workers.wait.call(path), workers.slice(gpus=slice(1, 3)).wait.call(path)
+    streamed = list(workers.slice(gpus=2).wait.stream(path))
+    kill(pids[0])
+    with pytest.raises(SupervisionError, match=r"rank 0 of workers was killed by signal 9") as of_whole:
+        whole.get(30)
+    assert of_whole.value.ranks == (0,)
+    for each in (other, streamed[0]):
+        with pytest.raises(SupervisionError, match=r"rank 0 of mesh was killed by signal 9.*nobody supervises mesh"):
+            each.get(30)
+    # They have been told, so nobody else is; and those that live can be used.
+    open(path, "w").close()
+    assert list(workers.slice(gpus=slice(1, 3)).add.call().get(30).values()) == [1, 1]
+    assert told == []
+
+
+def test_a_death_that_no_call_waits_for_goes_up_once(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
+    _, _, pids = spawned(procs)
+    before = time.time()
+    kill(pids[1])
+    kill(pids[2])
+    assert wait_until(lambda: bool(told))
+    (failure,) = told
+    assert failure.ranks == (1, 2) and failure.mesh_name == "mesh" and "signal 9" in failure.reason
+    assert before <= failure.when <= time.time() and failure.running == ()
+
+
+def test_what_is_handled_is_told_to_nobody_else(
+    procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any
+) -> None:
+    mesh, workers, pids = spawned(procs)
+    path = str(tmp_path / "go")
+    with supervise(mesh) as watch:
+        other, mine = workers.slice(gpus=slice(1, 3)).wait.call(path), workers.slice(gpus=0).wait.call(path)
+        kill(pids[0])
+        with pytest.raises(SupervisionError):
+            mine.get(30)
+        assert wait_until(lambda: bool(watch.failures))
+        (failure,) = watch.failures
+        assert failure.ranks == (0,) and failure.running == ("workers.wait()",) and failure.mesh == mesh
+        # Calls to the others go on.
+        assert not other.done
+        open(path, "w").close()
+        assert list(other.get(30).values()) == ["done", "done"]
+    assert told == []
+
+
+def test_a_mesh_that_is_healed_in_on_failure_is_used_as_if_nothing_had_happened(procs: Callable[..., Any]) -> None:
+    mesh, workers, pids = spawned(procs, 2)
+    with supervise(mesh, lambda failure: heal_mesh(failure.mesh)) as watch:
+        for _ in range(3):
+            pids = list(workers.pid.call().get(30).values())
+            kill(pids[1])
+            with pytest.raises(SupervisionError):
+                workers.slice(gpus=1).wait.call("/nowhere").get(30)
+            # It waits for the end of what the supervisor does.
+            assert list(workers.slice(gpus=1).add.call().get(30).values()) == [1]
+    assert [failure.ranks for failure in watch.failures] == [(1,)] * 3
+
+
+def test_inner_ones_are_asked_first_and_each_rank_once(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
+    mesh, workers, pids = spawned(procs)
+    asked: list[tuple[str, int]] = []
+
+    def of(name: str, answer: bool) -> Callable[[MeshFailure], bool]:
+        return lambda failure: asked.append((name, failure.ranks[0])) or answer
+
+    async def slowly(failure: MeshFailure) -> bool:
+        await asyncio.sleep(0)
+        asked.append(("async", failure.ranks[0]))
+        return failure.ranks != (2,)
+
+    with supervise(mesh, of("outer", False)), supervise(workers.slice(gpus=slice(1, 3)), slowly):
+        for pid in pids:
+            kill(pid)
+        assert wait_until(lambda: len(told) == 1)
+    assert sorted(asked) == [("async", 1), ("async", 2), ("outer", 0), ("outer", 2)]
+    assert told[0].ranks == (0, 2)
+
+
+def test_a_supervisor_that_raises_handles_nothing(
+    procs: Callable[..., Any], told: list[MeshFailure], capsys: pytest.CaptureFixture[str]
+) -> None:
+    mesh, _, pids = spawned(procs, 1)
+    with supervise(mesh, lambda failure: 1 / 0):
+        kill(pids[0])
+        assert wait_until(lambda: bool(told))
+    assert "on_failure for mesh raised" in capsys.readouterr().err
+
+
+def test_actors_that_fail_where_nobody_waits(procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any) -> None:
+    mesh, workers, _ = spawned(procs)
+    other = mesh.spawn("other", Worker)
+    path = str(tmp_path / "go")
+    with supervise(workers) as watch:
+        workers.slice(gpus=0).fail.broadcast()
+        assert wait_until(lambda: bool(watch.failures))
+        assert watch.failures[0].ranks == (0,) and "no good" in watch.failures[0].text
+        heal_mesh(workers)
+        assert list(workers.add.call().get(30).values()) == [1, 1, 1]
+    # Without a supervisor, all calls to these actors fail; those to others in the same processes do not.
+    waiting, beside = workers.slice(gpus=2).wait.call(path), other.slice(gpus=1).wait.call(path)
+    workers.slice(gpus=0).fail.broadcast()
+    with pytest.raises(SupervisionError, match=r"rank 0 of workers: ValueError: no good; nobody handles that"):
+        waiting.get(30)
+    open(path, "w").close()
+    assert list(beside.get(30).values()) == ["done"]
+    assert told == []
+
+
+@pytest.mark.parametrize("handles", [True, False])
+def test_the_owning_actor_is_asked_once_for_each_rank(
+    procs: Callable[..., Any], told: list[MeshFailure], handles: bool
+) -> None:
+    judge = procs(1).spawn("judge", Judge, handles)
+    pids = judge.begin.call_one(3).get(30)
+    kill(pids[1])
+    kill(pids[2])
+    assert wait_until(lambda: len(judge.what.call_one().get(30)) == 2) if handles else wait_until(lambda: bool(told))
+    if handles:
+        assert sorted(ranks for ranks, _ in judge.what.call_one().get(30)) == [(1,), (2,)]
+        assert judge.use.call_one().get(30) == [1] and told == []
+    else:
+        assert "workers" in told[0].text or "procs" in told[0].text
+        with pytest.raises((SupervisionError, ActorError)):
+            judge.what.call_one().get(30)
+
+
+def test_an_async_owner(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
+    judge = procs(1).spawn("judge", AsyncJudge)
+    pids = judge.begin.call_one().get(30)
+    kill(pids[0])
+    kill(pids[2])
+    assert wait_until(lambda: judge.what.call_one().get(30) == [0, 2])
+    assert told == []
+
+
+def test_what_supervise_does_not_take(procs: Callable[..., Any]) -> None:
+    mesh, workers, _ = spawned(procs, 1)
+    with pytest.raises(ArgumentError, match="takes a mesh of processes or of actors, and not int"):
+        supervise(3)
+    with pytest.raises(ArgumentError, match="on_failure is a function"):
+        supervise(workers, 3)  # pyright: ignore[reportArgumentType]
+    mesh.stop().get(30)
+    with pytest.raises(StoppedError, match="was stopped, so it cannot be supervised"):
+        supervise(workers)
+
+
+def test_in_async_code(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
+    mesh, workers, pids = spawned(procs, 2)
+
+    async def work() -> int:
+        async with supervise(mesh, heal_mesh_of) as watch:
+            kill(pids[0])
+            try:
+                await workers.slice(gpus=0).wait.call("/nowhere")
+            except DeviceMeshError:
+                pass
+        assert len(watch.failures) == 1
+        return sum((await workers.add.call()).values())
+
+    assert asyncio.run(work()) == 2
+    assert told == []
+
+
+async def heal_mesh_of(failure: MeshFailure) -> bool:
+    await asyncio.to_thread(heal_in_thread, failure)
+    return True
+
+
+def heal_in_thread(failure: MeshFailure) -> None:
+    heal_mesh(failure.mesh)

@@ -1,0 +1,162 @@
+"""Meshes of a notebook whose ranks come and go: state copied from a peer, sizes that change, ranks that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kernels import Notebook
+from leaks import Kit
+
+pytestmark = pytest.mark.slow
+
+KILL = "import os, signal\nif rank in {ranks}: os.kill(os.getpid(), signal.SIGKILL)"
+TRAINING = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(300, 300)
+    def forward(self, x):
+        return self.inner(x).sum()
+torch.manual_seed(0)
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+losses = []
+def step():
+    optimizer.zero_grad()
+    loss = net(torch.ones(300)) ** 2
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+step()
+"""
+
+
+@pytest.fixture
+def mortal(notebook: Notebook, leaks: Kit) -> Iterator[Notebook]:
+    """The notebook, some of whose ranks are other processes after the test."""
+    yield notebook
+    for name in ("m", "roles", "again"):
+        notebook.run(f"%mesh down {name}")
+    notebook.run("%mesh use mesh")
+    leaks.rebase()
+
+
+def test_a_replica_gets_the_variables_of_a_peer(mortal: Notebook) -> None:
+    mortal.mesh(TRAINING).ok()
+    mortal.mesh("step(); where = (i for i in [1]); mine = rank").ok()
+    mortal.mesh(KILL.format(ranks=[0, 2]))
+    text = mortal.run("%mesh heal --copy-from 1").ok().stream()
+    assert "ranks 0,2 of mesh 'mesh': a new process, with what 1 cell defined\n" in text
+    assert "copied from rank 1: losses, mine, net, optimizer" in text
+    assert "not copied: where (" in text
+    # One class on each rank, and the optimizer is that of the model.
+    shown = mortal.mesh("isinstance(net, Net), optimizer.param_groups[0]['params'][0] is net.inner.weight").ok().shown
+    assert shown == "[ranks 0-3] (True, True)"
+    mortal.mesh("step()").ok()
+    assert mortal.mesh("len(losses), losses[-1]").ok().shown.startswith("[ranks 0-3] (3, ")
+    # Only what was named, from anybody.
+    mortal.mesh(KILL.format(ranks=[3]))
+    text = mortal.run("%mesh heal mesh --copy-from peer mine losses").ok().stream()
+    assert "copied from a rank that lives: losses, mine" in text
+    assert mortal.mesh("'net' in globals(), mine", "[3]").ok().shown == "[rank 3] (False, 1)"
+
+
+def test_what_heal_does_not_understand(mortal: Notebook) -> None:
+    for line, said in (
+        ("--copy-from 9", "--copy-from takes a rank from 0 to 3, or peer, and not '9'"),
+        ("mesh x", "takes the name of one mesh"),
+        ("nowhere", "there is no mesh 'nowhere'"),
+        ("--copy-from", "expected one argument"),
+    ):
+        cell = mortal.run(f"%mesh heal {line}")
+        assert cell.status == "error" and said in cell.text, cell.text
+    mortal.mesh(KILL.format(ranks=[3]))
+    cell = mortal.run("%mesh heal --copy-from 3")
+    assert cell.status == "error" and "that rank is dead itself" in cell.text
+    cell = mortal.run("%mesh heal --copy-from 0 nothing")
+    assert cell.status == "error" and "has no variable 'nothing'" in cell.text
+
+
+def test_a_mesh_grows_and_shrinks(mortal: Notebook) -> None:
+    mortal.run("%mesh up m --gpus 2").ok()
+    mortal.mesh("def f():\n    return rank, world_size, point.extent['gpus']\nkept = 1").ok()
+    assert mortal.mesh("dist.get_world_size()").ok().shown == "[ranks 0-1] 2"
+    text = mortal.run("%mesh resize gpus=3").ok().stream()
+    assert "mesh 'm' has gpus=3 now; new: rank 2, with what 1 cell defined" in text
+    assert mortal.mesh("f(), 'kept' in globals()").ok().shown.splitlines() == [
+        "[rank 0] ((0, 3, 3), True)",
+        "[rank 1] ((1, 3, 3), True)",
+        "[rank 2] ((2, 3, 3), False)",
+    ]
+    assert mortal.mesh("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()").ok().shown == "[ranks 0-2] 3.0"
+    assert "mesh 'm' has gpus=1 now\n" in mortal.run("%mesh resize m gpus=1").ok().stream()
+    assert mortal.mesh("f(), kept").ok().shown == "[rank 0] ((0, 1, 1), 1)"
+    for line, said in (
+        ("", "needs the new size, as in %mesh resize gpus=6"),
+        ("gpus=x", "cannot understand 'gpus=x'"),
+        ("hosts=2", "no axis 'hosts'"),
+        ("gpus=0", "takes a number of at least 1"),
+    ):
+        cell = mortal.run(f"%mesh resize {line}")
+        assert cell.status == "error" and said in cell.text, cell.text
+
+
+def test_ranks_that_differ(mortal: Notebook) -> None:
+    mortal.run("%mesh up roles --roles train=2,load=1:cpu").ok()
+    assert mortal.mesh("rank", "[load]").ok().shown == "[rank 2] 2"
+    assert mortal.mesh("rank", "roles[train]").ok().shown.splitlines() == ["[rank 0] 0", "[rank 1] 1"]
+    cell = mortal.mesh("rank", "[eval]")
+    assert cell.status == "error" and "there is no role 'eval'; this mesh has train, load" in cell.text
+    for line, said in (
+        ("--roles train=0", "cannot understand 'train=0'"),
+        ("--roles a=1,a=2", "names 'a' twice"),
+        ("--roles a=1 --procs 2", "do not go with it"),
+    ):
+        cell = mortal.run(f"%mesh up again {line}")
+        assert cell.status == "error" and said in cell.text, cell.text
+
+
+def test_ranks_are_started_again_by_themselves(mortal: Notebook) -> None:
+    mortal.run("%mesh up again --procs 2 --restart --spares 1").ok()
+    cell = mortal.mesh(KILL.format(ranks=[1]))
+    assert cell.status == "error" and "SIGKILL" in cell.text
+    # The next cell waits until the rank is there.
+    assert mortal.mesh("rank").ok().shown.splitlines() == ["[rank 0] 0", "[rank 1] 1"]
+
+
+def test_a_cell_on_others_fails_as_well(mortal: Notebook) -> None:
+    """What nobody supervises stops all of the mesh, and only that."""
+    mortal.run("%mesh up m --procs 3").ok()
+    mortal.run("%mesh use mesh").ok()
+    mortal.run("%%mesh m[1:3] --nowait --out beside\nimport time\nwhile True: time.sleep(0.01)").ok()
+    mortal.run("%%mesh mesh --nowait --out other\nimport time\nwhile 'go' not in globals(): time.sleep(0.01)\n7").ok()
+    mortal.mesh("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "m[0]")
+    cell = mortal.run("beside.result(20)")
+    assert cell.status == "error" and "nobody supervises m" in cell.text
+    # The ranks were stopped there, and can be used; those of another mesh go on.
+    assert mortal.mesh("rank", "m[1:3] --timeout 20").ok().shown.splitlines() == ["[rank 1] 1", "[rank 2] 2"]
+    assert mortal.run("other.done").ok().shown == "False"
+    mortal.run("other.interrupt()").ok()
+
+
+def test_a_supervisor_in_a_cell(mortal: Notebook) -> None:
+    mortal.run("%mesh up m --procs 2").ok()
+    mortal.run(
+        "import os, signal, monarch\nfrom monarch.actor import Actor, endpoint, heal_mesh, supervise\n"
+        "class A(Actor):\n    @endpoint\n    def pid(self): return os.getpid()\n"
+        "    @endpoint\n    def end(self): os.kill(os.getpid(), 9)"
+    ).ok()
+    mortal.run("%%mesh m --out procs\nmesh").ok()
+    mortal.run("a = monarch_meshes_m = None\nmeshes = get_ipython().magics_manager.registry['MeshMagics'].meshes").ok()
+    mortal.run("m = meshes.get('m').procs\na = m.spawn('a', A)").ok()
+    cell = mortal.run(
+        "with supervise(m, lambda failure: heal_mesh(failure.mesh)) as watch:\n"
+        "    try: a.slice(procs=1).end.call().get(20)\n"
+        "    except monarch.DeviceMeshError as error: print('caught')\n"
+        "    print(len(a.pid.call().get(20)))\n"
+        "print(watch.failures[0].ranks, watch.failures[0].running)"
+    ).ok()
+    assert cell.stream() == "caught\n2\n(1,) ('a.end()',)\n"
