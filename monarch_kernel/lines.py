@@ -26,6 +26,9 @@ USAGE = """\
 %mesh heal [NAME] --copy-from R|peer [x y]
                                    and with variables of a rank that lives, or of any: these, or all that can be copied
 %mesh resize [NAME] AXIS=N         make the mesh larger or smaller; ranks that stay keep everything
+%mesh checkpoint PATH [x y] [--wait]
+                                   write variables of all ranks to disk, beside the cells that follow
+%mesh restore PATH [x y]           bring them back, on a mesh of any size, in this kernel or a new one
 %mesh push a b                     copy variables to all ranks
 %mesh pull x [--rank R] [--as y]   bring a variable here
 %mesh log                          all that ranks have printed
@@ -145,6 +148,7 @@ class Verbs:
             print("there is no mesh; start one by %mesh up")
             return
         for mesh in self._meshes.by_name.values():
+            mesh.look()
             used = " (in use)" if mesh.name == self._meshes.used else ""
             print(f"mesh {mesh.name!r}{used}")
             print(mesh.procs.to_table())

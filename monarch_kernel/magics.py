@@ -25,6 +25,7 @@ from monarch_kernel.meshes import Mesh, Meshes, choose, with_hint
 from monarch_kernel.programs import hand_out, parse_run
 from monarch_kernel.render import CellStopped, MeshCellError, bundle_of_ranks
 from monarch_kernel.running import Run
+from monarch_kernel.saving import Saving
 from monarch_kernel.spawning import Spawning, parse_spawn
 from monarch_kernel.stop import Stopped, climb
 from monarch_kernel.streams import Streams
@@ -56,6 +57,7 @@ class MeshMagics(Magics):
         self._spawning = Spawning(shell, self.meshes, self.editor)
         self._verbs.more.update(update=self.editor.update, reload=self.editor.reload, run=self.run_program)
         self._verbs.more.update(Elastic(self.meshes).verbs())
+        self._verbs.more.update(Saving(shell, self.meshes).verbs())
 
     @line_magic("mesh")
     def line(self, line: str) -> Any:

@@ -28,6 +28,8 @@ Stage = Callable[[str, Any], None]
 
 _COPIED = "monarch._cells.copied"
 _GROUPS = "monarch._actors.membership"
+_LOOK = 0.5
+"""Seconds for ranks to say that they are there, before a table says that they do not."""
 _HEARING = 0.2
 """Seconds for ranks to say how far they are."""
 
@@ -142,6 +144,13 @@ class Mesh:
             return len(defined)
         finally:
             receiver.close()
+
+    def look(self) -> None:
+        """Learns which ranks answer now, for a table to show."""
+        runtime, procs = get_runtime(), self.procs._state.procs
+        if runtime.silence is not None:
+            peers = [runtime.peer(procs.proc(rank)) for rank in range(len(self.procs))]
+            runtime.silence.look([peer.proc for peer in peers if peer.dead is None], _LOOK)
 
     def end(self) -> None:
         """Ends its processes, and gives the hosts back."""

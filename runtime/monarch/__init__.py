@@ -10,9 +10,8 @@ from typing import Any
 
 _WHERE = {
     "monarch.actor": """
-        Actor ActorError ActorMesh Channel Extent Future HostMesh Point ProcMesh ValueMesh context current_rank
-        current_size endpoint heal_mesh proc_mesh shutdown_context supervise
-        this_host this_proc
+        Actor ActorError ActorMesh Channel Extent Future HostMesh Point ProcMesh ValueMesh checkpoint context
+        current_rank current_size endpoint heal_mesh proc_mesh restore shutdown_context supervise this_host this_proc
     """,
     "monarch.exceptions": """
         CallTimeoutError DeadlockError DeviceMeshError MonarchError SpawnError StoppedError SupervisionError

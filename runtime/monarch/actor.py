@@ -41,6 +41,7 @@ from monarch._actors.workers import (
 from monarch._core.extent import Extent, Point
 from monarch._core.supervision import Restart
 from monarch._core.valuemesh import ValueMesh
+from monarch._transfers.checkpoint import checkpoint, restore
 from monarch._transfers.heal import heal_mesh
 from monarch.exceptions import ActorError, SupervisionError
 
@@ -74,6 +75,7 @@ __all__ = [
     "ValueMesh",
     "as_endpoint",
     "attach_to_workers",
+    "checkpoint",
     "concurrent_endpoint",
     "context",
     "current_actor_name",
@@ -86,6 +88,7 @@ __all__ = [
     "hosts_from_config",
     "new_key_file",
     "proc_mesh",
+    "restore",
     "run_worker_loop_forever",
     "send",
     "shutdown_context",

@@ -160,3 +160,13 @@ def test_a_supervisor_in_a_cell(mortal: Notebook) -> None:
         "print(watch.failures[0].ranks, watch.failures[0].running)"
     ).ok()
     assert cell.stream() == "caught\n2\n(1,) ('a.end()',)\n"
+
+
+def test_a_rank_that_does_not_answer_is_shown(mortal: Notebook) -> None:
+    mortal.run("%mesh up m --procs 2").ok()
+    mortal.run("%%mesh m --out pids\nimport os\nos.getpid()").ok()
+    mortal.run("import os, signal\nos.kill(list(pids.values())[1], signal.SIGSTOP)").ok()
+    table = mortal.run("%mesh").ok().stream()
+    assert "does not answer for" in table and "stopped by a signal (SIGSTOP" in table
+    mortal.run("os.kill(list(pids.values())[1], signal.SIGCONT)").ok()
+    assert "does not answer" not in mortal.run("%mesh").ok().stream()

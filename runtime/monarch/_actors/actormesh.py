@@ -271,9 +271,11 @@ def member_rows(runtime: Runtime, procs: Procs, region: Region) -> tuple[list[st
         point = Point(rank, extent)
         proc = procs.proc(region.base_rank(rank))
         peer = runtime.peers.get(proc)
-        state = (
-            "alive" if peer is None or peer.dead is None else ("stopped" if peer.dead.expected else peer.dead.reason)
-        )
+        state = "alive"
+        if peer is not None and peer.dead is not None:
+            state = "stopped" if peer.dead.expected else peer.dead.reason
+        elif runtime.silence is not None:
+            state = runtime.silence.text(proc) or state
         host, _, name = proc.partition("/")
         rows.append([rank, *(point[label] for label in extent), host, name, state])
         if count > SHOWN and rank == SHOWN // 2 - 1:

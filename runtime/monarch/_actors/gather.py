@@ -166,7 +166,14 @@ class Gather(Future[R]):
 
     def _missing(self) -> str:
         ranks = [rank for rank, reply in enumerate(self._replies) if reply is None and not self.done]
-        return f": {describe_ranks(ranks, len(self._replies))} did not answer" if ranks else ""
+        if not ranks:
+            return ""
+        text = f": {describe_ranks(ranks, len(self._replies))} did not answer"
+        silence = self._runtime.silence
+        if silence is not None:
+            said = [f"rank {rank}, which {why}" for rank in ranks if (why := silence.text(self.targets[rank].proc))]
+            text += "".join(f" ({each})" for each in said[:8])
+        return text
 
     def _make(self) -> R:
         values: list[Any] = []

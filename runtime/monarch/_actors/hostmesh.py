@@ -19,6 +19,7 @@ from monarch._actors.procmesh import ProcMesh, _Shared
 from monarch._actors.procs import Procs, Roster
 from monarch._actors.roles import Role, axes_of, environments, ranges_of
 from monarch._actors.runtime import Runtime, current
+from monarch._actors.silence import Silence
 from monarch._actors.starting import Starting
 from monarch._core.extent import Extent, axes_text
 from monarch._core.meshview import MeshView
@@ -91,6 +92,7 @@ class HostMesh(MeshView, Managed):
         restart: str | Restart | None = None,
         spares: int = 0,
         roles: Mapping[str, Role] | None = None,
+        silence: float | None = None,
     ) -> ProcMesh:
         """Starts processes on each host. It returns at once; what is sent to them waits until they are there.
 
@@ -107,11 +109,14 @@ class HostMesh(MeshView, Managed):
             spares: how many processes of each host are set up and wait for the place of one that dies.
             roles: ranks that differ, by name: ``{"train": Role(4), "load": Role(2, device="cpu")}`` has six ranks on
                 each host, along the axis ``procs`` unless ``per_host`` says otherwise; ``mesh.role("load")`` is a view.
+            silence: seconds after which a rank that lives and does not answer, while a call waits for it, is said to be
+                unresponsive, on stderr and in tables: one that is stopped by a signal, or inside C code that keeps
+                Python's lock. None for 5.
 
         Raises:
             ShapeError: a size is not positive, an axis is one of the hosts already, or ``proc_bind`` or ``roles`` do
                 not fit.
-            ArgumentError: ``restart`` or ``spares`` is none of these.
+            ArgumentError: ``restart``, ``spares`` or ``silence`` is none of these.
             StoppedError: the hosts were shut down.
         """
         runtime = self._runtime
@@ -136,6 +141,9 @@ class HostMesh(MeshView, Managed):
         shared = _Shared(procs, True)
         shared.initialized = gather
         mesh = ProcMesh(shared, procs.region(), runtime)
+        if runtime.silence is None:
+            runtime.silence = Silence(runtime)
+        runtime.silence.watch(uid, silence)
         runtime.proc_meshes[uid] = (called, own_by_current(mesh))
         runtime.own_procs[uid] = shared
         packed = dumps(bootstrap, "bootstrap")[0] if bootstrap is not None else None

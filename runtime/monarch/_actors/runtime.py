@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from itertools import count
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakValueDictionary
 
+from monarch._actors.bulk import Bulk, Lending
 from monarch._actors.circles import Circles
 from monarch._actors.functions import function_of
 from monarch._actors.peers import WINDOW, Gateway, IpcPeer, LocalPeer, Peer, RemotePeer
@@ -21,9 +22,7 @@ from monarch._procs.session import host_of, ipc_address
 from monarch._wire import messages as m
 from monarch._wire import pickling
 from monarch._wire.links import LEASE_S, Inbox, Link, make_context
-from monarch._wire.mappings import Mappings
 from monarch._wire.pickling import dumps, loads
-from monarch._wire.segments import BulkRef, Segments
 from monarch.exceptions import StoppedError
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from monarch._actors.future import Promise
     from monarch._actors.gather import Gather
     from monarch._actors.procmesh import _Shared
+    from monarch._actors.silence import Silence
     from monarch._actors.spec import RankConfig
     from monarch._actors.supervise import Supervisor
     from monarch._wire.keys import KeyPair
@@ -40,13 +40,8 @@ _EARLY = 5.0
 """Seconds that a message waits for the actor that it is for to be made."""
 _CREDIT_EVERY = WINDOW // 4
 _VIEWS = 4096
-_SWEEP = 0.5
-"""Seconds between looks for shared memory that is not used any more, while some is."""
-_PATIENCE = 2.0
-"""Seconds to wait for room in shared memory."""
 _VERDICT = 120.0
 """Seconds to wait for those who supervise a mesh."""
-_LENDING = "monarch._transfers.lending"
 _FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch})
 
 current: ContextVar[tuple[Cell, m.Call] | None] = ContextVar("monarch_call", default=None)
@@ -59,7 +54,7 @@ class Sink(Protocol):
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None: ...
 
 
-class Runtime:
+class Runtime(Bulk):
     """What a process of a session has. It receives once its pump is started, when all that messages need is there.
 
     Args:
@@ -96,17 +91,10 @@ class Runtime:
         """Of the session: who has it may read and write the buffers of its processes."""
         self.lease = LEASE_S
         """Seconds of silence after which a host counts as lost."""
-        self.segments = Segments()
-        self.releases: deque[tuple[int, int]] = deque()
-        """Shared memory that was let go of here, and that its owner was not told of yet: pid and segment."""
-        self._space: _Space | None = None
-        self._mapped = 0
-        self._sweeping = False
-        self._bulk_owners: dict[int, str] = {}
+        self.begin_bulk()
         self._early: dict[str, list[tuple[m.Call, Sequence[Any]]]] = {}
         self.deferred: deque[Callable[[], None]] = deque()
         """What a garbage collection found to do, for when there is time."""
-        self.mappings = Mappings(self._on_release)
         self.circles = Circles(self)
         self.closed = False
         self.at_close: list[Callable[[], object]] = []
@@ -144,6 +132,10 @@ class Runtime:
         """Meshes of procs that were spawned from here: of each uid its name, and its owner as above."""
         self.own_procs: dict[str, _Shared] = {}
         """What the views of those share, by uid."""
+        self.pids: dict[str, int] = {}
+        """Of processes of this host that were started from here."""
+        self.silence: Silence | None = None
+        """Notices which ranks do not answer; there once a mesh was spawned from here."""
         self.supervisors: list[Supervisor] = []
         """Those whose ``with`` block runs, outermost first."""
         self.settling: dict[str, Promise[None]] = {}
@@ -175,7 +167,7 @@ class Runtime:
             m.Refused: self._on_refused,
             m.Listening: lambda listening, _: self.on_listening and self.on_listening(listening),
         }
-        pickling.lender = _Lender()
+        pickling.lender = Lending()
         self.inbox = Inbox(self.context, ipc_address(folder, proc))
         self._recv = self.inbox.socket.recv
         self.pump = Pump(self.inbox, self._on_frame)
@@ -262,6 +254,8 @@ class Runtime:
     def _on_ready(self, ready: m.Ready, _: Sequence[Any]) -> None:
         peer = self.peers.get(ready.src)
         if peer is not None:
+            if peer.host == self.host:
+                self.pids[ready.src] = ready.pid
             peer.ready()
 
     def _on_hello(self, hello: m.Hello, _: Sequence[Any]) -> None:
@@ -347,6 +341,7 @@ class Runtime:
         calls = [gather.label for gather in list(self._gathers.values()) if gather.lost(peer, dead)]
         if not dead.expected:
             self._tell_siblings(dead)
+        self.pids.pop(dead.proc, None)
         for action in self.at_death:
             action(dead.proc)
         if self.on_dead is not None:
@@ -368,6 +363,11 @@ class Runtime:
     def fail_calls(self, uid: str, key: str, why: str) -> int:
         """Fails all calls under way to a mesh of processes, or to those actors there that have a key; how many."""
         return sum(gather.fail(uid, key, why) for gather in list(self._gathers.values()) if hasattr(gather, "fail"))
+
+    def waited_for(self) -> set[str]:
+        """The processes that calls wait for."""
+        waiting = [gather for gather in list(self._gathers.values()) if hasattr(gather, "waits_for")]
+        return {peer.proc for gather in waiting for peer in gather.waits_for() if peer.dead is None}
 
     def wait_settled(self, uid: str) -> bool:
         """Waits until those who supervise a mesh have decided what becomes of its dead; whether that was open."""
@@ -463,67 +463,6 @@ class Runtime:
             frames = len(buffers)
             peer.send(m.encode(m.Reply(self.proc, port, rank, status, done, body, None, frames)), buffers)
 
-    def put(self, buffers: Sequence[memoryview], receivers: Sequence[str]) -> m.PackedBulk | None:
-        """Writes large buffers into shared memory, once for all receivers; None if that is and stays full."""
-        if self.segments.over_limit:
-            space = self._space = _Space(self.segments)
-            # Whoever holds it all may never let go of it; then these buffers go through the socket.
-            if not self.wait(space, _PATIENCE):
-                return None
-        ref = self.segments.put(list(buffers), receivers)
-        return (self.proc, ref.pid, ref.fd, ref.segment, list(ref.spans))
-
-    def load(self, message: m.Call | m.Create | m.Reply, frames: Sequence[Any] = ()) -> Any:
-        """Unpickles the body of a message, with what came beside it."""
-        bulk = message.bulk
-        if bulk is None:
-            return loads(message.body, frames)
-        owner, pid, fd, segment, spans = bulk
-        ref = BulkRef(pid, fd, segment, tuple((offset, length) for offset, length in spans))
-        self._bulk_owners[pid] = owner
-        self._mapped += 1
-        if not self._sweeping:
-            # For what is let go of while this process sends nothing.
-            self._sweeping = True
-            self.pump.call_later(_SWEEP, self._sweep)
-        return loads(message.body, self.mappings.open(ref))
-
-    def _on_release(self, what: tuple[int, int]) -> None:
-        # May run in a garbage collection, in the middle of anything: so it only takes note.
-        self.releases.append(what)
-
-    def _sweep(self) -> None:
-        self.settle()
-        self._sweeping = self._mapped > 0
-        if self._sweeping:
-            self.pump.call_later(_SWEEP, self._sweep)
-
-    def settle(self) -> None:
-        """Does what was put off: tells the owners of shared memory what is not used here any more, and the like."""
-        while self.deferred:
-            self.deferred.popleft()()
-        if self.releases:
-            self._send_releases()
-
-    def _send_releases(self) -> None:
-        owners: dict[str, list[int]] = {}
-        while self.releases:
-            pid, segment = self.releases.popleft()
-            self._mapped -= 1
-            owners.setdefault(self._bulk_owners[pid], []).append(segment)
-        for owner, segments in owners.items():
-            if owner == self.proc:
-                for segment in segments:
-                    self.segments.release(segment, self.proc)
-            else:
-                self.peer(owner).send(m.encode(m.Release(self.proc, segments)))
-
-    def _on_released(self, release: m.Release, _: Sequence[Any]) -> None:
-        for segment in release.segments:
-            self.segments.release(segment, release.src)
-        if self._space is not None and self._space.done:
-            self.pump.notify(cast("Waiter", self._space))
-
     def has_finished(self, src: str, cost: int, replying: bool) -> None:
         """A message of a process was handled: its sender may send more."""
         done = self._finished[src] = self._finished.get(src, 0) + cost
@@ -571,29 +510,5 @@ class Runtime:
         self.context.term()
 
 
-class _Lender:
-    """Lends memory of GPUs, when there is some to lend: what does it is on a floor above this one, and needs torch."""
-
-    def lend(self, tensor: Any, receivers: Sequence[str]) -> Any:
-        return function_of(f"{_LENDING}:lend")(tensor, receivers)
-
-    def cancel(self, reduced: Any) -> None:
-        function_of(f"{_LENDING}:cancel")(reduced)
-
-
 def _nothing() -> None:
     pass
-
-
-class _Space:
-    """Room in shared memory."""
-
-    __slots__ = ("_segments", "thread")
-
-    def __init__(self, segments: Segments) -> None:
-        self._segments = segments
-        self.thread: Any = None
-
-    @property
-    def done(self) -> bool:
-        return not self._segments.over_limit

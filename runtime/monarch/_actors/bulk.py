@@ -1,0 +1,133 @@
+"""Large arguments and results of one process: written into shared memory once, mapped by each who gets them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from monarch._actors.functions import function_of
+from monarch._wire import messages as m
+from monarch._wire.mappings import Mappings
+from monarch._wire.pickling import loads
+from monarch._wire.segments import BulkRef, Segments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from monarch._actors.peers import Peer
+    from monarch._procs.pump import Pump, Waiter
+
+_SWEEP = 0.5
+"""Seconds between looks for shared memory that is not used any more, while some is."""
+_PATIENCE = 2.0
+"""Seconds to wait for room in shared memory."""
+_LENDING = "monarch._transfers.lending"
+
+
+class Bulk:
+    """Mixin of the runtime: what it has of shared memory."""
+
+    if TYPE_CHECKING:
+        proc: str
+        pump: Pump
+        deferred: deque[Callable[[], None]]
+
+        def peer(self, proc: str) -> Peer: ...
+        def wait(self, waiter: Waiter, timeout: float | None = None) -> bool: ...
+
+    def begin_bulk(self) -> None:
+        """Before anything is sent."""
+        self.segments = Segments()
+        self.releases: deque[tuple[int, int]] = deque()
+        """Shared memory that was let go of here, and that its owner was not told of yet: pid and segment."""
+        self.mappings = Mappings(self._on_release)
+        self._space: _Space | None = None
+        self._mapped = 0
+        self._sweeping = False
+        self._bulk_owners: dict[int, str] = {}
+
+    def put(self, buffers: Sequence[memoryview], receivers: Sequence[str]) -> m.PackedBulk | None:
+        """Writes large buffers into shared memory, once for all receivers; None if that is and stays full."""
+        if self.segments.over_limit:
+            space = self._space = _Space(self.segments)
+            # Whoever holds it all may never let go of it; then these buffers go through the socket.
+            if not self.wait(space, _PATIENCE):
+                return None
+        ref = self.segments.put(list(buffers), receivers)
+        return (self.proc, ref.pid, ref.fd, ref.segment, list(ref.spans))
+
+    def load(self, message: m.Call | m.Create | m.Reply, frames: Sequence[Any] = ()) -> Any:
+        """Unpickles the body of a message, with what came beside it."""
+        bulk = message.bulk
+        if bulk is None:
+            return loads(message.body, frames)
+        owner, pid, fd, segment, spans = bulk
+        ref = BulkRef(pid, fd, segment, tuple((offset, length) for offset, length in spans))
+        self._bulk_owners[pid] = owner
+        self._mapped += 1
+        if not self._sweeping:
+            # For what is let go of while this process sends nothing.
+            self._sweeping = True
+            self.pump.call_later(_SWEEP, self._sweep)
+        return loads(message.body, self.mappings.open(ref))
+
+    def _on_release(self, what: tuple[int, int]) -> None:
+        # May run in a garbage collection, in the middle of anything: so it only takes note.
+        self.releases.append(what)
+
+    def _sweep(self) -> None:
+        self.settle()
+        self._sweeping = self._mapped > 0
+        if self._sweeping:
+            self.pump.call_later(_SWEEP, self._sweep)
+
+    def settle(self) -> None:
+        """Does what was put off: tells the owners of shared memory what is not used here any more, and the like."""
+        while self.deferred:
+            self.deferred.popleft()()
+        if self.releases:
+            self._send_releases()
+
+    def _send_releases(self) -> None:
+        owners: dict[str, list[int]] = {}
+        while self.releases:
+            pid, segment = self.releases.popleft()
+            self._mapped -= 1
+            owners.setdefault(self._bulk_owners[pid], []).append(segment)
+        for owner, segments in owners.items():
+            if owner == self.proc:
+                for segment in segments:
+                    self.segments.release(segment, self.proc)
+            else:
+                self.peer(owner).send(m.encode(m.Release(self.proc, segments)))
+
+    def _on_released(self, release: m.Release, _: Sequence[Any]) -> None:
+        for segment in release.segments:
+            self.segments.release(segment, release.src)
+        if self._space is not None and self._space.done:
+            self.pump.notify(cast("Waiter", self._space))
+
+
+class Lending:
+    """Lends memory of GPUs, when there is some to lend: what does it is on a floor above this one, and needs torch."""
+
+    def lend(self, tensor: Any, receivers: Sequence[str]) -> Any:
+        return function_of(f"{_LENDING}:lend")(tensor, receivers)
+
+    def cancel(self, reduced: Any) -> None:
+        function_of(f"{_LENDING}:cancel")(reduced)
+
+
+class _Space:
+    """Room in shared memory."""
+
+    __slots__ = ("_segments", "thread")
+
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
+        self.thread: Any = None
+
+    @property
+    def done(self) -> bool:
+        return not self._segments.over_limit

@@ -1,0 +1,200 @@
+"""Folders of versions: a new one comes in one step when it is complete, and a crash leaves those before as they were.
+
+A folder has ``v000001``, ``v000002`` and so on, and a small file ``latest`` with the name of one of them. A version is
+written under another name, which no reader looks at, and renamed when all of it is on the disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import threading
+from pathlib import Path
+
+from monarch.exceptions import ArgumentError, DeviceMeshError
+
+_NAME = re.compile(r"v\d{6,}")
+_LEFT = re.compile(r"v\d{6,}\.[0-9a-f]+\.(writing|removing)|latest\.[0-9a-f]+")
+"""What only an attempt that was cut off leaves there."""
+_COMPLETE = ".metadata"
+"""The file that a version gets last."""
+_LOCKLESS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+def versions_in(path: str) -> list[str]:
+    """The names of the complete versions in a folder, the oldest first."""
+    try:
+        names = [name for name in os.listdir(path) if _NAME.fullmatch(name)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted((name for name in names if os.path.exists(os.path.join(path, name, _COMPLETE))), key=_number)
+
+
+def find_version(path: str, version: str | int | None = None) -> str:
+    """The path of a version that is complete: of a given one, or of the latest.
+
+    Args:
+        path: of the folder.
+        version: its name or number; None for the latest.
+
+    Raises:
+        ArgumentError: there is no such folder or version; it says what there is.
+    """
+    there = versions_in(path)
+    if not there:
+        what = "has no complete version" if os.path.isdir(path) else "is no folder that this host can see"
+        raise ArgumentError(f"there is no checkpoint to restore: {path} {what}")
+    if version is None:
+        named = _read_latest(path)
+        # The file may be gone or of an older state of the folder, and the versions are there all the same.
+        return os.path.join(path, named if named in there else there[-1])
+    name = _name(version) if isinstance(version, int) else version
+    if name not in there:
+        raise ArgumentError(f"{path} has no complete version {name!r}; it has {', '.join(there)}")
+    return os.path.join(path, name)
+
+
+class NewVersion:
+    """A version that is being written. Others that want to write to the folder are kept out until it ends.
+
+    Args:
+        path: of the folder, which is made if it is not there.
+        token: hexadecimal digits that no other attempt has.
+
+    Raises:
+        DeviceMeshError: another process writes a version there.
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(self, path: str, token: str) -> None:
+        self._path = path
+        self._token = token
+        self._turn = threading.Lock()
+        self._ended = False
+        os.makedirs(path, exist_ok=True)
+        self._lock, alone = _lock(path)
+        try:
+            if alone:
+                _clean(path)
+            numbers = [_number(name) for name in os.listdir(path) if _NAME.fullmatch(name)]
+            self.name = _name(max(numbers, default=0) + 1)
+            self.folder = os.path.join(path, f"{self.name}.{token}.writing")
+            """Where its files are to be written."""
+            os.mkdir(self.folder)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def commit(self, keep: int) -> str:
+        """All files are there, and on the disk: makes it the latest version.
+
+        Args:
+            keep: how many versions stay; the oldest go.
+
+        Returns:
+            Its path.
+
+        Raises:
+            DeviceMeshError: it was abandoned meanwhile.
+        """
+        with self._turn:
+            if self._ended:
+                raise DeviceMeshError(f"version {self.name} of {self._path} was given up before it was complete")
+            done = os.path.join(self._path, self.name)
+            _sync(self.folder)
+            os.rename(self.folder, done)
+            _sync(self._path)
+            self._write_latest()
+            for name in versions_in(self._path)[:-keep]:
+                self._remove(name)
+            self._end()
+            return done
+
+    def abandon(self) -> None:
+        """It is not to be: removes what was written, unless it is complete already."""
+        with self._turn:
+            if not self._ended:
+                shutil.rmtree(self.folder, ignore_errors=True)
+                self._end()
+
+    def _write_latest(self) -> None:
+        new = os.path.join(self._path, f"latest.{self._token}")
+        with open(new, "w", encoding="utf-8") as file:
+            file.write(f"{self.name}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, os.path.join(self._path, "latest"))
+        _sync(self._path)
+
+    def _remove(self, name: str) -> None:
+        # Under its own name it would count as a version until its last file is gone.
+        going = os.path.join(self._path, f"{name}.{self._token}.removing")
+        os.rename(os.path.join(self._path, name), going)
+        shutil.rmtree(going, ignore_errors=True)
+
+    def _end(self) -> None:
+        self._ended = True
+        # A child that was forked meanwhile has a copy of the descriptor.
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+        except OSError:
+            pass
+        os.close(self._lock)
+
+
+def _lock(path: str) -> tuple[int, bool]:
+    """Keeps others out, where the file system can do so; its descriptor, and whether it could."""
+    lock = os.open(os.path.join(path, ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"process {os.getpid()} of {os.uname().nodename}\n".encode(), 0)
+        return lock, True
+    except BlockingIOError:
+        who = os.pread(lock, 200, 0).decode(errors="replace").strip() or "another process"
+        os.close(lock)
+        raise DeviceMeshError(
+            f"{who} writes a checkpoint to {path} now; wait until that is complete, or write to another folder"
+        ) from None
+    except OSError as error:
+        if error.errno in _LOCKLESS:
+            return lock, False
+        os.close(lock)
+        raise
+
+
+def _clean(path: str) -> None:
+    for name in os.listdir(path):
+        if _LEFT.fullmatch(name):
+            left = Path(path, name)
+            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def _read_latest(path: str) -> str:
+    try:
+        return Path(path, "latest").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _sync(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems of networks cannot, and need not.
+        if error.errno not in (errno.EINVAL, *_LOCKLESS):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _name(number: int) -> str:
+    return f"v{number:06}"
+
+
+def _number(name: str) -> int:
+    return int(name[1:])

@@ -1,0 +1,92 @@
+"""Ranks that live and do not answer are shown as such, and not taken for dead."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from leaks import wait_until
+from monarch.actor import Actor, endpoint
+from monarch.exceptions import ArgumentError, CallTimeoutError
+
+
+class Worker(Actor):
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def keep_the_lock(self, path: str) -> str:
+        """Inside a C call that does not let go of Python's lock, until somebody writes to a pipe."""
+        import ctypes
+
+        ctypes.PyDLL(None).open(path.encode(), os.O_RDONLY)
+        return "out"
+
+    @endpoint
+    def let_go(self, path: str) -> str:
+        """Busy in Python: it answers."""
+        while not os.path.exists(path):
+            sum(range(1000))
+        return "out"
+
+
+def test_stopped_by_a_signal(procs: Callable[..., Any], capfd: pytest.CaptureFixture[str]) -> None:
+    mesh = procs(3, name="mesh", silence=0.2)
+    workers = mesh.spawn("workers", Worker)
+    pids = list(workers.pid.call().get(30).values())
+    os.kill(pids[1], signal.SIGSTOP)
+    try:
+        waiting = workers.pid.call()
+        assert wait_until(lambda: "its process is stopped by a signal" in mesh.to_table())
+        rows = mesh.to_table().splitlines()
+        assert "does not answer for" in rows[2] and rows[1].endswith("alive") and rows[3].endswith("alive")
+        with pytest.raises(CallTimeoutError, match=r"rank 1 did not answer \(rank 1, which does not answer for .*SIGSTOP"):
+            waiting.get(0.1)
+        said = capfd.readouterr().err
+        assert "monarch: rank 1 of mesh does not answer for" in said and "it lives, and its calls wait" in said
+    finally:
+        os.kill(pids[1], signal.SIGCONT)
+    # Nothing is lost, and it counts as there again.
+    assert list(waiting.get(30).values()) == pids
+    assert wait_until(lambda: "does not answer" not in mesh.to_table())
+    assert wait_until(lambda: "monarch: rank 1 of mesh answers again" in capfd.readouterr().err)
+
+
+def test_inside_c(procs: Callable[..., Any], tmp_path: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    mesh = procs(2, name="mesh", silence=0.2)
+    workers = mesh.spawn("workers", Worker)
+    path, pipe = str(tmp_path / "go"), str(tmp_path / "pipe")
+    os.mkfifo(pipe)
+    stuck = workers.slice(gpus=0).keep_the_lock.call_one(pipe)
+    busy = workers.slice(gpus=1).let_go.call_one(path)
+    try:
+        assert wait_until(lambda: "rank 0 of mesh does not answer" in capfd.readouterr().err)
+        assert "C code that keeps Python's lock" in mesh.to_table()
+        assert "rank 1" not in capfd.readouterr().err
+    finally:
+        open(path, "w").close()
+        open(pipe, "w").close()
+    assert stuck.get(30) == busy.get(30) == "out"
+
+
+def test_what_is_dead_is_not_unresponsive(procs: Callable[..., Any]) -> None:
+    mesh = procs(1, silence=0.2)
+    workers = mesh.spawn("workers", Worker)
+    pid = workers.pid.call_one().get(30)
+    os.kill(pid, signal.SIGSTOP)
+    waiting = workers.pid.call_one()
+    assert wait_until(lambda: "does not answer" in mesh.to_table())
+    os.kill(pid, signal.SIGKILL)
+    assert waiting.exception(30) is not None
+    assert "SIGKILL" in mesh.to_table() and "does not answer" not in mesh.to_table()
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf")])
+def test_no_time(procs: Callable[..., Any], wrong: float) -> None:
+    with pytest.raises(ArgumentError, match="silence is a number of seconds above 0"):
+        procs(1, silence=wrong)

@@ -1,0 +1,154 @@
+"""``%mesh checkpoint`` and ``%mesh restore``: variables of cells on disk, and back on these or other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kernels import Notebook
+from leaks import Kit
+
+MODEL = """
+torch.manual_seed(rank)
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+"""
+STEP = """
+model(torch.ones(1, 3)).sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+"""
+SHARDED = """
+from torch.distributed.fsdp import fully_shard
+torch.manual_seed(rank_of_seed)
+model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+fully_shard(model, mesh=mesh.device_mesh())
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+"""
+SUM = "round(sum(p.full_tensor().sum().item() for p in model.parameters()), 4)"
+LOSS = """
+loss = model(torch.ones(2, 6)).square().mean()
+loss.backward()
+optimizer.step()
+optimizer.zero_grad()
+"""
+
+
+@pytest.fixture
+def book(notebook: Notebook, leaks: Kit) -> Iterator[Notebook]:
+    """The notebook with a mesh of its own for the test."""
+    notebook.run("%mesh restart mesh").ok()
+    leaks.rebase()
+    yield notebook
+    notebook.run("%mesh use mesh").ok()
+    leaks.rebase()
+
+
+@pytest.mark.slow
+def test_variables_come_back(book: Notebook, tmp_path: Path) -> None:
+    book.mesh(MODEL + STEP).ok()
+    book.mesh(
+        "x = torch.full((3,), 1.5)\nown = rank * 10\nepoch = 4\nhistory = [{'loss': 0.5}, (1, None)]\n"
+        "import math\ndef f(): pass\nclass C: pass\nother = C()\nrest = iter([])"
+    ).ok()
+    book.mesh("extra = 'only here'", "[2]").ok()
+    said = book.run(f"%mesh checkpoint {tmp_path}/run --wait").ok().stream()
+    assert f"mesh 'mesh' is written to {tmp_path}/run/v000001: " in said
+    assert "epoch, history, model, optimizer, own, x, extra (rank 2) (" in said
+    before = book.mesh("model.weight.sum().item(), optimizer.state[model.weight]['exp_avg'].tolist()").ok().shown
+    book.mesh(STEP + "x += 1\nkept = x\nown = epoch = 0\nhistory.clear()\ndel other").ok()
+    said = book.run(f"%mesh restore {tmp_path}/run").ok().stream()
+    assert said.splitlines() == [
+        f"mesh 'mesh' has been restored from {tmp_path}/run/v000001",
+        "  by load_state_dict: model, optimizer",
+        "  tensors: x",
+        "  values: epoch, history, own, extra (rank 2)",
+    ]
+    after = book.mesh("model.weight.sum().item(), optimizer.state[model.weight]['exp_avg'].tolist()").ok().shown
+    assert after == before and "[rank 3]" in before
+    shown = book.mesh("x.tolist(), kept is x, own == rank * 10, epoch, history").ok().shown
+    assert shown == "[ranks 0-3] ([1.5, 1.5, 1.5], True, True, 4, [{'loss': 0.5}, (1, None)])"
+    # In new processes, where the objects are to be made first.
+    book.run("%mesh restart").ok()
+    said = book.run(f"%mesh restore {tmp_path}/run").ok().stream()
+    assert "  tensors: x" in said and "not restored, and as before:\n  model: there is nothing of that name" in said
+    book.mesh("torch.manual_seed(9)\n" + MODEL).ok()
+    said = book.run(f"%mesh restore {tmp_path}/run model optimizer nothing").ok().stream()
+    assert "  by load_state_dict: model, optimizer\n" in said
+    assert "  nothing (ranks 0-1,3): the checkpoint has epoch, history, model, optimizer, own, x" in said
+    assert (
+        book.mesh("model.weight.sum().item(), optimizer.state[model.weight]['exp_avg'].tolist()").ok().shown == before
+    )
+    assert book.mesh("optimizer.param_groups[0]['lr'], model.weight.grad").ok().shown == "[ranks 0-3] (0.1, None)"
+
+
+@pytest.mark.slow
+def test_on_another_number_of_ranks(book: Notebook, tmp_path: Path) -> None:
+    book.run("%mesh up two --procs 2").ok()
+    book.mesh("rank_of_seed = 7\n" + SHARDED + LOSS + "own = rank\nsame = 'all'").ok()
+    before = book.mesh(SUM).ok().shown
+    book.run(f"%mesh checkpoint {tmp_path} --wait").ok()
+    book.mesh(LOSS).ok()
+    expected = book.mesh(SUM).ok().shown
+    assert before != expected
+    book.run("%mesh use mesh").ok()
+    book.mesh("rank_of_seed = 8\n" + SHARDED).ok()
+    said = book.run(f"%mesh restore {tmp_path} model optimizer own same").ok().stream()
+    assert "  by load_state_dict: model, optimizer\n  values: own (ranks 0-1), same\n" in said
+    assert "  own (ranks 2-3): it was another one on each rank, and this rank was not there" in said
+    assert book.mesh(SUM).ok().shown == before.replace("0-1", "0-3")
+    # The memory of the optimizer came along, so the next step is the same.
+    book.mesh(LOSS).ok()
+    assert book.mesh(SUM).ok().shown == expected.replace("0-1", "0-3")
+    book.run("%mesh down two").ok()
+
+
+@pytest.mark.slow
+def test_it_is_written_while_cells_run(book: Notebook, tmp_path: Path) -> None:
+    book.mesh("x = torch.ones(1000)").ok()
+    cell = book.run(f"%mesh checkpoint {tmp_path}/run x").ok()
+    assert f"mesh 'mesh' is being written to {tmp_path}/run; a line says when that is complete" in cell.stream()
+    cell.until(lambda: "v000001: x (" in cell.stream())
+    cell = book.run(f"%mesh checkpoint {tmp_path}/run nothing").ok()
+    cell.until(lambda: "failed: " in cell.stream("stderr"))
+    assert "name 'nothing' is not defined on rank 0, which has x" in cell.stream("stderr")
+    failed = book.run(f"%mesh checkpoint {tmp_path}/run nothing --wait")
+    assert failed.status == "error" and "name 'nothing' is not defined" in failed.text
+
+
+@pytest.mark.slow
+def test_what_is_wrong_is_said(book: Notebook, tmp_path: Path) -> None:
+    for line, text in (
+        ("checkpoint", "%mesh checkpoint: the path of a folder is missing; write %mesh checkpoint PATH"),
+        (f"checkpoint {tmp_path} --now", "there is no option '--now'"),
+        (f"restore {tmp_path} a.b", "'a.b' is not the name of a variable"),
+        (f"restore {tmp_path}/nowhere", "nowhere is no folder that this host can see"),
+        (f"restore {tmp_path}", "has no complete version"),
+    ):
+        cell = book.run(f"%mesh {line}")
+        assert cell.status == "error" and text in cell.text, cell.text
+    book.mesh("import threading\nlock = threading.Lock()\nmodel = torch.nn.Linear(2, 2)").ok()
+    cell = book.run(f"%mesh checkpoint {tmp_path} lock --wait")
+    assert cell.status == "error" and "'lock', of type tuple, cannot be saved" in cell.text
+    book.run(f"%mesh checkpoint {tmp_path} --wait").ok()
+    book.mesh("model = torch.nn.Linear(2, 3)").ok()
+    said = book.run(f"%mesh restore {tmp_path}").ok().stream()
+    assert "  model: ArgumentError: 'model.weight' has the size (2, 2) in the checkpoint" in said
+
+
+@pytest.mark.slow
+def test_after_the_death_of_the_notebook(own: Callable[..., Notebook], tmp_path: Path) -> None:
+    first = own()
+    first.run("%mesh up --procs 2").ok()
+    first.mesh(MODEL + STEP + "step = 17").ok()
+    before = first.mesh("model.weight.sum().item()").ok().shown
+    first.run(f"%mesh checkpoint {tmp_path} --wait").ok()
+    first.close(now=True)
+    second = own()
+    second.run("%mesh up --procs 2").ok()
+    second.mesh(MODEL + "model.weight.data.zero_()").ok()
+    assert "values: step" in second.run(f"%mesh restore {tmp_path}").ok().stream()
+    assert second.mesh("model.weight.sum().item()").ok().shown == before
+    assert second.mesh("step").ok().shown == "[ranks 0-1] 17"
