@@ -76,7 +76,7 @@ class Measure:
     def ratio(self, system: str, other: str) -> float | None:
         """Median over the rounds of one system's figure by another's of the same round."""
         mine, theirs = self.samples.get(system), self.samples.get(other)
-        if not mine or not theirs:
+        if not mine or not theirs or not all(theirs):
             return None
         if len(mine) != len(theirs):
             return median(mine) / median(theirs)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import buffers
 import cells
+import failures
 import fanout
 import inflight
 import interrupts
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, Callable[[Options], list[Measure]]] = {
     "buffers": buffers.run,
     "states": states.run,
     "steps": steps.run,
+    "failures": failures.run,
     "spawn": spawn.run,
     "gpu": gpu.run,
     "memory": memory.run,

@@ -250,4 +250,4 @@ def with_hint(error: DeviceMeshError, name: str) -> DeviceMeshError:
         f"%mesh heal {name} puts new ranks in their place, %mesh restart {name} starts all anew, and "
         f"%%mesh {name}[RANKS] runs a cell on the others"
     )
-    return type(error)(f"{error}\n{hint}", mesh=error.mesh, ranks=error.ranks, results=error.results)
+    return type(error)(f"{error}\n{hint}", mesh=error.mesh, ranks=error.ranks, results=error.results, when=error.when)

@@ -132,6 +132,10 @@ class System:
         """Two ranks that train a model of ``systems.training``; the figures are the seconds of all and the loss."""
         raise Unsupported("no training")
 
+    def failures(self, kind: str) -> Task:
+        """Processes that are killed, and what follows: see ``failures.py`` for the kinds; figures in seconds."""
+        raise Unsupported("no failures")
+
     def states(self, ranks: int) -> Task:
         """The state dict of ``systems.state`` goes to so many ranks; each figure is the seconds until all have it."""
         raise Unsupported("no copying of states")

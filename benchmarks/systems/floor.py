@@ -10,6 +10,7 @@ import ctypes
 import gc
 import os
 import pickle
+import select
 import signal
 import struct
 import tempfile
@@ -89,6 +90,47 @@ class Copies(base.Task):
         self._pool.close()
 
 
+class Notices(base.Task):
+    """A process is killed, and its pidfd says so."""
+
+    def run(self, count: int) -> list[float]:
+        return [self._once() for _ in range(count)]
+
+    def _once(self) -> float:
+        pid = os.fork()
+        if not pid:
+            signal.pause()
+            os._exit(0)
+        notice = os.pidfd_open(pid)
+        poller = select.poll()
+        poller.register(notice, select.POLLIN)
+
+        def kill() -> None:
+            os.kill(pid, signal.SIGKILL)
+            poller.poll()
+
+        seconds = base.timed(kill)
+        os.waitpid(pid, 0)
+        os.close(notice)
+        return seconds
+
+
+class Forks(base.Task):
+    """A worker more, until it has answered with torch."""
+
+    def __init__(self, zygote: Zygote) -> None:
+        self._zygote = zygote
+
+    def run(self, count: int) -> list[float]:
+        return [self._once() for _ in range(count)]
+
+    def _once(self) -> float:
+        pools: list[FloorPool] = []
+        seconds = base.timed(lambda: pools.append(FloorPool(self._zygote, 1, True)))
+        pools[0].close()
+        return seconds
+
+
 class Zygote:
     """A process that has imported torch and forks workers from then on."""
 
@@ -162,6 +204,9 @@ class Floor(base.System):
 
     def states(self, ranks: int) -> base.Task:
         return Copies(FloorPool(self._zygote, ranks, True), state.SIZE, ranks)
+
+    def failures(self, kind: str) -> base.Task:
+        return Notices() if kind == "pending" else Forks(self._zygote)
 
     def training(self, model: str) -> base.Task:
         return torchrun.Training(model)

@@ -55,6 +55,11 @@ class Mesh(base.System):
 
         return States(ranks)
 
+    def failures(self, kind: str) -> base.Task:
+        from systems.mesh_failures import failures
+
+        return failures(kind)
+
     def training(self, model: str) -> base.Task:
         from systems.mesh_training import Training
 

@@ -53,6 +53,11 @@ class Ray(base.System):
 
         return States(ranks)
 
+    def failures(self, kind: str) -> base.Task:
+        from systems.ray_failures import failures
+
+        return failures(kind)
+
     def training(self, model: str) -> base.Task:
         from systems.ray_tasks import Training
 

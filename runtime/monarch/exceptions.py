@@ -119,6 +119,7 @@ class DeviceMeshError(MonarchError, RuntimeError):
         mesh: name of the mesh.
         ranks: positions in the addressed mesh that failed.
         results: the results of the ranks that did answer, as a ValueMesh with None elsewhere; None outside a call.
+        when: seconds since the epoch at which the first of them died; 0 if that is not known, or if none has.
     """
 
     def __init__(
@@ -128,12 +129,14 @@ class DeviceMeshError(MonarchError, RuntimeError):
         mesh: str = "",
         ranks: tuple[int, ...] = (),
         results: ValueMesh[Any] | None = None,
+        when: float = 0.0,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.mesh = mesh
         self.ranks = ranks
         self.results = results
+        self.when = when
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.__dict__)

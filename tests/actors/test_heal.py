@@ -294,10 +294,18 @@ from monarch.testing import local_hosts
 class A(Actor):
     @endpoint
     def pids(self): return os.getpid(), os.getppid()
+    @endpoint
+    def total(self):
+        import torch
+        import torch.distributed as dist
+        from monarch.distributed import group
+        here = torch.ones(1)
+        dist.all_reduce(here, group=group())
+        return int(here.item())
 
 if __name__ == "__main__":
-    with local_hosts(2) as hosts:
-        mesh = hosts.spawn_procs({"gpus": 2})
+    with local_hosts(3) as hosts:
+        mesh = hosts.slice(hosts=slice(0, 2)).spawn_procs({"gpus": 2})
         actors = mesh.spawn("actors", A)
         pids = list(actors.pids.call().get().values())
         os.kill(pids[3][0], signal.SIGKILL)
@@ -311,6 +319,11 @@ if __name__ == "__main__":
             heal_mesh(actors)
         except SpawnError as error:
             print(error)
+        # On another host, at the same coordinates; those that live keep their place.
+        heal_mesh(actors, hosts=hosts)
+        moved = list(actors.pids.call().get(20).values())
+        print([old == new for old, new in zip(after, moved)], len({host for _, host in moved}))
+        print(actors.sizes, list(actors.total.call().get(30).values()))
 """
 
 
@@ -319,6 +332,8 @@ def test_across_hosts(program: Callable[..., Any]) -> None:
     lines = program(LOST, timeout=100).ok().splitlines()
     assert lines[0] == "SupervisionError" and lines[1] == "[True, True, True, False]"
     assert lines[3].startswith("ranks 2-3 of procs cannot be replaced: their host is lost")
+    assert lines[4] == "[True, True, False, False] 2"
+    assert lines[5] == "{'hosts': 2, 'gpus': 2} [4, 4, 4, 4]"
 
 
 class Hooked(Actor):

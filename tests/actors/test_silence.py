@@ -45,7 +45,9 @@ def test_stopped_by_a_signal(procs: Callable[..., Any], capfd: pytest.CaptureFix
         assert wait_until(lambda: "its process is stopped by a signal" in mesh.to_table())
         rows = mesh.to_table().splitlines()
         assert "does not answer for" in rows[2] and rows[1].endswith("alive") and rows[3].endswith("alive")
-        with pytest.raises(CallTimeoutError, match=r"rank 1 did not answer \(rank 1, which does not answer for .*SIGSTOP"):
+        with pytest.raises(
+            CallTimeoutError, match=r"rank 1 did not answer \(rank 1, which does not answer for .*SIGSTOP"
+        ):
             waiting.get(0.1)
         said = capfd.readouterr().err
         assert "monarch: rank 1 of mesh does not answer for" in said and "it lives, and its calls wait" in said

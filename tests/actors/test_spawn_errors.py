@@ -109,9 +109,10 @@ def test_a_broadcast_that_raises_fails_its_actor_and_the_owner_hears(
     mesh = procs(2)
     breaks = mesh.spawn("breaks", Breaks)
     assert breaks.break_.broadcast() is None
-    assert wait_until(lambda: told)
-    (failure,) = told
-    assert failure.mesh_name == "breaks" and failure.ranks == (0, 1) and "out of tune" in str(failure)
+    # As one, unless the machine is so busy that one rank comes much later; each once in any case.
+    assert wait_until(lambda: len([rank for failure in told for rank in failure.ranks]) == 2)
+    assert sorted(rank for failure in told for rank in failure.ranks) == [0, 1]
+    assert all(failure.mesh_name == "breaks" and "out of tune" in str(failure) for failure in told)
     with pytest.raises((ActorError, SupervisionError), match="out of tune"):
         breaks.f.call().get(timeout=20)
     assert list(mesh.spawn("more", Breaks).f.call().get(timeout=20).values()) == [1, 1]

@@ -27,7 +27,7 @@ class _Death:
 
     def __init__(self, dead: m.Dead) -> None:
         self.dead = dead
-        self.when = time.time()
+        self.when = dead.when or time.time()
         self.calls: list[str] = []
 
 

@@ -23,7 +23,8 @@ TOGETHER = 0.05
 
 def default_fault_hook(failure: MeshFailure) -> None:
     """Says on stderr what failed; calls to the mesh raise from then on."""
-    print(f"monarch: unhandled failure of {failure.report()}", file=sys.stderr, flush=True)
+    at = time.strftime("%H:%M:%S", time.localtime(failure.when)) if failure.when else ""
+    print(f"monarch: {f'{at} ' if at else ''}unhandled failure of {failure.report()}", file=sys.stderr, flush=True)
 
 
 class Faults:

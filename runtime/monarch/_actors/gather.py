@@ -256,9 +256,12 @@ def died(
     lines[0] = f"{label} failed: {lines[0]}"
     if alive:
         lines.append(f"{describe_ranks(alive)} {'is' if len(alive) == 1 else 'are'} alive; a slice of them can be used")
-    else:
+    elif stopped or kind is SpawnError:
         lines.append("make a new mesh to go on")
-    return kind("\n".join(lines), mesh=mesh, ranks=tuple(sorted(lost)), results=results)
+    else:
+        lines.append("heal_mesh puts new ones in their place")
+    when = min((dead.when for dead in lost.values() if dead.when), default=0.0)
+    return kind("\n".join(lines), mesh=mesh, ranks=tuple(sorted(lost)), results=results, when=when)
 
 
 def add_note(error: BaseException, note: str) -> None:

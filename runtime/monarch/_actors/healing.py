@@ -28,8 +28,16 @@ def dead_ranks(shared: _Shared, runtime: Runtime) -> list[int]:
     return [rank for rank in range(procs.size) if runtime.peer(procs.proc(rank)).dead is not None]
 
 
-def heal(shared: _Shared, runtime: Runtime, timeout: float) -> tuple[list[int], list[tuple[ActorMesh, int]]]:
+def heal(
+    shared: _Shared, runtime: Runtime, timeout: float, hosts: Sequence[str] = ()
+) -> tuple[list[int], list[tuple[ActorMesh, int]]]:
     """Puts new processes in the place of those that have died, and new actors in that of those that have failed.
+
+    Args:
+        shared: of the mesh.
+        runtime: of this process, which owns it.
+        timeout: seconds for all of it.
+        hosts: ids of hosts that may take the place of those that are lost.
 
     Returns:
         The ranks with new processes; and the actors that were made anew where the process has lived on, by rank.
@@ -49,8 +57,8 @@ def heal(shared: _Shared, runtime: Runtime, timeout: float) -> tuple[list[int], 
                 break
             if shared.stopped is not None or runtime.closed:
                 raise StoppedError(f"{shared.procs.name} was stopped before it was healed", mesh=shared.procs.name)
-            _check_hosts(shared, runtime, dead)
-            made = replace(shared.whole(runtime), dead, actors_of(shared, runtime))
+            moved = _move(shared, runtime, dead, hosts)
+            made = replace(shared.whole(runtime), dead, actors_of(shared, runtime), moved)
             replaced.update(dead)
             error = _first_error(made, until)
             if error is not None and (attempt == _TRIES - 1 or not dead_ranks(shared, runtime)):
@@ -77,16 +85,21 @@ def actors_of(shared: _Shared, runtime: Runtime) -> list[ActorMesh]:
     ]
 
 
-def _check_hosts(shared: _Shared, runtime: Runtime, dead: Sequence[int]) -> None:
+def _move(shared: _Shared, runtime: Runtime, dead: Sequence[int], hosts: Sequence[str]) -> dict[str, str]:
+    """Of the hosts that are lost, which ones take their place."""
     procs = shared.procs
     lost = [rank for rank in dead if not _reaches(runtime, procs.host(rank))]
-    if lost:
+    gone = list(dict.fromkeys(procs.host(rank) for rank in lost))
+    free = [host for host in dict.fromkeys(hosts) if host not in procs.hosts and _reaches(runtime, host)]
+    if len(free) < len(gone):
         raise SpawnError(
-            f"{describe_ranks(lost)} of {procs.name} cannot be replaced: their host is lost; make a new mesh of the "
-            f"hosts that there are",
+            f"{describe_ranks(lost)} of {procs.name} cannot be replaced: their host is lost; give as many others as "
+            f"were lost that the mesh is not on yet, as in heal_mesh(mesh, hosts=...), or make a new mesh of the hosts "
+            f"that there are",
             mesh=procs.name,
             ranks=tuple(lost),
         )
+    return dict(zip(gone, free, strict=False))
 
 
 def _reaches(runtime: Runtime, host: str) -> bool:

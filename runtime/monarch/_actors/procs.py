@@ -136,6 +136,12 @@ class Procs:
         made = {rank: name or f"{self.uid}.{rank}~{version}" for rank, name in names.items()}
         self.learn(replace(now, version=version, names={**now.names, **made}))
 
+    def rehost(self, hosts: Mapping[str, str]) -> None:
+        """Other hosts take the place of some; the processes there are yet to be started, and get other names."""
+        now = self.roster
+        there = tuple(hosts.get(host, host) for host in now.hosts)
+        self.learn(replace(now, version=now.version + 1, hosts=there))
+
     def resize(self, hosts: Sequence[str], per_host: int, sizes: Sequence[int]) -> None:
         """There are more or fewer, as the first axis has grown or shrunk; those at its end are new or gone."""
         now = self.roster

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch._actors.actormesh import ActorMesh
@@ -21,13 +21,16 @@ from monarch.exceptions import SpawnError, StoppedError
 _NONE = Extent((), ())
 
 
-def replace(mesh: ProcMesh, ranks: Sequence[int], actors: Sequence[ActorMesh]) -> list[Future[Any]]:
+def replace(
+    mesh: ProcMesh, ranks: Sequence[int], actors: Sequence[ActorMesh], hosts: Mapping[str, str] | None = None
+) -> list[Future[Any]]:
     """Ends the processes of some ranks, starts new ones, and makes actors there as they were made at first.
 
     Args:
         mesh: the whole mesh of processes, in its owner.
         ranks: which of them.
         actors: meshes of actors to make again there, with the arguments that they were spawned with.
+        hosts: of hosts that are lost, with those that take their place.
 
     Returns:
         Futures that are done when the new actors are there.
@@ -46,7 +49,10 @@ def replace(mesh: ProcMesh, ranks: Sequence[int], actors: Sequence[ActorMesh]) -
         peer = runtime.peer(procs.proc(rank))
         old.setdefault(peer.host, []).append(peer.proc)
     for host, names in old.items():
-        runtime.to_agent(host, m.Stop(runtime.proc, names, 0.0))
+        if host not in (hosts or ()):
+            runtime.to_agent(host, m.Stop(runtime.proc, names, 0.0))
+    if hosts:
+        procs.rehost(hosts)
     spares = {rank: starting.take_spare(rank) for rank in ranks}
     procs.rename(spares)
     new = [runtime.peer(procs.proc(rank), starting=True) for rank in ranks]

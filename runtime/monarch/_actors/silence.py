@@ -12,6 +12,7 @@ from typing import Any
 from monarch._actors.procs import split_proc
 from monarch._actors.runtime import Runtime
 from monarch._core.region import Region
+from monarch._procs.session import host_of
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 from monarch.exceptions import ArgumentError
@@ -71,10 +72,14 @@ class Silence:
         if not self._port:
             self._port = runtime.open_port(self)
         for proc in procs:
-            if proc not in self._asked and split_proc(proc)[0] in self.bounds:
+            if proc not in self._asked and split_proc(proc)[0] in self.bounds and self._listens(proc):
                 self._asked[proc] = now
                 ask = m.Ask(runtime.proc, self._port, _VIEW, "monarch._actors.silence:here", _NOTHING)
                 runtime.peer(proc).send(m.encode(ask))
+
+    def _listens(self, proc: str) -> bool:
+        """One that is still being started has nothing to answer with."""
+        return host_of(proc) != self._runtime.host or proc in self._runtime.pids
 
     def look(self, procs: Sequence[str], patience: float) -> None:
         """Learns within some seconds who answers now."""

@@ -88,6 +88,9 @@ class Starting:
         self, host: str, names: list[str], places: list[int], port: int, variables: dict[str, str | None]
     ) -> None:
         runtime, procs = self.runtime, self.procs
+        if host == runtime.host:
+            # The one before may have died, with all of its ranks.
+            runtime.need_agent()
         hosts = procs.hosts
         addresses = tuple(runtime.address_of(each) for each in hosts) if set(hosts) != {runtime.host} else ()
         known = RankConfig(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
@@ -139,8 +140,9 @@ class Children:
             os.close(fd)
         del self.by_proc[child.proc]
         self._owned.get(child.owner, set()).discard(child.proc)
-        dead = Dead(child.proc, reason, child.stopping, tails)
-        self._dead[child.proc] = Dead(child.proc, reason, child.stopping, tails[-1:] if tails else [])
+        now = time.time()
+        dead = Dead(child.proc, reason, child.stopping, tails, now)
+        self._dead[child.proc] = Dead(child.proc, reason, child.stopping, tails[-1:] if tails else [], now)
         if len(self._dead) > _REMEMBERED:
             self._dead.popitem(last=False)
         return dead

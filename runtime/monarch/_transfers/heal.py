@@ -6,13 +6,21 @@ from typing import Any, TypeVar
 
 from monarch._actors.actormesh import ActorMesh
 from monarch._actors.healing import actors_of, heal
+from monarch._actors.hostmesh import HostMesh
 from monarch._actors.procmesh import ProcMesh
 from monarch.exceptions import ArgumentError, SupervisionError
 
 M = TypeVar("M")
 
 
-def heal_mesh(mesh: M, *, copy_from: int | str | None = None, copy: str = "", timeout: float = 60.0) -> M:
+def heal_mesh(
+    mesh: M,
+    *,
+    copy_from: int | str | None = None,
+    copy: str = "",
+    hosts: HostMesh | None = None,
+    timeout: float = 60.0,
+) -> M:
     """Puts new processes in the place of those of a mesh that have died, at the same coordinates.
 
     Each runs the ``bootstrap`` of its mesh, and gets the actors that were spawned there, made as they were at first.
@@ -29,6 +37,7 @@ def heal_mesh(mesh: M, *, copy_from: int | str | None = None, copy: str = "", ti
             of actors of another class must be healed with ``copy``.
         copy: the name of a method that returns the tensors of an actor, such as ``state_dict`` of its model: new
             ones get those of one that lives, or of ``copy_from``, in place, as by ``copy_state``.
+        hosts: where ranks go whose host is lost: hosts that the mesh is not on yet, as many as were lost.
         timeout: seconds for the new processes and actors to be there, and again for the state.
 
     Returns:
@@ -38,7 +47,7 @@ def heal_mesh(mesh: M, *, copy_from: int | str | None = None, copy: str = "", ti
         ArgumentError: it is no such mesh, its actors have no such methods, or ``copy_from`` is no rank of it.
         SupervisionError: a state is to be copied, and no actor lives that has it.
         StoppedError: it was stopped, or another process has spawned it, which may heal it.
-        SpawnError: its host is lost, too.
+        SpawnError: its host is lost, too, and there is no other one in ``hosts``.
         ActorError: the constructor of an actor raised, or a method that gives or takes the state.
     """
     if not isinstance(mesh, (ProcMesh, ActorMesh)):
@@ -56,7 +65,10 @@ def heal_mesh(mesh: M, *, copy_from: int | str | None = None, copy: str = "", ti
 
         givers = [mesh] if isinstance(mesh, ActorMesh) else actors_of(shared, runtime)
         Handing.check(givers, isinstance(mesh, ActorMesh))
-    replaced, renewed = heal(shared, runtime, timeout)
+    if hosts is not None and not isinstance(hosts, HostMesh):
+        raise ArgumentError(f"hosts is a mesh of hosts, and not {type(hosts).__name__}")
+    others = [hosts._hosts[rank] for rank in hosts._region.base_ranks()] if hosts is not None else []
+    replaced, renewed = heal(shared, runtime, timeout, others)
     if not replaced and not renewed:
         return mesh
     source = mesh._region.base_rank(copy_from) if isinstance(copy_from, int) else None

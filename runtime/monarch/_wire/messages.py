@@ -152,6 +152,8 @@ class Dead(_Message, tag=9):
     expected: bool
     tails: list[tuple[str, int, bytes]]
     """The end of its output: stream, offset, bytes."""
+    when: float = 0.0
+    """Seconds since the epoch at which its agent learned of it; 0 if that is not known."""
 
 
 class Fault(_Message, tag=10):
