@@ -136,7 +136,8 @@ def error_lines(name: str, errors: dict[int, CellError], total: int) -> list[str
     for rank, error in sorted(errors.items()):
         groups.setdefault((error.kind, error.text, error.line), []).append(rank)
     lines = [f"{name} failed on {describe_ranks(errors, total)}"]
-    for (kind, text, line), ranks in groups.items():
+    # What has caused the others comes first.
+    for (kind, text, line), ranks in sorted(groups.items(), key=lambda group: group[0][0] != "SupervisionError"):
         where = f" at {name} line {line}" if line else ""
         said = text.strip().splitlines()
         first = f"{kind}: {said[0]}" if said else kind

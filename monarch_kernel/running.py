@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
+from dataclasses import replace
 from typing import Any
 
 from monarch._actors.actormesh import ActorMesh
@@ -12,6 +13,7 @@ from monarch._actors.call import Endpoint
 from monarch._actors.cells import FUNCTION
 from monarch._actors.services import ask, send_signal
 from monarch._cells.execute import CellError, CellResult
+from monarch._core.ranks import describe_ranks
 from monarch._core.region import Region
 from monarch._wire.messages import Dead
 from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError
@@ -20,6 +22,21 @@ _BUSY = "monarch._cells.busy"
 _GROUPS = "monarch._actors.membership"
 STOPPED = "a stop has ended a collective half way; use the group again to make it anew"
 _INSIDE = "monarch._cells.inside:run_in_actor"
+
+
+_DEAD = "SupervisionError"
+_BROKEN = re.compile(r"gloo|NCCL|Connection (closed|reset) by peer")
+"""What torch says of a collective whose connections are gone."""
+
+
+def _freed(result: CellResult, dead: list[int]) -> CellResult:
+    """What a rank has raised that waited for dead ones in a collective: of all that do so the same, and why."""
+    error = result.error
+    if error is None or error.kind not in ("RuntimeError", "DistBackendError") or not _BROKEN.search(error.text):
+        return result
+    text = f"a collective was broken off by the death of {describe_ranks(dead)}"
+    trace = error.trace.rpartition(f"{error.kind}: ")[0]
+    return replace(result, error=replace(error, kind="GroupError", text=text, trace=f"{trace}{error.kind}: {text}"))
 
 
 class Running:
@@ -136,6 +153,9 @@ class Run(Running):
                 values = list(error.results.values()) if error.results is not None else [None] * len(ranks)
             for position, (rank, value) in enumerate(zip(ranks, values, strict=True)):
                 found[rank] = value if value is not None else self._failed(failed, future.targets[position].dead)
+        dead = [rank for rank, result in found.items() if result.error is not None and result.error.kind == _DEAD]
+        if dead:
+            found = {rank: _freed(result, sorted(dead)) for rank, result in found.items()}
         return found
 
     def _failed(self, error: BaseException | None, dead: Dead | None) -> CellResult:

@@ -149,6 +149,47 @@ def test_environment_and_bootstrap_are_those_of_the_mesh(procs: Callable[..., An
     assert values(counters.marked.call()) == ["set and bootstrapped"] * 2
 
 
+class Placed(Actor):
+    """Looks around in its constructor."""
+
+    def __init__(self, path: str = "", grouped: bool = False) -> None:
+        self.place = current_rank()
+        if grouped:
+            import torch.distributed as dist
+
+            from monarch.distributed import group
+
+            assert dist.get_world_size(group()) == self.place.extent.nelements
+        if path and os.path.exists(path):
+            raise RuntimeError("not again")
+
+    @endpoint
+    def where(self) -> tuple[int, int]:
+        return self.place.rank, self.place.extent.nelements
+
+    @endpoint
+    def who(self) -> tuple[int, int]:
+        return current_rank().rank, os.getpid()
+
+
+def test_constructors_see_their_place(procs: Callable[..., Any], tmp_path: Any) -> None:
+    mesh = procs(3)
+    placed, grouped = mesh.spawn("placed", Placed, str(tmp_path / "flag")), mesh.spawn("grouped", Placed, "", True)
+    expected = [(rank, 3) for rank in range(3)]
+    assert values(placed.where.call()) == values(grouped.where.call()) == expected
+    for ranks in ((2,), (0,), (0, 1, 2)):
+        kill(placed, *ranks)
+        heal_mesh(mesh)
+        assert values(placed.where.call()) == values(grouped.where.call()) == expected
+    mesh.resize(gpus=4)
+    assert values(placed.where.call())[3] == (3, 4) == values(grouped.where.call())[3]
+    kill(placed, 2)
+    (tmp_path / "flag").touch()
+    with pytest.raises(ActorError, match=r"rank 2 of 4 .gpus=2.*not again|failed on rank 2") as caught:
+        heal_mesh(mesh)
+    assert caught.value.rank == 2
+
+
 def test_it_can_be_awaited(procs: Callable[..., Any]) -> None:
     import asyncio
 

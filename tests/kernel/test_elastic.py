@@ -170,3 +170,16 @@ def test_a_rank_that_does_not_answer_is_shown(mortal: Notebook) -> None:
     assert "does not answer for" in table and "stopped by a signal (SIGSTOP" in table
     mortal.run("os.kill(list(pids.values())[1], signal.SIGCONT)").ok()
     assert "does not answer" not in mortal.run("%mesh").ok().stream()
+
+
+def test_ranks_freed_from_a_collective_say_by_whose_death(mortal: Notebook) -> None:
+    mortal.run("%mesh up m --procs 3").ok()
+    cell = mortal.mesh(
+        "import os, signal\nx = torch.ones(1)\ndist.all_reduce(x)\n"
+        "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\nwhile True: dist.all_reduce(x)"
+    )
+    (error,) = cell.contents("error")
+    lines = error["traceback"]
+    assert "rank 1: SupervisionError: the process was killed by signal 9 (SIGKILL) at cell" in lines[1]
+    assert "ranks 0,2: GroupError: a collective was broken off by the death of rank 1 at cell" in lines[3]
+    assert "gloo" not in "\n".join(lines)

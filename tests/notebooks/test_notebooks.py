@@ -67,6 +67,8 @@ def test_a_notebook_runs(path: Path) -> None:
         check_ddp(cells)
     elif path.stem == "02_parameter_server":
         check_parameter_server(cells)
+    elif path.stem == "03_kill_a_rank":
+        check_kill_a_rank(cells)
 
 
 def check_quickstart(cells: dict[str, Any], updates: list[dict[str, Any]]) -> None:
@@ -127,6 +129,47 @@ def check_parameter_server(cells: dict[str, Any]) -> None:
     assert "4 tensors, 115,320 bytes written" in shown(cells["result"])
     accuracy = re.search(r"test accuracy (\d+\.\d)% on 360 digits", shown(cells["result"]))
     assert accuracy is not None and float(accuracy[1]) > 95
+
+
+def check_kill_a_rank(cells: dict[str, Any]) -> None:
+    losses = [float(loss) for loss in re.findall(r"step +\d+: loss (\S+)", shown(cells["peace"]))]
+    assert len(losses) == 6 and losses[-1] < losses[0] / 10
+    killed = "+0.000 s  rank {} is killed with signal 9, in the middle of step {}"
+    in_the_loop = [
+        killed.format(2, 50),
+        "the call fails: trainers.step() failed: the process of rank 2 of trainers was killed by signal 9 (SIGKILL)",
+        "healed: rank 2 is a new process, and has the state of another",
+        "step 50 is done, by all ranks",
+    ]
+    check_order(shown(cells["train"]), in_the_loop)
+    assert shown(cells["train"]).endswith("100 steps are done\n")
+    whose = ["the same", "the same", "another", "the same"]
+    assert shown(cells["pids"]) == "".join(f"rank {rank}: {which} process\n" for rank, which in enumerate(whose))
+    assert len([output for output in cells["plot"].outputs if "image/png" in output.get("data", {})]) == 1
+    # Each step that was broken off has the same result when it is asked for again.
+    assert "differ from those in peace by 0\n" in shown(cells["compare"])
+    for rank, number in ((0, 30), (3, 70)):
+        begin = shown(cells["supervise"]).index(killed.format(rank, number))
+        died = f"rank {rank} was killed by signal 9 (SIGKILL), in trainers.step()"
+        check_order(shown(cells["supervise"])[begin:], [killed.format(rank, number), died, "healed, beside the loop"])
+    assert "2 deaths; the losses differ from those in peace by 0\n" in shown(cells["supervise"])
+    accuracy = re.search(r"test accuracy (\d+\.\d)% on 360 digits", shown(cells["result"]))
+    assert accuracy is not None and float(accuracy[1]) > 95
+    # In cells the error says who it was, and the new one goes on from where the others are.
+    assert re.search(r"rank 1: SupervisionError: .* signal 9 \(SIGKILL\) at cell \[\d+\] line 5", shown(cells["death"]))
+    assert "rank 1 of mesh 'mesh': a new process" in shown(cells["heal"])
+    assert "copied from rank 0: losses, model, optimizer, x_train, y_train\n" in shown(cells["heal"])
+    first = re.fullmatch(r"\[ranks 0-3\] \(5, (\S+)\)", shown(cells["cells"]))
+    last = re.fullmatch(r"\[ranks 0-3\] \(10, (\S+)\)", shown(cells["goes-on"]))
+    assert first is not None and last is not None and float(last[1]) < float(first[1])
+
+
+def check_order(text: str, stages: list[str]) -> None:
+    """Each stage of a death is told, and none before the one that it comes of."""
+    places = [text.index(stage) for stage in stages]
+    assert places == sorted(places)
+    times = [float(when) for when in re.findall(r"^\+(\S+) s  ", text, re.M)[: len(stages)]]
+    assert times == sorted(times) and len(times) == len(stages)
 
 
 def test_a_notebook_stops_at_an_error_of_ranks() -> None:

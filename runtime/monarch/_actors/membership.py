@@ -195,7 +195,8 @@ def membership() -> Membership:
 def convene(procs: Procs, newer_than: int) -> None:
     """In the first rank of a mesh: begins a round, unless a newer one has begun already."""
     with _own.lock:
-        if _own.convened > newer_than:
+        # A new incarnation has counted no rounds, so one that is broken is no answer to it.
+        if _own.convened > newer_than and not (_own.broken and _own.round == _own.convened):
             return
         # A new incarnation does not know how far the one before had counted.
         known = max(_own.convened, newer_than, procs.version * _ROUNDS)

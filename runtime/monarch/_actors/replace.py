@@ -6,19 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch._actors.actormesh import ActorMesh
-from monarch._actors.failures import unpack_failure
+from monarch._actors.failures import Failure, unpack_failure
 from monarch._actors.future import Future
 from monarch._actors.gather import Gather
 from monarch._actors.membership import tell_of_new_ones
 from monarch._actors.peers import Peer
 from monarch._actors.procmesh import ProcMesh
 from monarch._actors.runtime import Runtime
-from monarch._core.extent import Extent
+from monarch._core.valuemesh import ValueMesh
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 from monarch.exceptions import SpawnError, StoppedError
-
-_NONE = Extent((), ())
 
 
 def replace(
@@ -122,15 +120,37 @@ def create(actor: ActorMesh, rank: int) -> Future[Any]:
     """Makes one actor of a mesh again, or for a new rank, with the arguments that it was spawned with."""
     position = actor._state.region.position_of(rank)
     assert position is not None and actor._state.spec is not None
-    member = actor._view(actor._state.region)._member(position)
+    whole = actor._view(actor._state.region)
     runtime = actor._runtime
     body, buffers = dumps(actor._state.spec)
-    targets = member._members_at()
-    gather: Gather[Any] = Gather(runtime, targets.peers, _NONE, actor._name, "__init__", _nothing, actor._key)
-    create = m.Create(runtime.proc, actor._key, gather.port, member._view_bytes, body, None, len(buffers))
+    targets = whole._member(position)._members_at()
+    gather = _Made(runtime, targets.peers, whole.extent, actor._name, "__init__", _nothing, actor._key)
+    gather.place = position
+    # Its constructor sees its place in the whole mesh, as at first.
+    create = m.Create(runtime.proc, actor._key, gather.port, whole._view_bytes, body, None, len(buffers))
     targets.peers[0].send(m.encode(create), buffers)
     gather.check()
     return gather
+
+
+class _Made(Gather[Any]):
+    """Waits for one actor, which answers from its place in the whole mesh."""
+
+    __slots__ = ("place",)
+
+    def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
+        """It is there, or its constructor has raised."""
+        reply.rank = 0
+        super().reply(reply, frames)
+
+    def _error_of(
+        self, failures: dict[int, Failure], lost: dict[int, m.Dead], results: ValueMesh[Any] | None
+    ) -> BaseException:
+        place = (self.place,)
+        # There is one at most.
+        return super()._error_of(
+            dict(zip(place, failures.values(), strict=False)), dict(zip(place, lost.values(), strict=False)), results
+        )
 
 
 def _nothing(_: Any, __: Any) -> None:

@@ -58,18 +58,16 @@ def _of_its_rank(value: Any) -> str:
     if torch is None:
         return ""
     distributed = torch.distributed
-    if distributed.is_available():
-        from torch.distributed.tensor import DTensor
-        from torch.nn.parallel import DistributedDataParallel
-
-        if isinstance(value, distributed.ProcessGroup):
-            return "a process group is of its rank"
-        if isinstance(value, DistributedDataParallel):
-            return (
-                "DistributedDataParallel is of its rank; copy the model that is in it, and wrap that anew on all ranks"
-            )
-        if isinstance(value, DTensor) or (
-            isinstance(value, torch.nn.Module) and any(isinstance(each, DTensor) for each in value.parameters())
-        ):
-            return "each rank has another part of its tensors; a checkpoint restores them"
+    if not distributed.is_available():
+        return ""
+    if isinstance(value, distributed.ProcessGroup):
+        return "a process group is of its rank"
+    if isinstance(value, torch.nn.parallel.DistributedDataParallel):
+        return "DistributedDataParallel is of its rank; copy the model in it, and wrap that anew on all ranks"
+    # Where nobody has imported it, nothing is of it.
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    if isinstance(value, kind) or (
+        isinstance(value, torch.nn.Module) and any(isinstance(each, kind) for each in value.parameters())
+    ):
+        return "each rank has another part of its tensors; a checkpoint restores them"
     return ""

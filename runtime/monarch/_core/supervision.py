@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from monarch.exceptions import ArgumentError
+
 _LONGEST = 30.0
 """Seconds of back-off at most."""
 
@@ -28,7 +30,7 @@ class Restart:
 
     def __post_init__(self) -> None:
         if self.most < 1 or not self.within > 0 or not 0 <= self.backoff < math.inf:
-            raise ValueError(
+            raise ArgumentError(
                 f"a mesh is restarted at least once, within some seconds, after a back-off that is not negative; "
                 f"not most={self.most}, within={self.within}, backoff={self.backoff}"
             )
