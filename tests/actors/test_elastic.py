@@ -30,6 +30,10 @@ class Member(Actor):
         return self.count
 
     @endpoint
+    def fail(self) -> None:
+        raise RuntimeError("on purpose")
+
+    @endpoint
     def who(self) -> tuple[int, int, int, int]:
         identity = context().actor_instance.rank
         return current_rank().rank, identity.rank, identity.extent.nelements, os.getpid()
@@ -176,6 +180,23 @@ def test_ranks_that_die_are_started_again(procs: Callable[..., Any], monkeypatch
     assert told[0].ranks == (1,) and mesh._state.restarts == 2
     with pytest.raises(DeviceMeshError):
         members.add.call().get(30)
+
+
+def test_actors_that_fail_are_made_anew(procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[MeshFailure] = []
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", told.append)
+    mesh = procs(2, name="mesh", restart=Restart(most=1, within=600.0, backoff=0.01))
+    members = mesh.spawn("members", Member)
+    pids = [each[3] for each in values(members.who.call())]
+    values(members.add.call())
+    members.slice(gpus=1).fail.broadcast()
+    assert wait_until(lambda: mesh._state.restarts == 1)
+    # In the same process, as it was at first; the others have kept what they had.
+    assert values(members.add.call()) == [2, 1] and [each[3] for each in values(members.who.call())] == pids
+    assert told == []
+    members.slice(gpus=1).fail.broadcast()
+    assert wait_until(lambda: bool(told))
+    assert told[0].ranks == (1,) and "on purpose" in told[0].text
 
 
 def test_a_restart_that_fails_is_for_the_supervisors(procs: Callable[..., Any], tmp_path: Any) -> None:

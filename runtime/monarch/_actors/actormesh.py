@@ -159,6 +159,9 @@ class ActorMesh(Grouped, MeshView, Managed):
     def _check_alive(self, method: str) -> None:
         """Raises what says that members have died."""
         runtime = self._runtime
+        if self._state.failed:
+            # They may be made anew just now.
+            runtime.wait_settled(self._state.procs.uid)
         if not runtime.deaths:
             if runtime.closed:
                 raise StoppedError(f"{self._name} was ended by the shutdown of its session", mesh=self._name)

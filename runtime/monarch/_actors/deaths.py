@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from monarch._actors.gather import last_lines
 from monarch._actors.meshfailure import MeshFailure
 from monarch._actors.procs import split_proc
 from monarch._actors.runtime import Runtime
-from monarch._actors.supervise import asked_of, expect_verdict, in_judge
+from monarch._actors.supervise import asked_of, expect_verdict, in_judge, nothing_open
 from monarch._core.ranks import describe_ranks
 from monarch._core.supervision import Begin, Collect, Command, Fail, Judge
 from monarch._wire import messages as m
@@ -20,6 +21,7 @@ from monarch.exceptions import MonarchError, StoppedError
 
 if TYPE_CHECKING:
     from monarch._actors.faults import Faults
+    from monarch._actors.procmesh import _Shared
 
 
 class _Death:
@@ -53,9 +55,15 @@ class Deaths:
             commands = shared.supervision.died(rank, dead.proc, expected)
             if news and not expected:
                 self._known[uid, rank] = _Death(dead)
-        if news and not expected and (shared.supervision.restart or asked_of(self._runtime, uid, "", rank)):
-            expect_verdict(self._runtime, uid)
+        if news and not expected:
+            self.await_verdict(uid, "", rank)
         self._do(uid, commands)
+
+    def await_verdict(self, uid: str, key: str, rank: int) -> None:
+        """A failure that may be dealt with: calls that meet it wait for that."""
+        shared = self._runtime.own_procs.get(uid)
+        if shared is not None and (shared.supervision.restart or asked_of(self._runtime, uid, key, rank)):
+            expect_verdict(self._runtime, uid)
 
     def died(self, dead: m.Dead, calls: list[str]) -> None:
         """Those who waited for a process that has died were told: these calls."""
@@ -81,22 +89,43 @@ class Deaths:
         with self._lock:
             commands = self._runtime.own_procs[uid].supervision.collect(time.monotonic())
         self._do(uid, commands)
-        if not self._runtime.judges.get(uid) and uid in self._runtime.settling:
-            # It was replaced before anybody was asked.
-            self._runtime.settling[uid].complete(lambda: None)
+        # It may have been replaced before anybody was asked.
+        nothing_open(self._runtime, uid)
 
-    def _restart(self, uid: str, begin: Begin) -> None:
+    def begin_again(self, uid: str, ranks: tuple[int, ...], otherwise: Callable[[], None]) -> None:
+        """Actors have failed in processes that live: they are made anew if the mesh has a rule that says so."""
+        shared = self._runtime.own_procs.get(uid)
+        with self._lock:
+            begin = shared.supervision.allow(ranks, time.monotonic()) if shared is not None else None
+        if begin is None or shared is None:
+            otherwise()
+            return
+
+        def restart() -> None:
+            try:
+                self._heal(shared, begin)
+            except MonarchError:
+                otherwise()
+
+        in_judge(self._runtime, uid, restart)
+
+    def _heal(self, shared: _Shared, begin: Begin) -> None:
+        """After the pause, if the mesh is still there by then."""
         from monarch._actors.healing import heal
 
-        shared, runtime = self._runtime.own_procs[uid], self._runtime
+        runtime = self._runtime
         until = time.monotonic() + begin.after
         pause = threading.Event()
         while shared.stopped is None and not runtime.closed and time.monotonic() < until:
             pause.wait(min(0.1, max(0.0, until - time.monotonic())))
+        if shared.stopped is None and not runtime.closed:
+            heal(shared, runtime, 60.0)
+            shared.restarts += 1
+
+    def _restart(self, uid: str, begin: Begin) -> None:
+        shared = self._runtime.own_procs[uid]
         try:
-            if shared.stopped is None and not runtime.closed:
-                heal(shared, runtime, 60.0)
-                shared.restarts += 1
+            self._heal(shared, begin)
         except MonarchError as error:
             with self._lock:
                 for rank in begin.ranks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from threading import Timer
 from typing import TYPE_CHECKING, Any
 
@@ -31,23 +32,28 @@ class Faults:
     """Takes failures of one process's meshes to those who are to know."""
 
     def __init__(self, runtime: Runtime) -> None:
+        # They need this module.
         from monarch._actors.deaths import Deaths
 
         self._runtime = runtime
         runtime.on_fault = self.on_fault
         self._failed: list[m.Fault] = []
-        self.on_dead = runtime.on_dead = Deaths(runtime, self).died
+        self._deaths = Deaths(runtime, self)
+        self.on_dead = runtime.on_dead = self._deaths.died
 
     def on_fault(self, fault: m.Fault) -> None:
         """An actor of a mesh has failed where nobody waited."""
         mesh = self._runtime.meshes.get(fault.actor)
         if mesh is not None:
             mesh._state.failed.add(fault.rank)
+            self._deaths.await_verdict(mesh._state.procs.uid, fault.actor, fault.rank)
         self._failed.append(fault)
         if len(self._failed) == 1:
             self._runtime.pump.call_later(TOGETHER, self._report_failed)
 
     def _report_failed(self) -> None:
+        from monarch._actors.supervise import nothing_open
+
         failed, self._failed = self._failed, []
         groups: dict[tuple[str, str, str], list[m.Fault]] = {}
         for fault in failed:
@@ -66,7 +72,10 @@ class Faults:
             ):
                 return MeshFailure(name, mesh, ranks, text, when=time.time())
 
-            self.judge(made, uid, actor, ranks, owner)
+            judge = partial(self.judge, made, uid, actor, ranks, owner)
+            self._deaths.begin_again(uid, ranks, judge)
+            if uid:
+                nothing_open(self._runtime, uid)
 
     def judge(
         self,

@@ -138,6 +138,13 @@ def expect_verdict(runtime: Runtime, uid: str) -> None:
         runtime.settling[uid] = Promise(runtime, "a verdict")
 
 
+def nothing_open(runtime: Runtime, uid: str) -> None:
+    """Nobody decides anything about a mesh now, so that nobody needs to wait for it."""
+    settling = runtime.settling.get(uid)
+    if settling is not None and not runtime.judges.get(uid):
+        settling.complete(lambda: None)
+
+
 def in_judge(runtime: Runtime, uid: str, work: Callable[[], object]) -> None:
     """Does what decides about a mesh in a thread of its own."""
     expect_verdict(runtime, uid)

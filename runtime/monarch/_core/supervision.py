@@ -134,16 +134,24 @@ class Supervision:
         self._collecting = False
         if not fresh:
             return []
+        begin = self.allow(fresh, now)
+        if begin is None:
+            return self._ask(fresh)
+        self._starting.update({rank: self.dead[rank] for rank in fresh})
+        return [begin]
+
+    def allow(self, ranks: Sequence[int], now: float) -> Begin | None:
+        """A restart, if the rule has one left; also for actors that have failed in processes that live."""
         rule = self.restart
-        if rule is not None:
-            while self._restarts and self._restarts[0] <= now - rule.within:
-                self._restarts.popleft()
-            if len(self._restarts) < rule.most:
-                after = min(_LONGEST, rule.backoff * 2.0 ** len(self._restarts))
-                self._restarts.append(now)
-                self._starting.update({rank: self.dead[rank] for rank in fresh})
-                return [Begin(tuple(fresh), after, len(self._restarts))]
-        return self._ask(fresh)
+        if rule is None:
+            return None
+        while self._restarts and self._restarts[0] <= now - rule.within:
+            self._restarts.popleft()
+        if len(self._restarts) >= rule.most:
+            return None
+        after = min(_LONGEST, rule.backoff * 2.0 ** len(self._restarts))
+        self._restarts.append(now)
+        return Begin(tuple(ranks), after, len(self._restarts))
 
     def not_restarted(self, ranks: Sequence[int]) -> list[Command]:
         """A restart has failed: it is for the supervisors to say what becomes of those that are still dead."""
