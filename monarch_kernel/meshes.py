@@ -15,6 +15,7 @@ from monarch._actors.services import ask
 from monarch._cells.execute import CellResult
 from monarch._cells.namespace import Namespace
 from monarch._core.steps import in_step
+from monarch._transfers.handing import Handing
 from monarch._transfers.heal import heal_mesh
 from monarch.exceptions import CallTimeoutError, DeviceMeshError, MonarchError
 from monarch_kernel.definitions import Definitions
@@ -117,9 +118,6 @@ class Mesh:
         Returns:
             The names of what was copied, and of what was not, with the reason.
         """
-        # It imports torch, and the notebook starts without.
-        from monarch._transfers.handing import Handing
-
         return Handing(self.cells, ranks, source).run(60.0, f"{_COPIED}:give", f"{_COPIED}:take", names)
 
     def resize(self, sizes: dict[str, int]) -> int:

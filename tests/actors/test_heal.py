@@ -434,7 +434,7 @@ class Refuses(Hooked):
 def open_states(mesh: Any) -> list[int]:
     from monarch._actors.services import ask
 
-    return list(ask(mesh, "monarch._transfers.handing:still_given").get(20).values())
+    return list(ask(mesh, "monarch._transfers.handed:still_given").get(20).values())
 
 
 def test_replicas_by_their_own_hooks(procs: Callable[..., Any]) -> None:

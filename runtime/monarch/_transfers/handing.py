@@ -1,32 +1,21 @@
-"""Handing the state of one actor to others of its mesh: what it returns, with its tensors by one-sided reads."""
+"""Handing the state of one actor to others of its mesh, as the program conducts it: it needs no torch for that."""
 
 from __future__ import annotations
 
-import inspect
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from monarch._actors.actormesh import ActorMesh
 from monarch._actors.call import Endpoint
 from monarch._actors.cells import FUNCTION
-from monarch._actors.functions import function_of
 from monarch._actors.services import ask
 from monarch._core.ranks import describe_ranks
-from monarch._tensors.memory import memory_of
-from monarch._tensors.registry import Remote
-from monarch._tensors.transport import Move
-from monarch._transfers.plane import plane
-from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import ArgumentError, MonarchError, SupervisionError
 
-_HERE = "monarch._transfers.handing"
-Packed = tuple[bytes, list[tuple[Any, ...]]]
-"""A pickled state, and where the large memory in it is to be read."""
-
-_given: dict[str, tuple[list[memoryview], list[int]]] = {}
-"""By token: the memory that others read here, and the keys that it has."""
+_THERE = "monarch._transfers.handed"
+_HOOKS = ("__getstate__", "__setstate__")
 
 
 class Handing:
@@ -64,7 +53,9 @@ class Handing:
                 "replica needs, the second takes it; or name a method that returns their tensors: copy='weights'"
             )
 
-    def run(self, timeout: float, give: str = f"{_HERE}:state_of", take: str = f"{_HERE}:set_state", *args: Any) -> Any:
+    def run(
+        self, timeout: float, give: str = f"{_THERE}:state_of", take: str = f"{_THERE}:set_state", *args: Any
+    ) -> Any:
         """Does it; what ``give`` had to say beside the state is returned.
 
         Args:
@@ -73,7 +64,7 @@ class Handing:
             take: one that gets the actor and the state.
             args: for the first.
         """
-        if not self._new or (give.startswith(_HERE) and not has_hooks(self._mesh._state.cls)):
+        if not self._new or (give.startswith(_THERE) and not has_hooks(self._mesh._state.cls)):
             return None
         token = secrets.token_hex(8)
         source = self._member(self._source)
@@ -83,7 +74,7 @@ class Handing:
             failures = [answer.exception(timeout + 5.0) for answer in answers]
         finally:
             with suppress(MonarchError):
-                ask(source, f"{_HERE}:end", token)
+                ask(source, f"{_THERE}:end", token)
         for failure in failures:
             if failure is not None:
                 raise failure
@@ -96,82 +87,9 @@ class Handing:
         return self._whole._member(position)
 
     def _call(self, member: ActorMesh, function: str, *args: Any) -> Any:
-        return Endpoint[..., Any](member, f"{_HERE}:{function}", None, FUNCTION).call_one(*args)
+        return Endpoint[..., Any](member, f"{_THERE}:{function}", None, FUNCTION).call_one(*args)
 
 
 def has_hooks(cls: type) -> bool:
     """Whether a class says what of its state a replica needs, and takes it."""
     return all(any(name in each.__dict__ for each in cls.__mro__ if each is not object) for name in _HOOKS)
-
-
-_HOOKS = ("__getstate__", "__setstate__")
-
-
-# On the rank that has the state
-
-
-def state_of(actor: Any) -> Any:
-    """The state, and nothing more to say."""
-    state = actor.__getstate__()
-    if inspect.isawaitable(state):
-        return _with_nothing(state)
-    return state, None
-
-
-async def _with_nothing(state: Any) -> tuple[Any, None]:
-    return await state, None
-
-
-def pack(actor: Any, token: str, give: str, args: tuple[Any, ...]) -> Any:
-    """In the actor: its state, with large memory shared until ``end``."""
-    found = function_of(give)(actor, *args)
-    return _pack_awaited(found, token) if inspect.isawaitable(found) else _pack(found, token)
-
-
-async def _pack_awaited(found: Any, token: str) -> tuple[Packed, Any]:
-    return _pack(await found, token)
-
-
-def _pack(found: tuple[Any, Any], token: str) -> tuple[Packed, Any]:
-    state, said = found
-    body, buffers = dumps(state, "the state", here=True)
-    here = plane()
-    remotes = [here.share(memory_of(buffer, "a part of the state")) for buffer in buffers]
-    _given[token] = buffers, [remote.key for remote in remotes]
-    return (body, [tuple(remote) for remote in remotes]), said
-
-
-def end(token: str) -> None:
-    """Service: nobody reads here any more."""
-    _, keys = _given.pop(token, ([], []))
-    drop: Callable[[int], object] = plane().drop
-    for key in keys:
-        drop(key)
-
-
-def still_given() -> int:
-    """Service: how many states this process shares."""
-    return len(_given)
-
-
-# On those that take it
-
-
-def set_state(actor: Any, state: Any) -> Any:
-    """By the actor's own method."""
-    return actor.__setstate__(state)
-
-
-def unpack(actor: Any, packed: Packed, take: str, timeout: float) -> Any:
-    """In the actor: reads what is large, and takes the state."""
-    import numpy
-
-    body, remotes = packed
-    places = [Remote(*remote) for remote in remotes]
-    buffers = [numpy.empty(place.size, numpy.uint8).data for place in places]
-    if places:
-        moves = [
-            Move(place, memory_of(buffer, "a part of the state")) for place, buffer in zip(places, buffers, strict=True)
-        ]
-        plane().move(moves, False, timeout)
-    return function_of(take)(actor, loads(body, buffers))

@@ -8,6 +8,7 @@ from monarch._actors.actormesh import ActorMesh
 from monarch._actors.healing import actors_of, heal
 from monarch._actors.hostmesh import HostMesh
 from monarch._actors.procmesh import ProcMesh
+from monarch._transfers.handing import Handing
 from monarch.exceptions import ArgumentError, SupervisionError
 
 M = TypeVar("M")
@@ -61,8 +62,6 @@ def heal_mesh(
     shared = runtime.shared_of(procs.uid, procs.name, "healed")
     if copy_from is not None and not copy:
         # Before anything is done that could not be asked for again.
-        from monarch._transfers.handing import Handing
-
         givers = [mesh] if isinstance(mesh, ActorMesh) else actors_of(shared, runtime)
         Handing.check(givers, isinstance(mesh, ActorMesh))
     if hosts is not None and not isinstance(hosts, HostMesh):
@@ -76,8 +75,6 @@ def heal_mesh(
         mine = [rank for each, rank in renewed if each._key == mesh._key]
         _copy(mesh, [*replaced, *mine], source, copy, timeout)
     elif copy_from is not None:
-        from monarch._transfers.handing import Handing
-
         for each in [mesh] if isinstance(mesh, ActorMesh) else actors_of(shared, runtime):
             mine = [rank for other, rank in renewed if other._key == each._key]
             Handing(each, [*replaced, *mine], source).run(timeout)
