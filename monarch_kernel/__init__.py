@@ -36,7 +36,9 @@ def load_ipython_extension(shell: Any) -> None:
     shell.register_magics(magics)
     if before is not None:
         before.editor.close()
+        before.keeping.close()
     magics.editor.watch()
+    magics.keeping.watch()
     install(shell)
     shell.monarch_help = install_help(shell, magics)
     if before is None and getattr(getattr(shell, "kernel", None), "implementation", "") != "monarch":

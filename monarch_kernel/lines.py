@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch_kernel.header import OPTIONS, HeaderError
+from monarch_kernel.keeping import KeptRecipe, kept_recipe
 from monarch_kernel.meshes import Meshes
 from monarch_kernel.progress import Progress
 from monarch_kernel.recipe import DEVICES, Recipe, roles_of, usual_axes
@@ -18,6 +19,10 @@ USAGE = """\
                                    start a mesh, and use it; without a number it takes what the machine has
     [--restart [N]] [--spares N]   replace ranks that die, N times a minute; keep processes that wait for their places
     [--roles train=4,load=2:cpu]   ranks that differ; %%mesh NAME[load] runs a cell on those of a role
+    [--silence S]                  seconds of silence after which a rank is shown as unresponsive, a host as lost; else 5
+    [--keep 2h]                    the mesh outlives this kernel by so long
+%mesh list [--all]                 the meshes of this notebook, and those that are kept for this user
+%mesh attach NAME                  get a kept mesh back, with its variables, its actors, and what it has printed
 %mesh                              the meshes and their ranks
 %mesh use NAME                     cells without a name go there
 %mesh down [NAME]                  end a mesh
@@ -109,6 +114,8 @@ class Verbs:
         parser.add_argument("--restart", nargs="?", type=int, const=3)
         parser.add_argument("--spares", type=int, default=0)
         parser.add_argument("--roles", default="")
+        parser.add_argument("--keep", default="")
+        parser.add_argument("--silence", type=float)
         given = parser.parse_args(words)
         if given.procs is not None and given.gpus is not None:
             raise Usage("%mesh up: give either --procs or --gpus")
@@ -133,7 +140,8 @@ class Verbs:
         axes = axes or ({} if roles else usual_axes(given.device))
         recipe = Recipe(given.name, axes, env, given.hosts, given.key, given.device)
         recipe.restart, recipe.spares, recipe.roles = given.restart, given.spares, roles
-        self._up(recipe, "is up")
+        recipe.silence = given.silence
+        self._up(kept_recipe(recipe, given.keep) if given.keep else recipe, "is up")
 
     def _up(self, recipe: Recipe, what: str) -> None:
         progress = Progress()
@@ -141,6 +149,8 @@ class Verbs:
         mesh = self._meshes.up(recipe, self._shell.user_ns, progress.wait)
         sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
         progress.end(f"mesh {mesh.name!r} {what}: {sizes}, in {progress.elapsed:.2f} s")
+        if isinstance(recipe, KeptRecipe):
+            print(recipe.says())
 
     def do_table(self, words: list[str]) -> None:
         """Shows the meshes and their ranks."""

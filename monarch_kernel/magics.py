@@ -20,6 +20,7 @@ from monarch_kernel.edit import Editor
 from monarch_kernel.elastic import Elastic
 from monarch_kernel.handle import Handle
 from monarch_kernel.header import Header, HeaderError, parse
+from monarch_kernel.keeping import Keeping
 from monarch_kernel.lines import Verbs
 from monarch_kernel.meshes import Mesh, Meshes, choose, with_hint
 from monarch_kernel.programs import hand_out, parse_run
@@ -58,6 +59,8 @@ class MeshMagics(Magics):
         self._verbs.more.update(update=self.editor.update, reload=self.editor.reload, run=self.run_program)
         self._verbs.more.update(Elastic(self.meshes).verbs())
         self._verbs.more.update(Saving(shell, self.meshes).verbs())
+        self.keeping = Keeping(shell, self.meshes, self._verbs.do_down)
+        self._verbs.more.update(self.keeping.verbs())
 
     @line_magic("mesh")
     def line(self, line: str) -> Any:

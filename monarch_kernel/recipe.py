@@ -36,6 +36,8 @@ class Recipe:
     """How many processes of each host wait for the place of one that dies."""
     roles: dict[str, Role] = field(default_factory=dict[str, Role])
     """Ranks that differ."""
+    silence: float | None = None
+    """Seconds after which ranks and hosts that do not answer are said to be so, or lost; None for what is usual."""
 
     def spawn(self, hosts: HostMesh) -> ProcMesh:
         """Starts the processes."""
@@ -46,6 +48,7 @@ class Recipe:
             restart=Restart(self.restart) if self.restart else None,
             spares=self.spares,
             roles=self.roles or None,
+            silence=self.silence,
         )
 
     def variables(self) -> dict[str, str]:
@@ -67,14 +70,15 @@ class Recipe:
         if wanted.isdecimal():
             if int(wanted) < 1:
                 raise HeaderError("%mesh up: --hosts takes a number of at least 1")
-            workers = WorkerHosts(int(wanted))
+            workers = WorkerHosts(int(wanted), silence=self.silence)
             return workers.mesh, lambda: workers.mesh.shutdown().get(15)
         if "://" in wanted:
             if not self.key:
                 raise HeaderError(
                     "%mesh up: --hosts with addresses needs --key FILE, the key file that the workers were started with"
                 )
-            attached = attach_to_workers(ca=self.key, workers=[part.strip() for part in wanted.split(",")])
+            addresses = [part.strip() for part in wanted.split(",")]
+            attached = attach_to_workers(ca=self.key, workers=addresses, silence=self.silence)
             return attached, lambda: attached.shutdown().get(15)
         found = names.get(wanted)
         if not isinstance(found, HostMesh):

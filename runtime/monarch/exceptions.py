@@ -36,6 +36,7 @@ __all__ = [
     "GroupError",
     "MonarchError",
     "NotAnEndpointError",
+    "NotKeptError",
     "PointError",
     "ProtocolError",
     "SerializationError",
@@ -43,6 +44,7 @@ __all__ = [
     "SpawnError",
     "StoppedError",
     "SupervisionError",
+    "TakenError",
     "TransferError",
 ]
 
@@ -164,6 +166,14 @@ class TransferError(DeviceMeshError):
 
 class EditError(DeviceMeshError):
     """Living actors could not take a new version of their class; all of the mesh keep the one that they have."""
+
+
+class NotKeptError(MonarchError, LookupError):
+    """There is no kept mesh of that name, or its lease has ended."""
+
+
+class TakenError(MonarchError):
+    """There is a kept mesh of that name already, or another program has it attached."""
 
 
 class DeadlockError(MonarchError, RuntimeError):

@@ -12,21 +12,22 @@ __all__ = ["local_hosts"]
 
 
 @contextmanager
-def local_hosts(count: int) -> Generator[HostMesh]:
+def local_hosts(count: int, silence: float | None = None) -> Generator[HostMesh]:
     """Starts host agents on this machine that talk over tcp with CURVE, as agents of different machines do.
 
     Args:
         count: how many.
+        silence: seconds after which one that is not heard of counts as lost; None for what is usual.
 
     Yields:
         A mesh of them along the axis ``hosts``. At the end they are shut down.
 
     Raises:
-        ValueError: the count is not positive.
+        ValueError: the count is not positive, or the silence none.
     """
     if count < 1:
         raise ValueError(f"local_hosts needs at least 1 host, not {count!r}")
-    workers = WorkerHosts(count)
+    workers = WorkerHosts(count, silence=silence)
     try:
         yield workers.mesh
     finally:

@@ -56,7 +56,7 @@ def ask(book: Notebook, kind: str, code: str, cursor: int | None = None) -> tupl
         ("%%mesh ho", ["holders"]),
         ("%%mesh sp", ["spawn"]),
         ("%%mesh --no", ["--nowait"]),
-        ("%mesh rest", ["restart"]),
+        ("%mesh rest", ["restart", "restore"]),
         ("%mesh rel", ["reload"]),
         ("x = 1\n%mesh use m", ["mesh"]),
         ("%mesh update ho", ["holders"]),

@@ -57,13 +57,20 @@ class Session:
         self._agent: subprocess.Popen[bytes] | None = None
         self._agent_errors = -1
         self._agent_env: dict[str, str] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._door: Doorkeeper | None = None
         self._address = ""
         self._watched: set[str] = set()
         self._monitors: deque[tuple[str, Gateway, Any]] = deque()
         self._watcher: threading.Thread | None = None
         self._released: set[str] = set()
+        self.kept: dict[str, Any] = {}
+        """By host id, the kept meshes that are attached: they go on when this session ends."""
+        self._interfaces: dict[str, str] = {}
+        """Addresses of this machine at which this program listens, each with its port."""
+        self._opening = threading.Lock()
+        self._opened: set[str] = set()
+        """Those at which the agent of this host does."""
         self._listening: Promise[m.Listening] | None = None
         self._table: dict[str, tuple[str, str]] = {}
         self._greeted: dict[str, Promise[m.Listening]] = {}
@@ -82,10 +89,18 @@ class Session:
     # The agent of this host
 
     def need_agent(self) -> None:
-        """Starts the agent of this host, unless it runs."""
+        """Starts the agent of this host, unless it runs; it meets the other hosts that there are."""
+        if self._start_agent() and self._interfaces and self.runtime.hosts:
+            assert self.runtime.keys is not None
+            for interface in list(self._interfaces):
+                self._open_own_agent(self.runtime.keys, interface)
+            self._tell_all()
+
+    def _start_agent(self) -> bool:
+        """Whether it did not run."""
         with self._lock:
             if self._agent is not None:
-                return
+                return False
             runtime = self.runtime
             # A new agent after one that died has its name, so what is known of that one goes; ranks have new names.
             config = AgentConfig(
@@ -107,6 +122,7 @@ class Session:
             threading.Thread(
                 target=self._watch_agent, args=(agent, self._agent_errors), name="monarch-agent-watch", daemon=True
             ).start()
+            return True
 
     def _watch_agent(self, agent: subprocess.Popen[bytes], errors: int) -> None:
         status = agent.wait()
@@ -122,10 +138,12 @@ class Session:
         reason = f"was lost with the host agent, which {how}" + (f": {tail.splitlines()[-1]}" if tail else "")
 
         def lost() -> None:
-            self.runtime.host_died(self.runtime.host, reason)
+            # Whoever learns of the loss and starts another one, of the same name, waits for the end of this.
             with self._lock:
-                # Only now may there be another one: it is of the same name.
+                self.runtime.host_died(self.runtime.host, reason)
                 self._agent = None
+                self._opened.clear()
+                self._table.pop(self.runtime.host, None)
 
         self.runtime.pump.post(lost)
 
@@ -157,38 +175,64 @@ class Session:
             cell.halt(halt.reason, answer)
 
     def _on_dead(self, dead: m.Dead, calls: list[str]) -> None:
+        host, _, name = dead.proc.partition("/")
+        if name == "agent" and host in self.runtime.hosts:
+            # It has said that it takes nothing from here.
+            self.host_lost(host, dead.reason)
         self.output.ended(dead)
         self._faults.on_dead(dead, calls)
 
     # Other hosts
 
     def listen(self, keys: KeyPair, interface: str, allowed: Sequence[str]) -> None:
-        """Listens for agents of other hosts, those that hold the keys that are allowed."""
+        """Listens for agents of other hosts, those that hold the keys that are allowed.
+
+        Args:
+            keys: of this program, unless it listens already: it has one pair.
+            interface: address of this machine.
+            allowed: public keys.
+        """
         runtime = self.runtime
         with self._lock:
-            runtime.keys = keys
+            if runtime.keys is None:
+                runtime.keys = keys
             if self._door is None:
                 self._door = Doorkeeper(runtime.context)
             self._door.allow("controller", [public.encode() for public in allowed])
-            if not self._address:
-                address = f"tcp://{interface}"
-                self._address = self._door.bind(runtime.inbox.socket, address, keys, "controller", runtime.lease)
-            self._table[runtime.proc] = (self._address, keys.public.decode())
+            if interface not in self._interfaces:
+                self._interfaces[interface] = self._door.bind(
+                    runtime.inbox.socket, f"tcp://{interface}", runtime.keys, "controller", runtime.lease
+                )
+            if not self._address or not interface.startswith("127."):
+                # From this machine the others can be reached as well.
+                self._address = self._interfaces[interface]
+            self._table[runtime.proc] = (self._address, runtime.keys.public.decode())
 
-    def attach(self, hosts: list[m.Listening], keys: KeyPair, interface: str) -> None:
-        """Connects to agents that listen on tcp, and tells all of each other."""
+    def attach(self, hosts: list[m.Listening], keys: KeyPair, interface: str, own: bool = True) -> None:
+        """Connects to agents that listen on tcp, and tells all of each other.
+
+        Args:
+            hosts: where they listen.
+            keys: of this program, unless it has some.
+            interface: address of this machine at which they reach it.
+            own: whether the agent of this host is started for it, if it does not run.
+        """
         runtime = self.runtime
         self.listen(keys, interface, [host.public for host in hosts])
         for listening in hosts:
             host = host_of(listening.src)
             runtime.hosts[host] = (listening.owner_address, listening.public)
             self._table[host] = (listening.peer_address, listening.public)
-        if runtime.host not in self._table:
+        if own or self._agent is not None:
             self._open_own_agent(keys, interface)
         for host in runtime.hosts:
-            runtime.to_agent(host, m.Hosts(self._table))
             self._watch_host(host)
-        runtime.to_agent(runtime.host, m.Hosts(self._table))
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        """Tells all hosts of each other."""
+        for host in [*self.runtime.hosts, *([self.runtime.host] if self._opened else [])]:
+            self.runtime.to_agent(host, m.Hosts(self._table))
 
     def greet(self, address: str, keys: KeyPair, timeout: float) -> m.Listening:
         """Learns who listens at an address, which holds the same key pair as this program, and keeps the connection.
@@ -222,11 +266,17 @@ class Session:
     def _open_own_agent(self, keys: KeyPair, interface: str) -> None:
         """This host's agent joins in, so that its ranks and those of other hosts reach each other."""
         runtime = self.runtime
-        self.need_agent()
-        self._listening = Promise(runtime, "the host agent")
-        runtime.to_agent(runtime.host, m.Listen(runtime.proc, f"tcp://{interface}", [keys.public.decode()]))
-        listening = self._listening.get(10)
-        self._table[runtime.host] = (listening.peer_address, listening.public)
+        # Threads may start it and attach hosts at the same time.
+        with self._opening:
+            if interface in self._opened:
+                return
+            self._start_agent()
+            self._listening = Promise(runtime, "the host agent")
+            runtime.to_agent(runtime.host, m.Listen(runtime.proc, f"tcp://{interface}", [keys.public.decode()]))
+            listening = self._listening.get(10)
+            self._opened.add(interface)
+            if runtime.host not in self._table or not interface.startswith("127."):
+                self._table[runtime.host] = (listening.peer_address, listening.public)
 
     def _on_listening(self, listening: m.Listening) -> None:
         if host_of(listening.src) == self.runtime.host:
@@ -284,7 +334,29 @@ class Session:
         """The connection to a host broke: what was on its way may be gone, so nothing goes on there."""
         self.runtime.hosts.pop(host, None)
         self._table.pop(host, None)
+        self._watched.discard(host)
+        self.kept.pop(host, None)
         self.runtime.host_died(host, reason, host in self._released)
+
+    def forget(self, host: str) -> None:
+        """Drops the connection to a host, and what is known of the processes there: it may be attached another time."""
+        runtime = self.runtime
+        gateway = runtime._gateways.pop(host, None)  # pyright: ignore[reportPrivateUsage]
+        if gateway is not None:
+            gateway.close(500)
+        runtime.hosts.pop(host, None)
+        self._table.pop(host, None)
+        self._watched.discard(host)
+        self._released.discard(host)
+        self.kept.pop(host, None)
+        self.forget_peers(host)
+
+    def forget_peers(self, host: str) -> None:
+        """Drops what is known of the processes of a host."""
+        peers = self.runtime.peers
+        with self.runtime.peer_lock:
+            for proc in [proc for proc, peer in peers.items() if peer.host == host]:
+                del peers[proc]
 
     def release(self, hosts: Sequence[str]) -> None:
         """Ends the agents of hosts."""
@@ -306,7 +378,7 @@ class Session:
             # A fork of the program has the memory of a session, but not the session.
             return
         self.output.flush()
-        self.release(list(runtime.hosts))
+        self.release([host for host in runtime.hosts if host not in self.kept])
         agent = self._agent
         self._agent = None
         if agent is not None:
@@ -376,7 +448,7 @@ class _Nothing(Future[None]):
         self._value = None
         self._error = None
         self._callbacks = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.thread = None
         self.label = "shutdown_context()"
 

@@ -17,8 +17,11 @@ from monarch._procs.agent import AgentConfig
 from monarch._procs.posix import proc_start_time
 from monarch._procs.session import host_of
 from monarch._wire.keys import KeyPair
+from monarch._wire.links import LEASE_S
 from monarch._wire.messages import Listening
-from monarch.exceptions import MonarchError, SpawnError
+from monarch.exceptions import ArgumentError, MonarchError, SpawnError
+
+_LONGEST = 3600.0
 
 
 def parent() -> tuple[int, int]:
@@ -27,13 +30,19 @@ def parent() -> tuple[int, int]:
 
 
 def start_agent(
-    config: AgentConfig, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None, stdout: int | None = None
+    config: AgentConfig,
+    prefix: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    module: str = "monarch._procs.agent",
 ) -> subprocess.Popen[bytes]:
     """Starts a host agent as a process of its own."""
     process = subprocess.Popen(
-        [*prefix, sys.executable, "-m", "monarch._procs.agent"],
+        [*prefix, sys.executable, "-m", module],
         stdin=subprocess.PIPE,
         stdout=stdout,
+        stderr=stderr,
         start_new_session=True,
         env={**os.environ, **(env or {})},
     )
@@ -49,6 +58,8 @@ class WorkerHosts:
         prefixes: for each, a command to start it under, such as one that enters a network namespace.
         addresses: for each, the address that it listens on.
         controller: the address that this program listens on, for them.
+        env: more of their environment.
+        silence: seconds after which one that is not heard of counts as lost; None for what is usual.
     """
 
     def __init__(
@@ -58,17 +69,19 @@ class WorkerHosts:
         prefixes: Sequence[Sequence[str]] | None = None,
         controller: str = "127.0.0.1",
         env: Mapping[str, str] | None = None,
+        silence: float | None = None,
     ) -> None:
         runtime = get_runtime()
         session = runtime.session
         if session is None:
             raise MonarchError("only the program itself attaches hosts, not one of its ranks")
+        lease = _lease(silence)
         self.keys = runtime.keys or KeyPair.new()
         self.processes: list[subprocess.Popen[bytes]] = []
         for index in range(count):
             address = addresses[index] if addresses else "127.0.0.1"
             config = AgentConfig(
-                "", "", runtime.proc, *parent(), PRELOAD, f"tcp://{address}", self.keys.public.decode()
+                "", "", runtime.proc, *parent(), PRELOAD, f"tcp://{address}", self.keys.public.decode(), lease=lease
             )
             prefix = list(prefixes[index]) if prefixes else []
             self.processes.append(start_agent(config, prefix, env, subprocess.PIPE))
@@ -113,6 +126,7 @@ def attach_to_workers(
     private_key: str | None = None,
     interface: str | None = None,
     timeout: float = 30.0,
+    silence: float | None = None,
 ) -> HostMesh:
     """Attaches hosts on which ``run_worker_loop_forever`` runs, along the axis ``hosts``.
 
@@ -124,6 +138,9 @@ def attach_to_workers(
         interface: the address of this machine at which the workers reach it; the one that leads to the first worker
             if there is none.
         timeout: seconds to wait for each.
+        silence: seconds after which a host that is not heard of counts as lost, with all that runs there; None for
+            what is usual, 5. It holds for hosts that are attached from now on. A host ends its ranks after a time of
+            its own: see ``run_worker_loop_forever``.
 
     Raises:
         SpawnError: a worker does not answer.
@@ -135,6 +152,7 @@ def attach_to_workers(
     if not workers or isinstance(workers, str):
         raise MonarchError(f"workers is a list of at least one address, and not {workers!r}")
     keys = read_key_file(ca)
+    _lease(silence)
     here = interface or _way_to(workers[0])
     session.listen(keys, here, [keys.public.decode()])
     listening = [session.greet(address, keys, timeout) for address in workers]
@@ -143,20 +161,25 @@ def attach_to_workers(
     return attached(hosts, get_runtime(), lambda: session.release(hosts))
 
 
-def run_worker_loop_forever(*, address: str, ca: str, private_key: str | None = None) -> None:
+def run_worker_loop_forever(
+    *, address: str, ca: str, private_key: str | None = None, silence: float | None = None
+) -> None:
     """Serves this machine as a host: each program that attaches it, one after the other. It does not return.
 
     Args:
         address: where to listen, as in ``tcp://0.0.0.0:22222``.
         ca: a key file; only programs that have the same one are served.
         private_key: None; the key file has both keys.
+        silence: seconds after which a program that is not heard of counts as lost, so that its ranks are ended here;
+            None for what is usual, 5.
     """
     keys = read_key_file(ca)
+    lease = _checked(silence)
     if not address.startswith("tcp://") or not address.rpartition(":")[2].isdigit():
         raise MonarchError(f"a worker listens on an address like tcp://0.0.0.0:22222, and not on {address!r}")
     public, secret = keys.public.decode(), keys.secret.decode()
     while True:
-        config = AgentConfig("", "", "", *parent(), PRELOAD, address, public, (public, secret))
+        config = AgentConfig("", "", "", *parent(), PRELOAD, address, public, (public, secret), lease)
         process = start_agent(config, stdout=subprocess.PIPE)
         try:
             assert process.stdout is not None
@@ -169,6 +192,22 @@ def run_worker_loop_forever(*, address: str, ca: str, private_key: str | None = 
             raise
         if status != 0:
             raise SpawnError(f"the host agent at {address} ended with code {status}")
+
+
+def _checked(silence: float | None) -> float:
+    if silence is None:
+        return LEASE_S
+    if not 0.1 <= silence <= _LONGEST:
+        raise ArgumentError(f"silence is a number of seconds from 0.1 to {_LONGEST:g}, and not {silence!r}")
+    return float(silence)
+
+
+def _lease(silence: float | None) -> float:
+    """Has this program hear of hosts at least so often, if that was said; the seconds that hold."""
+    runtime = get_runtime()
+    if silence is not None:
+        runtime.lease = _checked(silence)
+    return runtime.lease
 
 
 def new_key_file(path: str) -> None:

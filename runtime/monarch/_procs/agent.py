@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import zmq
@@ -145,7 +145,9 @@ class Agent:
                     self._owner_died()
             elif source in self.switch.monitors():
                 self.poller.unregister(source)
-                self._host_lost(self.switch.lost(source))
+                name = self.switch.lost(source)
+                if name:
+                    self._host_lost(name)
             else:
                 self._receive(source)
         for monitor in self.switch.monitors():
@@ -393,6 +395,9 @@ class Agent:
         remove_folder(self.folder)
 
 
+A = TypeVar("A", bound=Agent)
+
+
 def _end_descendants() -> None:
     """Kills what the ranks left behind: orphans of ranks come to the agent, which is their subreaper."""
     for _ in range(50):
@@ -420,15 +425,30 @@ def _children(pid: int) -> Iterable[int]:
         return []
 
 
-def main() -> None:
-    """Entry point of the agent's process."""
-    config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=AgentConfig)
+def run_agent(make: Callable[[], A], begin: Callable[[A], None]) -> None:
+    """Does the work of an agent in this process, until its end.
+
+    Args:
+        make: makes the agent.
+        begin: called with it once, before it works.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     set_child_subreaper()
-    agent = Agent(config)
+    agent = make()
     try:
+        begin(agent)
+        agent.run()
+    finally:
+        agent.close()
+
+
+def main() -> None:
+    """Entry point of the agent's process."""
+    config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=AgentConfig)
+
+    def begin(agent: Agent) -> None:
         hello: Frames = [m.encode(m.Ready(agent.proc, os.getpid()))]
         if config.listen:
             listening = agent.listen(config.listen, config.owner_public.encode(), [])
@@ -436,9 +456,8 @@ def main() -> None:
             sys.stdout.flush()
         if config.owner_pid and agent.switch.is_here(config.owner):
             agent.switch.send(config.owner, hello)
-        agent.run()
-    finally:
-        agent.close()
+
+    run_agent(lambda: Agent(config), begin)
 
 
 if __name__ == "__main__":

@@ -41,15 +41,20 @@ class Switch:
         self.owner_monitor: zmq.Socket[bytes] | None = None
         self._hosts: dict[str, tuple[str, str]] = {}
         self._links: dict[str, Link] = {}
-        self._lost: dict[zmq.Socket[bytes], str] = {}
+        self._lost: dict[zmq.Socket[bytes], tuple[str, Link]] = {}
         # Descriptors of connections to the owner's socket: those there are, and among which the owner's is.
         self._accepted: set[int] = set()
         self._owned: set[int] | None = None
+        self._earlier: list[zmq.Socket[bytes]] = []
 
     def listen(self, address: str, owner: bytes, allowed: list[bytes]) -> Listening:
-        """Binds the tcp sockets; ZMQError if the address is not one of this host."""
+        """Binds the tcp sockets; ZMQError if the address is not one of this host.
+
+        What was bound before, at another address of this host, stays.
+        """
         if self.door is None:
             self.door = Doorkeeper(self.context)
+        self._earlier += [socket for socket in (self.owner_socket, self.peer_socket) if socket is not None]
         self.door.allow("owner", [owner])
         self.door.allow("peers", [owner, *allowed])
         for name in ("owner_socket", "peer_socket"):
@@ -75,6 +80,19 @@ class Switch:
         self._hosts.update(hosts.hosts)
         if self.door is not None:
             self.door.allow("peers", [public.encode() for _, public in hosts.hosts.values()])
+
+    def way_to(self, name: str) -> Hosts:
+        """Where a host or a controller listens."""
+        return Hosts({name: self._hosts[name]} if name in self._hosts else {})
+
+    def forget(self) -> None:
+        """The controller is gone, and with it all that it had said of other hosts."""
+        self._hosts.clear()
+
+    def forget_way(self, name: str) -> None:
+        """Nothing goes to a host or a controller any more."""
+        self._hosts.pop(name, None)
+        self.drop(name)
 
     def is_here(self, proc: str) -> bool:
         """Whether a proc is of this host and has a socket in its folder."""
@@ -108,7 +126,7 @@ class Switch:
             address, public = self._hosts[name]
             link = Link(self.context, address, self._hello(), self.keys, public.encode(), self.lease)
             self._links[name] = link
-            self._lost[link.monitor()] = name
+            self._lost[link.monitor()] = (name, link)
         return link
 
     def drop(self, name: str) -> None:
@@ -122,10 +140,17 @@ class Switch:
         return list(self._lost)
 
     def lost(self, monitor: zmq.Socket[bytes]) -> str:
-        """The host id, or proc id of the controller, whose connection such a socket reports as lost; now dropped."""
-        name = self._lost.pop(monitor)
-        self._hosts.pop(name, None)
-        self.drop(name)
+        """The host id, or proc id of the controller, whose connection such a socket reports as lost; now dropped.
+
+        Empty if that was dropped before, for another one or for none.
+        """
+        name, link = self._lost.pop(monitor)
+        # First the link: ZeroMQ blocks where it cannot tell of an event.
+        link.close()
+        monitor.close(0)
+        if self._links.get(name) is not link:
+            return ""
+        self.forget_way(name)
         return name
 
     def owner_lost(self) -> bool:
@@ -147,14 +172,20 @@ class Switch:
                 if self._owned is not None and fd in self._owned:
                     self._owned.discard(fd)
                     lost = lost or not self._owned
+        if lost:
+            self._owned = None
         return lost
+
+    def own(self) -> None:
+        """Another owner has said who it is: its connection is among those that there are."""
+        self._owned = set(self._accepted)
 
     def close(self) -> None:
         """Closes everything; waits a moment for what was sent last."""
         for link in self._links.values():
             link.close(200)
         self.inbox.close()
-        for socket in (self.owner_socket, self.peer_socket):
+        for socket in (*self._earlier, self.owner_socket, self.peer_socket):
             if socket is not None:
                 socket.disable_monitor()
                 socket.close(0)

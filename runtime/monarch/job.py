@@ -1,0 +1,7 @@
+"""Meshes that outlive their program: another one of the same user attaches them."""
+
+from __future__ import annotations
+
+from monarch._actors.kept import Kept, attach, end, keep, records
+
+__all__ = ["Kept", "attach", "end", "keep", "records"]

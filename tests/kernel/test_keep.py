@@ -1,0 +1,142 @@
+"""Meshes that outlive their notebook, from the notebook's side."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kernels import Notebook
+from leaks import processes, wait_until
+from monarch._procs.kept import find, records
+
+pytestmark = pytest.mark.slow
+
+ENDS = 5.0
+"""Seconds in which what is told to end has ended, on a busy machine."""
+
+ACTORS = """%%mesh spawn counter(10)
+class Counter(Actor):
+    def __init__(self, start):
+        self.count = start
+    @endpoint
+    def add(self):
+        self.count += 1
+        return self.count
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def first_client(spec: str) -> None:
+    """The first client of a process makes an event loop that stays."""
+    Notebook("python3").close(now=True)
+
+
+@pytest.fixture
+def books(own: Callable[..., Notebook]) -> Iterator[Callable[[], Notebook]]:
+    """Notebooks; what they keep ends with the test."""
+
+    def start() -> Notebook:
+        book = own()
+        return book
+
+    yield start
+    for record, _ in records():
+        if record is not None and record.alive():
+            os.kill(record.pid, signal.SIGTERM)
+    assert wait_until(lambda: not records(), ENDS)
+
+
+def kill(book: Notebook, *names: str) -> None:
+    """Kills the kernel, as nothing else does that it could take note of."""
+    pid = int(book.run("import os; os.getpid()").shown)
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: book.manager.provisioner.process.poll() is not None, ENDS)
+    for name in names:
+        assert wait_until(lambda name=name: not find(name).user, ENDS)
+
+
+def test_a_mesh_outlives_its_kernel(books: Callable[[], Notebook], tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    first = books()
+    said = first.run("%mesh up m --procs 2 --env COLOUR=green --keep 1h").ok().stream()
+    assert "mesh 'm' is up: procs=2" in said and "goes on for 1h; %mesh attach m" in said
+    first.run("from monarch.actor import Actor, endpoint").ok()
+    first.run(ACTORS).ok()
+    first.run("counter.add.call().get()").ok()
+    first.mesh("x = rank * 10\ndef twice(n):\n    return 2 * n").ok()
+    first.run("%mesh up other --procs 1").ok()
+    first.run("%mesh use m").ok()
+    wait = f"import os, time\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.01)\n"
+    first.mesh(f"{wait}x += 1\nprint('meanwhile', rank)", "--nowait").ok()
+    kill(first, "m")
+    go.touch()
+
+    second = books()
+    said = second.run("%mesh list --all").ok().stream()
+    assert "this notebook has no mesh" in said
+    assert re.search(r"kept mesh 'm': free until \S+ \S+, for (1h|59m \d+s)\n", said)
+    cell = second.run("%mesh attach m").ok()
+    assert "mesh 'm' is back: procs=2; it is kept for 1h after this notebook" in cell.stream()
+    assert "actors 'counter': Counter on 2 ranks, as the variable counter" in cell.stream()
+    # The cell that ran has run to its end, and waits for nobody.
+    got = second.mesh("x, twice(x), os.environ['COLOUR'], world_size").ok()
+    assert got.shown == "[rank 0] (1, 2, 'green', 2)\n[rank 1] (11, 22, 'green', 2)"
+    shown = cell.stream() + got.stream()
+    assert shown.count("meanwhile 0") == 1 == shown.count("meanwhile 1")
+    assert second.run("counter.add.call().get()").ok().shown.endswith("12")
+    assert "in use by process" in second.run("%mesh list --all").ok().stream()
+    # A rank that dies gets again what cells of the first notebook have defined.
+    second.mesh("import signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
+    assert "1 cell" in second.run("%mesh heal m").ok().stream()
+    assert second.mesh("twice(4)").ok().shown == "[ranks 0-1] 8"
+    assert "is down" in second.run("%mesh down m").ok().stream()
+    assert not records()
+
+
+def test_a_restart_of_the_kernel_keeps_it(books: Callable[[], Notebook]) -> None:
+    book = books()
+    book.run("%mesh up m --procs 1 --env COLOUR=green --keep 1h").ok()
+    book.mesh("x = 5").ok()
+    book.manager.restart_kernel()
+    book.client.wait_for_ready(timeout=30)
+    book.run("%mesh attach m").ok()
+    assert book.mesh("x").ok().shown.endswith("5")
+    assert "is up again" in book.run("%mesh restart m").ok().stream()
+    assert "in use by process" in book.run("%mesh list --all").ok().stream()
+    assert "x" not in book.mesh("sorted(globals())").ok().shown.replace("'", "").split(", ")
+
+
+def test_the_end_of_its_lease(books: Callable[[], Notebook]) -> None:
+    before = processes()
+    book = books()
+    book.run("%mesh up m --procs 2 --env COLOUR=green --keep 1s").ok()
+    kill(book, "m")
+    assert wait_until(lambda: not records())
+    assert wait_until(lambda: not processes().keys() - before.keys(), ENDS)
+
+
+def test_down_of_one_that_nobody_has(books: Callable[[], Notebook]) -> None:
+    book = books()
+    book.run("%mesh up m --procs 1 --env COLOUR=green --keep 1h").ok()
+    other = books()
+    for line, words in [
+        ("attach", "needs the name of a kept mesh"),
+        ("attach nix", "the kept mesh 'nix' is not there; there are: m"),
+        ("attach m", "in use by process"),
+        ("down m", "in use by process"),
+        ("down nix", "there is no mesh 'nix'"),
+        ("list --some", "takes --all or nothing"),
+    ]:
+        cell = other.run(f"%mesh {line}")
+        assert cell.status == "error" and words in cell.text, cell.text
+    assert "a mesh 'm' is kept already" in other.run("%mesh up m --procs 1 --env COLOUR=green --keep 1h").text
+    assert "no duration" in other.run("%mesh up n --procs 1 --env COLOUR=green --keep long").text
+    assert "already" in book.run("%mesh attach m").text
+    kill(book, "m")
+    assert "is down, and kept no more" in other.run("%mesh down m").ok().stream()
+    assert not records()
