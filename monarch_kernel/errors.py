@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import linecache
 import os
@@ -51,7 +52,7 @@ def show(
             print(stopped.text(), file=sys.stderr)
     for frame, number in traceback.walk_tb(tb):
         name = frame.f_code.co_filename
-        if is_ours(name) or name.startswith(_HERE) or f"{os.sep}IPython{os.sep}" in name:
+        if is_ours(name) or name.startswith(_HERE) or f"{os.sep}IPython{os.sep}" in name or name == argparse.__file__:
             continue
         lines.append(f"  {_place(shell, name)} line {number}: {_as_typed(linecache.getline(name, number).strip())}")
     shell._showtraceback(kind, error, [lines[0], *lines[1:][-5:]])

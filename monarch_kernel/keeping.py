@@ -138,8 +138,7 @@ class Keeping:
         except BaseException:
             kept.leave()
             raise
-        self._meshes.by_name[name] = mesh
-        self._meshes.used = name
+        self._meshes.add(mesh)
         sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
         print(f"mesh {name!r} is back: {sizes}; it is kept for {duration_text(kept.seconds)} after this notebook")
         for actors in kept.actors:

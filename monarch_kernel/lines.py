@@ -16,10 +16,11 @@ from monarch_kernel.recipe import DEVICES, Recipe, roles_of, usual_axes
 
 USAGE = """\
 %mesh up [NAME] [--procs N | --gpus N] [--hosts N] [--env K=V] [--device cpu|cuda]
-                                   start a mesh, and use it; without a number it takes what the machine has
+                                   start a mesh, and use it; without a number it takes what the machine has.
+                                   The notebook has it as a variable, too, unless that is taken: mesh.resize(...)
     [--restart [N]] [--spares N]   replace ranks that die, N times a minute; keep processes that wait for their places
     [--roles train=4,load=2:cpu]   ranks that differ; %%mesh NAME[load] runs a cell on those of a role
-    [--silence S]                  seconds of silence after which a rank is shown as unresponsive, a host as lost; else 5
+    [--silence S]                  seconds of silence after which a rank is shown as unresponsive, a host as lost
     [--keep 2h]                    the mesh outlives this kernel by so long
 %mesh list [--all]                 the meshes of this notebook, and those that are kept for this user
 %mesh attach NAME                  get a kept mesh back, with its variables, its actors, and what it has printed

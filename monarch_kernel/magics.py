@@ -51,7 +51,7 @@ class MeshMagics(Magics):
 
     def __init__(self, shell: Any, meshes: Meshes | None = None) -> None:
         super().__init__(shell)
-        self.meshes = meshes or Meshes()
+        self.meshes = meshes or Meshes(shell.user_ns)
         self._streams: Streams | None = None
         self._verbs = Verbs(shell, self.meshes, lambda: self._attach_streams().log)
         self.editor = Editor(shell, self.meshes)

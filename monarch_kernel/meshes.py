@@ -182,11 +182,26 @@ def choose(actors: ActorMesh, header: Header) -> list[ActorMesh]:
 
 
 class Meshes:
-    """All meshes of the notebook, and the one that is in use."""
+    """All meshes of the notebook, and the one that is in use.
 
-    def __init__(self) -> None:
+    Args:
+        variables: of the notebook; each mesh has one of its name, unless the person has that already.
+    """
+
+    def __init__(self, variables: dict[str, Any] | None = None) -> None:
         self.by_name: dict[str, Mesh] = {}
         self.used: str | None = None
+        self._variables = variables if variables is not None else {}
+
+    def add(self, mesh: Mesh) -> bool:
+        """Takes a mesh, makes it the one in use, and a variable of its name; whether there could be one."""
+        self.by_name[mesh.name] = mesh
+        self.used = mesh.name
+        known = self._variables.get(mesh.name)
+        free = mesh.name not in self._variables or (isinstance(known, ProcMesh) and known.name == mesh.name)
+        if free:
+            self._variables[mesh.name] = mesh.procs
+        return free
 
     def up(self, recipe: Recipe, names: Mapping[str, Any], stage: Stage) -> Mesh:
         """Starts a mesh, waits until it is there, and makes it the one in use.
@@ -212,8 +227,7 @@ class Meshes:
             with contextlib.suppress(MonarchError):
                 mesh.end() if mesh is not None else release()
             raise
-        self.by_name[name] = mesh
-        self.used = name
+        self.add(mesh)
         return mesh
 
     def get(self, name: str | None) -> Mesh:
@@ -238,6 +252,8 @@ class Meshes:
         del self.by_name[mesh.name]
         if self.used == mesh.name:
             self.used = next(iter(self.by_name), None)
+        if self._variables.get(mesh.name) is mesh.procs:
+            del self._variables[mesh.name]
         mesh.end()
         return mesh
 

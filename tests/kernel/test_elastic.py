@@ -149,9 +149,8 @@ def test_a_supervisor_in_a_cell(mortal: Notebook) -> None:
         "class A(Actor):\n    @endpoint\n    def pid(self): return os.getpid()\n"
         "    @endpoint\n    def end(self): os.kill(os.getpid(), 9)"
     ).ok()
-    mortal.run("%%mesh m --out procs\nmesh").ok()
-    mortal.run("a = monarch_meshes_m = None\nmeshes = get_ipython().magics_manager.registry['MeshMagics'].meshes").ok()
-    mortal.run("m = meshes.get('m').procs\na = m.spawn('a', A)").ok()
+    # The mesh is a variable of its name.
+    mortal.run("a = m.spawn('a', A)").ok()
     cell = mortal.run(
         "with supervise(m, lambda failure: heal_mesh(failure.mesh)) as watch:\n"
         "    try: a.slice(procs=1).end.call().get(20)\n"

@@ -94,3 +94,19 @@ def test_cuda_where_there_is_none(more: Notebook) -> None:
     assert "rank 0 sees no GPU" in cell.text
     # Nothing is left of it.
     assert "'x'" not in more.run("%mesh").ok().stream()
+
+
+@pytest.mark.slow
+def test_a_mesh_is_a_variable(notebook: Notebook) -> None:
+    notebook.run("taken = 5\n%mesh up other --procs 2").ok()
+    assert notebook.run("other, len(other)").ok().shown.startswith("(<ProcMesh 'other' (procs=2)>, 2)")
+    notebook.run("%mesh resize other procs=3").ok()
+    assert notebook.run("len(other)").ok().shown == "3"
+    notebook.run("%mesh restart other").ok()
+    assert notebook.run("other.sizes").ok().shown == "{'procs': 3}"
+    notebook.run("%mesh up taken --procs 1").ok()
+    # What the person has stays the person's.
+    assert notebook.run("taken").ok().shown == "5"
+    notebook.run("%mesh down taken\n%mesh down other").ok()
+    assert notebook.run("taken, 'other' in globals()").ok().shown == "(5, False)"
+    notebook.run("%mesh use mesh").ok()
