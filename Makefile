@@ -3,10 +3,13 @@
 #   PYTHON  the interpreter that .venv is made with
 #   TORCH   what pip installs first: a requirement, a path to a wheel, or either with pip's own options
 #   ARGS    more arguments for pytest, the demo or the benchmarks
+#   SECONDS how long each test of `make chaos` goes on, and SEED the number that repeats what one has shown
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 ARGS ?=
+SECONDS ?= 600
+SEED ?=
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -16,7 +19,7 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo lab test test-quick test-gpu check lint fmt bench clean
+.PHONY: help venv demo lab test test-quick test-gpu chaos check lint fmt bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +62,10 @@ test-gpu: $(STAMP) $(RDMA) ## run what needs a GPU, and measure it into benchmar
 	@$(PY) -m pytest -m gpu -rs $(ARGS)
 	@echo "measuring into benchmarks/results/"
 	@$(PY) benchmarks/run.py gpu --out benchmarks/results/$$(date +%F)-gpu.md benchmarks/results/$$(date +%F)-gpu.json
+
+chaos: $(STAMP) $(RDMA) ## kill, stop and cut off at random, SECONDS for each of these tests
+	@echo "running each test of chaos for $(SECONDS) s"
+	@MONARCH_CHAOS_SECONDS=$(SECONDS) $(if $(SEED),MONARCH_CHAOS_SEED=$(SEED)) $(PY) -m pytest tests/chaos $(ARGS)
 
 check: lint ## lint, formatting and types
 	@echo "checking types"

@@ -1,0 +1,80 @@
+"""A training loop while its processes, connections and links are killed, stopped and cut off at random.
+
+At the end each call was answered or has failed, once; the state is the same on all ranks, and losses and parameters are
+those of a run without faults; and nothing is left behind. ``MONARCH_CHAOS_SEED`` repeats what a seed has shown.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from leaks import processes, session_folders, wait_until
+
+SECONDS = os.environ.get("MONARCH_CHAOS_SECONDS", "")
+SEED = int(os.environ.get("MONARCH_CHAOS_SEED", "1"))
+TESTS = str(Path(__file__).resolve().parent.parent)
+
+
+def chaos(where: str, usual: float, *prefix: str) -> None:
+    """Runs the program for some seconds, and looks at its books and at what it leaves."""
+    seconds = float(SECONDS or usual)
+    before, folders = processes(), session_folders()
+    done = subprocess.run(
+        [*prefix, sys.executable, "-m", "chaos.training_loop", where, str(SEED), str(seconds)],
+        capture_output=True,
+        text=True,
+        timeout=seconds * 4 + 170,
+        env={**os.environ, "PYTHONPATH": TESTS},
+    )
+    report = f"MONARCH_CHAOS_SEED={SEED} MONARCH_CHAOS_SECONDS={seconds:g}: {done.stdout}\n{done.stderr[-20000:]}"
+    assert done.returncode == 0, report
+    found = json.loads(done.stdout)
+    assert not found["wrong"], report
+    # It was a test of something.
+    assert found["attempts"] >= found["done"] > 5 and found["calls"]["answered"] > 20, report
+    left: list[str] = []
+
+    def nothing() -> bool:
+        left[:] = [f"{pid} {name}" for pid, name in processes().items() if pid not in before]
+        left.extend(session_folders() - folders)
+        return not left
+
+    assert wait_until(nothing, 5), f"left behind: {left}\n{report}"
+
+
+def why_no_namespaces() -> str:
+    """Why there can be no network namespaces with links between them here; empty if there can."""
+    for tool in ("unshare", "nsenter", "ip"):
+        if shutil.which(tool) is None:
+            return f"there is no {tool}"
+    script = "ip link add v0 type veth peer name w0 && ip link add br0 type bridge && unshare -n true"
+    tried = subprocess.run(["unshare", "-Urn", "sh", "-c", script], capture_output=True, text=True)
+    return f"network namespaces cannot be made here: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(float(SECONDS or 15) * 4 + 200)
+def test_a_training_on_one_host() -> None:
+    chaos("one", 8)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(float(SECONDS or 15) * 4 + 200)
+def test_a_training_on_several_hosts() -> None:
+    chaos("several", 12)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(float(SECONDS or 15) * 4 + 200)
+def test_a_training_on_hosts_whose_links_are_cut() -> None:
+    reason = why_no_namespaces()
+    if reason:
+        pytest.skip(reason)
+    chaos("namespaces", 12, "unshare", "-Urn")
