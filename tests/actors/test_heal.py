@@ -131,6 +131,18 @@ def test_references_lead_to_the_new_ones(procs: Callable[..., Any]) -> None:
     assert values(beside.ask.call(counters)) == [[0, 1], [0, 1]]
 
 
+def test_actors_of_which_only_views_and_references_are_kept(procs: Callable[..., Any]) -> None:
+    mesh = procs(2)
+    view = mesh.spawn("viewed", Counter, 5).rename(gpus="ranks")
+    user, other = mesh.spawn("user", Counter, 0), mesh.spawn("other", Counter, 0)
+    assert values(user.ask.call(other)) == [[0, 1], [0, 1]]
+    del other
+    kill(view, 0)
+    heal_mesh(mesh)
+    assert values(view.add.call()) == [6, 6]
+    assert user.slice(gpus=1).ask.call_one(None).get(20) == [0, 1]
+
+
 def test_process_groups_are_made_anew(procs: Callable[..., Any]) -> None:
     counters = procs(3).spawn("counters", Counter, 0)
     assert values(counters.total.call()) == [3.0] * 3

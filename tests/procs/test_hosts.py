@@ -473,7 +473,8 @@ def _namespaces() -> str:
     for tool in ("unshare", "nsenter", "ip"):
         if shutil.which(tool) is None:
             return f"there is no {tool}"
-    script = "ip link add a type veth peer name b && ip link add c type bridge && unshare -n true"
+    # One letter alone would be taken for a word of ip's.
+    script = "ip link add v0 type veth peer name w0 && ip link add br0 type bridge && unshare -n true"
     tried = subprocess.run(["unshare", "-Urn", "sh", "-c", script], capture_output=True, text=True)
     return f"network namespaces cannot be made here: {tried.stderr.strip()}" if tried.returncode else ""
 
@@ -539,3 +540,69 @@ if __name__ == "__main__":
 def test_how_long_a_host_may_be_silent(program: Callable[..., Any]) -> None:
     said = "silence is a number of seconds from 0.1 to 3600"
     assert program(SILENT, timeout=60).ok().splitlines() == [said, said, said, "True True"]
+
+
+PARTED = """
+import os, subprocess, sys, time
+from contextlib import closing
+from chaos.training_places import Namespaces, _run
+from monarch._actors.process import get_runtime
+from monarch.actor import Actor, current_rank, endpoint, heal_mesh, shutdown_context
+from monarch.exceptions import DeviceMeshError
+
+class A(Actor):
+    @endpoint
+    def who(self):
+        return current_rank().rank
+    @endpoint
+    def ask(self, other):
+        return list(other.who.call().get(30).values())
+
+if __name__ == "__main__":
+    with closing(Namespaces()) as place:
+        hosts = place.make()
+        procs = hosts.mesh.spawn_procs({"gpus": 2})
+        actors, others = procs.spawn("actors", A), procs.spawn("others", A)
+        print(list(actors.ask.call(others).get(60).values()), flush=True)
+        way = ["10.77.0.3", "dev", "w0"]
+        _run(*place._inside[0], "ip", "neigh", "replace", *way, "lladdr", "02:00:00:00:00:99", "nud", "permanent")
+        begun, lost = time.monotonic(), None
+        while lost is None and time.monotonic() - begun < 60:
+            try:
+                # The program reaches all of them, until one host is given up.
+                actors.who.call().get(30)
+                time.sleep(0.05)
+            except DeviceMeshError as error:
+                lost = error
+        print(len(lost.ranks), "given up with its host" in str(lost), flush=True)
+        _run(*place._inside[0], "ip", "neigh", "del", *way)
+        more = place.make()
+        heal_mesh(actors, hosts=more.mesh)
+        print(list(actors.ask.call(others).get(60).values()), flush=True)
+        for each in (hosts, more):
+            each.mesh.shutdown().get(30)
+    shutdown_context().get(30)
+"""
+
+
+@pytest.mark.slow
+def test_hosts_that_have_lost_each_other(tmp_path: Path) -> None:
+    """One of them is given up, so that there is one truth for all, and the mesh can be healed."""
+    reason = _namespaces()
+    if reason:
+        pytest.skip(reason)
+    path = tmp_path / "program.py"
+    path.write_text(PARTED)
+    before = processes()
+    done = subprocess.run(
+        ["unshare", "-Urn", sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
+    )
+    everybody = str([[0, 1, 2, 3]] * 4)
+    assert done.stdout.splitlines() == [everybody, "2 True", everybody], done.stderr
+    assert done.returncode == 0
+    assert wait_until(lambda: not processes().keys() - before.keys(), 5)

@@ -37,6 +37,19 @@ class Member(Actor):
         return here.item()
 
     @endpoint
+    def broken(self) -> bool:
+        from monarch._actors.membership import membership
+
+        return bool(membership().broken)
+
+    @endpoint
+    def cut(self) -> int:
+        """The connections of this rank end, as they do where a network is at fault; how many."""
+        from monarch._tensors.connections import shut_down, tcp_sockets
+
+        return shut_down(tcp_sockets())
+
+    @endpoint
     def mesh(self) -> tuple[Any, ...]:
         import torch.distributed as dist
 
@@ -309,3 +322,16 @@ def test_a_rank_that_does_not_come_is_named(leaks: Kit) -> None:
         meet(store, 0, 3, "cpu", seconds=0.2)
     # What torch keeps for its next store.
     leaks.rebase()
+
+
+def test_a_connection_that_breaks_without_a_death(procs: Callable[..., Any]) -> None:
+    """The collective that was under way fails, and the next one has groups that were made anew."""
+    members = procs(3).spawn("members", Member)
+    assert values(members.total.call()) == [3.0] * 3
+    for rank in (0, 2):
+        assert members.slice(gpus=rank).cut.call_one().get(30) > 0
+        with pytest.raises(ActorError, match="gloo|Connection"):
+            members.total.call().get(30)
+        # The others are told, so that all come to the same new round.
+        assert wait_until(lambda: all(values(members.broken.call())))
+        assert values(members.total.call()) == [3.0] * 3

@@ -205,7 +205,11 @@ class ActorMesh(Grouped, MeshView, Managed):
             peer.send(halt)
         gather.check()
         state.stopping = _Tolerant(gather)
+        state.stopping.add_done_callback(lambda _: self._forget())
         return state.stopping
+
+    def _forget(self) -> None:
+        self._runtime.meshes.pop(self._state.key, None)
 
     # Showing
 

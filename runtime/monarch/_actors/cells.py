@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from monarch._actors.channel import ReplyPort
 from monarch._actors.endpoint import Method, methods_of
 from monarch._actors.failures import is_ours, pack_failure, unpack_failure
 from monarch._actors.functions import function_of
+from monarch._actors.membership import note_failure
 from monarch._actors.runtime import Runtime, current
 from monarch._actors.spec import ActorSpec
 from monarch._core.extent import Point
@@ -229,6 +231,8 @@ class Cell:
         runtime = self.runtime
         runtime.idle()
         runtime.settle()
+        if "torch.distributed" in sys.modules:
+            note_failure(error)
         own = isinstance(error, MonarchError) and _raised_by_us(error)
         failure = pack_failure(error, own)
         runtime.has_finished(call.src, call.cost, bool(call.port))

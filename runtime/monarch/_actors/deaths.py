@@ -127,6 +127,12 @@ class Deaths:
         try:
             self._heal(shared, begin)
         except MonarchError as error:
+            if shared.stopped is not None or self._runtime.closed:
+                # It was stopped meanwhile, so that there is nothing to be told of.
+                with self._lock:
+                    for rank in begin.ranks:
+                        shared.supervision.left(rank)
+                return
             with self._lock:
                 for rank in begin.ranks:
                     if (uid, rank) in self._known:
@@ -173,7 +179,7 @@ class Deaths:
     def _failure(self, uid: str, ranks: tuple[int, ...]) -> MeshFailure:
         known = self._known[uid, ranks[0]]
         reason = known.dead.reason
-        text = f"its process {reason}" if len(ranks) == 1 else f"their processes each {reason}"
+        text = f"its process {reason}" if len(ranks) == 1 else f"each of their processes {reason}"
         tail = last_lines(known.dead)
         if tail:
             text += "\n" + "\n".join(["last lines of stderr:", *(f"  {line}" for line in tail)])

@@ -8,6 +8,7 @@ stop that left a collective half done, and the next use makes a new round.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 _MODULE = "monarch._actors.membership"
 PROGRAM = "only ranks have process groups, and this is the program; use them in endpoints and in %%mesh cells"
+_BROKEN = re.compile(r"gloo/|NCCL error|Connection (closed|reset) by peer")
+"""What torch says of a collective whose connections do not work."""
 _ROUNDS = 1_000_000
 """More than one incarnation of a rank convenes."""
 _PATIENCE = 90.0
@@ -263,6 +266,24 @@ def spoil(reason: str) -> int:
     config = get_runtime().config
     # A rank without any group has connections of the person's own only.
     return shut_down(of_collectives(config.addresses if config is not None else ())) if _uses_collectives() else 0
+
+
+def note_failure(error: BaseException) -> None:
+    """An endpoint or a cell has raised this: if it is of a collective that broke, the next use makes new groups."""
+    world = _own.world
+    if world is None or _own.broken or not isinstance(error, RuntimeError) or not _BROKEN.search(str(error)):
+        return
+    number, procs = _own.round, _own.procs()
+    give_up(procs, number)
+    for rank in range(procs.size):
+        if rank != get_runtime().rank and not _own._is_dead(procs.proc(rank)):
+            _ask(procs.proc(rank), "give_up", procs, number)
+
+
+def give_up(procs: Procs, number: int) -> None:
+    """A round is of no use any more, since a connection between two of its ranks broke."""
+    if _own.round == number:
+        _own.spoil(f"a connection of the process group of {procs.name} broke; use the group again to make it anew")
 
 
 def in_step() -> dict[str, int] | None:

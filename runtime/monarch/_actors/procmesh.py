@@ -290,7 +290,13 @@ class ProcMesh(Grouped, MeshView, Managed):
         for peer in peers:
             peer.send(halt)
         state.stopping = ended
+        ended.add_done_callback(lambda _: self._forget_actors())
         return ended
+
+    def _forget_actors(self) -> None:
+        meshes = self._runtime.meshes
+        for key in [key for key, mesh in list(meshes.items()) if mesh._state.procs == self._state.procs]:
+            meshes.pop(key, None)
 
     async def logging_option(
         self, stream_to_client: bool = True, aggregate_window_sec: float | None = None, level: int = logging.INFO

@@ -9,7 +9,6 @@ from contextvars import ContextVar
 from itertools import count
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakValueDictionary
 
 from monarch._actors.bulk import Bulk, Lending
 from monarch._actors.circles import Circles
@@ -124,8 +123,8 @@ class Runtime(Bulk):
         self.config: RankConfig | None = None
         """What this process was started with, if it is a rank."""
         self.on_open: Callable[[int], None] | None = None
-        self.meshes: WeakValueDictionary[str, ActorMesh] = WeakValueDictionary()
-        """Actor meshes that were spawned from here, by key."""
+        self.meshes: dict[str, ActorMesh] = {}
+        """Actor meshes that were spawned from here and not stopped, by key: they are healed whoever holds them."""
         self.owners: dict[str, str] = {}
         """Of each of those, the key of the actor that spawned it, empty for the program."""
         self.proc_meshes: dict[str, tuple[str, str]] = {}

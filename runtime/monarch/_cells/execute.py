@@ -14,6 +14,7 @@ from pickle import PickleBuffer
 from typing import Any, TypeAlias
 
 from monarch._actors.failures import fold_frames
+from monarch._actors.membership import note_failure
 from monarch._cells.marks import marked, unmark
 from monarch._cells.show import Bundle, Display, bundle_of, portable
 from monarch._wire.pickling import dumps, loads
@@ -127,6 +128,7 @@ def steps_of(
             value, shown = yield from _execute(source, name, variables, change)
             bundle = bundle_of(value) if shown and value is not None else None
     except BaseException as error:
+        note_failure(error)
         failed = _error(error, name, lines)
         return CellResult(None, None, failed, time.perf_counter() - begun)
     finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import resource
 import select
 import signal
@@ -379,6 +380,10 @@ class Agent:
             return
         for proc in self.children.watched_on(name):
             self._spread(m.Dead(proc, f"is lost with its host {name}: the connection to it broke", False, []))
+        if self.owner:
+            # Which may have both hosts still.
+            parted = pickle.dumps((self.host, name))
+            self._tell(self.owner, m.Ask(self.proc, 0, b"", "monarch._actors.partition:parted", parted))
 
     def _owner_died(self) -> None:
         self.closing = True

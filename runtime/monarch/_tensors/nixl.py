@@ -105,6 +105,9 @@ class Nixl:
             self._agent_of([remote], 10.0)
         except TransferError as error:
             return str(error)
+        except Exception as error:
+            # UCX may find no way between two hosts, and says so by errors of its own.
+            return f"NIXL does not reach it: {type(error).__name__}: {error}"
         return ""
 
     # The owner
