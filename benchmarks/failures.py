@@ -47,6 +47,6 @@ def _measure(options: Options, kind: str) -> Measure:
     with race(options, systems, measure.notes) as entered:
         entered.each("open", what="failures", kind=kind)
         measure.load = calm(options)
-        measure.samples = entered.rounds(options.rounds(5), "run", count=1)
+        measure.samples = entered.rounds(options.rounds(3), "run", count=1)
     measure.notes.extend(note for note in _NOTES[kind] if note.split()[0].rstrip(":") in (FLOOR, "2", *systems))
     return measure

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -162,7 +162,9 @@ class Process:
             self.ask("stop")
         except LaneError:
             pass
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            # Of one that has ended by itself.
+            self._process.stdin.close()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:

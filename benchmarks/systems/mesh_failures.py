@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any
 
+import monarch.actor
 from monarch.actor import Actor, current_rank, endpoint, this_host
 from systems import base
 from systems.survivors import survivors
@@ -209,4 +210,6 @@ class Survivors(base.Task):
 
 def failures(kind: str) -> base.Task:
     """The task of a kind."""
+    # Of torchmonarch it would end this process, though the error is caught.
+    monarch.actor.unhandled_fault_hook = lambda failure: None
     return {"pending": Pending, "healed": Healed, "training": Training, "survivors": Survivors}[kind]()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from leaks import processes, session_folders, wait_until
+from namespaces import why_none
 
 SECONDS = os.environ.get("MONARCH_CHAOS_SECONDS", "")
 SEED = int(os.environ.get("MONARCH_CHAOS_SEED", "1"))
@@ -49,16 +49,6 @@ def chaos(where: str, usual: float, *prefix: str) -> None:
     assert wait_until(nothing, 5), f"left behind: {left}\n{report}"
 
 
-def why_no_namespaces() -> str:
-    """Why there can be no network namespaces with links between them here; empty if there can."""
-    for tool in ("unshare", "nsenter", "ip"):
-        if shutil.which(tool) is None:
-            return f"there is no {tool}"
-    script = "ip link add v0 type veth peer name w0 && ip link add br0 type bridge && unshare -n true"
-    tried = subprocess.run(["unshare", "-Urn", "sh", "-c", script], capture_output=True, text=True)
-    return f"network namespaces cannot be made here: {tried.stderr.strip()}" if tried.returncode else ""
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(float(SECONDS or 15) * 4 + 200)
 def test_a_training_on_one_host() -> None:
@@ -74,7 +64,7 @@ def test_a_training_on_several_hosts() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(float(SECONDS or 15) * 4 + 200)
 def test_a_training_on_hosts_whose_links_are_cut() -> None:
-    reason = why_no_namespaces()
+    reason = why_none()
     if reason:
         pytest.skip(reason)
     chaos("namespaces", 12, "unshare", "-Urn")

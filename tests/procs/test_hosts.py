@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from monarch._wire.links import make_context, over_network
 from monarch.actor import Actor, current_rank, endpoint, supervise, this_host
 from monarch.exceptions import SupervisionError
 from monarch.testing import local_hosts
+from namespaces import why_none
 
 pytestmark = pytest.mark.slow
 
@@ -468,21 +468,10 @@ if __name__ == "__main__":
 """
 
 
-def _namespaces() -> str:
-    """Why there can be none here; empty if there can."""
-    for tool in ("unshare", "nsenter", "ip"):
-        if shutil.which(tool) is None:
-            return f"there is no {tool}"
-    # One letter alone would be taken for a word of ip's.
-    script = "ip link add v0 type veth peer name w0 && ip link add br0 type bridge && unshare -n true"
-    tried = subprocess.run(["unshare", "-Urn", "sh", "-c", script], capture_output=True, text=True)
-    return f"network namespaces cannot be made here: {tried.stderr.strip()}" if tried.returncode else ""
-
-
 @pytest.mark.slow
 def test_a_host_that_is_cut_off(tmp_path: Path) -> None:
     """In its own network namespace: within the lease its calls fail, and it ends its ranks by itself."""
-    reason = _namespaces()
+    reason = why_none()
     if reason:
         pytest.skip(reason)
     path = tmp_path / "program.py"
@@ -588,7 +577,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_hosts_that_have_lost_each_other(tmp_path: Path) -> None:
     """One of them is given up, so that there is one truth for all, and the mesh can be healed."""
-    reason = _namespaces()
+    reason = why_none()
     if reason:
         pytest.skip(reason)
     path = tmp_path / "program.py"

@@ -330,7 +330,7 @@ def test_a_connection_that_breaks_without_a_death(procs: Callable[..., Any]) -> 
     assert values(members.total.call()) == [3.0] * 3
     for rank in (0, 2):
         assert members.slice(gpus=rank).cut.call_one().get(30) > 0
-        with pytest.raises(ActorError, match="gloo|Connection"):
+        with pytest.raises(ActorError, match=r"gloo|Connection"):
             members.total.call().get(30)
         # The others are told, so that all come to the same new round.
         assert wait_until(lambda: all(values(members.broken.call())))
