@@ -17,7 +17,7 @@ class Defined(NamedTuple):
     name: str
     """What tracebacks call the cell."""
     text: str
-    """Its imports, functions and classes, each on the lines where it was."""
+    """Its imports, functions and classes, each on the lines where it was; or all of it, if the person has said so."""
     ranks: frozenset[int]
     """Where it ran."""
     everywhere: bool = False
@@ -30,9 +30,30 @@ class Definitions:
     def __init__(self) -> None:
         self._cells: list[Defined] = []
 
-    def record(self, name: str, source: str, ranks: Sequence[int], total: int = 0) -> None:
-        """Takes note of a cell that has run well on some ranks."""
-        text = definitions_of(source)
+    @property
+    def cells(self) -> list[Defined]:
+        """All of them."""
+        return self._cells
+
+    def drop(self, number: int) -> Defined:
+        """Forgets one, by its place in the list. IndexError if there is none."""
+        return self._cells.pop(number)
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self._cells.clear()
+
+    def record(self, name: str, source: str, ranks: Sequence[int], total: int = 0, whole: bool = False) -> None:
+        """Takes note of a cell that has run well on some ranks.
+
+        Args:
+            name: what tracebacks call it.
+            source: its text.
+            ranks: where it ran.
+            total: how many ranks there are.
+            whole: whether all of it is to be run again, and not only what it defines.
+        """
+        text = source if whole else definitions_of(source)
         if text:
             # The same text again, as when a person runs all cells, is not to be run twice.
             self._cells = [each for each in self._cells if each.text != text or not each.ranks <= set(ranks)]
@@ -45,6 +66,17 @@ class Definitions:
 
     def __len__(self) -> int:
         return len(self._cells)
+
+
+def names_in(text: str) -> list[str]:
+    """What a text of definitions defines, for people."""
+    found: list[str] = []
+    for node in ast.parse(text).body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found.extend((each.asname or each.name).partition(".")[0] for each in node.names)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.append(node.name)
+    return list(dict.fromkeys(found))
 
 
 def definitions_of(source: str) -> str:

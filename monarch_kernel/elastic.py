@@ -7,6 +7,7 @@ from typing import Any
 
 from monarch._core.extent import axes_text
 from monarch._core.ranks import describe_ranks
+from monarch_kernel.definitions import names_in
 from monarch_kernel.lines import Parser, Usage
 from monarch_kernel.meshes import Mesh, Meshes
 
@@ -23,7 +24,36 @@ class Elastic:
 
     def verbs(self) -> dict[str, Callable[[list[str]], Any]]:
         """What follows ``%mesh``, and does what."""
-        return {"heal": self.heal, "resize": self.resize}
+        return {"heal": self.heal, "resize": self.resize, "definitions": self.definitions}
+
+    def definitions(self, words: list[str]) -> None:
+        """Lists what ranks get that come later, or forgets some of it."""
+        name = words[0] if words and words[0] in self._meshes.by_name else None
+        rest = words[1:] if name is not None else words
+        mesh = self._meshes.get(name)
+        cells = mesh.definitions.cells
+        if not rest:
+            for number, each in enumerate(cells):
+                where = "all ranks" if each.everywhere else describe_ranks(sorted(each.ranks))
+                names = ", ".join(names_in(each.text)) or each.text.strip().splitlines()[0][:60]
+                print(f"{number:3}  {each.name}, {where}: {names}")
+            if not cells:
+                print(f"the cells of mesh {mesh.name!r} have defined nothing yet")
+        elif rest == ["clear"]:
+            mesh.definitions.clear()
+            print(f"new ranks of mesh {mesh.name!r} get nothing of the cells so far")
+        elif (
+            rest[0] == "drop"
+            and len(rest) > 1
+            and all(each.isdecimal() and int(each) < len(cells) for each in rest[1:])
+        ):
+            for number in sorted({int(each) for each in rest[1:]}, reverse=True):
+                print(f"new ranks of mesh {mesh.name!r} do not get {mesh.definitions.drop(number).name}")
+        else:
+            raise Usage(
+                f"%mesh definitions [NAME] lists them, and drop N or clear forgets some; there are {len(cells)}, "
+                f"counted from 0, and {' '.join(rest)!r} is none of these"
+            )
 
     def heal(self, words: list[str]) -> None:
         """Puts new ranks in the place of those that have died."""

@@ -38,6 +38,10 @@ class Header:
     stream: bool = True
     quiet: bool = False
     rank_prefix: bool | None = None
+    define: bool = False
+    """Whether all of the cell is run again on ranks that come later."""
+    once: bool = False
+    """Whether nothing of it is."""
 
 
 OPTIONS = {
@@ -48,6 +52,8 @@ OPTIONS = {
     "--stream": "show what is printed as it comes (as usual)",
     "--quiet": "show nothing that is printed or returned",
     "--rank-prefix": "name the rank on each line even if the cell runs on one only",
+    "--define": "run all of the cell again on ranks that come later, by heal and resize, not only what it defines",
+    "--once": "run nothing of the cell again there",
 }
 
 
@@ -71,6 +77,8 @@ def parse(line: str) -> Header:
     if header.nowait and (header.timeout is not None or not header.stream):
         raise HeaderError("--nowait gives a handle that is asked for the end: it goes with neither --timeout nor "
                           "--collect; handle.result(SECONDS) waits so long at most")  # fmt: skip
+    if header.define and header.once:
+        raise HeaderError("--define has the cell run again on ranks that come later, and --once has not; give one")
     return header
 
 

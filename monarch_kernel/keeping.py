@@ -180,7 +180,7 @@ class Keeping:
             mine.initialized.get()
         recipe.axes = recipe.axes or dict(procs.sizes)
         mesh = Mesh(recipe, procs, mine, kept.end)
-        mesh.definitions._cells.extend(book.definitions)
+        mesh.definitions.cells.extend(book.definitions)
         return mesh
 
     def _bind(self, actors: ActorMesh) -> str:
@@ -196,6 +196,6 @@ class Keeping:
         for mesh in list(self._meshes.by_name.values()):
             recipe = mesh.recipe
             if isinstance(recipe, KeptRecipe) and recipe.kept is not None:
-                book = msgspec.json.encode(Book(Recipe(**_plain(recipe)), mesh.definitions._cells))
+                book = msgspec.json.encode(Book(Recipe(**_plain(recipe)), mesh.definitions.cells))
                 if recipe.kept.book != book:
                     recipe.kept.note(book)

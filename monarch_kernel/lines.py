@@ -31,6 +31,8 @@ USAGE = """\
 %mesh heal [NAME] [--bare]         put new ranks in the place of those that have died, with what cells have defined
 %mesh heal [NAME] --copy-from R|peer [x y]
                                    and with variables of a rank that lives, or of any: these, or all that can be copied
+%mesh definitions [NAME] [drop N.. | clear]
+                                   what new ranks are given; %%mesh --define adds a whole cell, --once nothing of it
 %mesh resize [NAME] AXIS=N         make the mesh larger or smaller; ranks that stay keep everything
 %mesh checkpoint PATH [x y] [--wait]
                                    write variables of all ranks to disk, beside the cells that follow

@@ -176,9 +176,7 @@ class MeshMagics(Magics):
             print(stopped.text(), file=sys.stderr)
             raise CellStopped("the cell was stopped on its ranks")
         errors = {rank: result.error for rank, result in ordered if result.error is not None}
-        if mesh is not None:
-            good = [rank for rank, _ in ordered if rank not in errors]
-            mesh.definitions.record(run.name, run.source, good, len(mesh.cells))
+        self._record(mesh, header, run, [rank for rank, _ in ordered if rank not in errors])
         if errors:
             failure = MeshCellError(run.name, errors, total, values)
             tracebacks = failure.tracebacks()
@@ -199,6 +197,7 @@ class MeshMagics(Magics):
             results = run.results()
             errors = {rank: result.error for rank, result in results.items() if result.error is not None}
             values = _values(run, results)
+            self._record(mesh, header, run, [rank for rank in sorted(results) if rank not in errors])
             if errors:
                 raise MeshCellError(run.name, errors, total, values)
             return values
@@ -208,6 +207,11 @@ class MeshMagics(Magics):
         if header.out:
             self.shell.user_ns[header.out] = handle
         return handle
+
+    def _record(self, mesh: Mesh | None, header: Header, run: Run, good: list[int]) -> None:
+        """Takes note of what a cell has defined on the ranks where it ran well."""
+        if mesh is not None and good and not header.once:
+            mesh.definitions.record(run.name, run.source, good, len(mesh.cells), header.define)
 
     def verbs(self) -> list[str]:
         """What may follow ``%mesh``."""

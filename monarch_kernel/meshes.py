@@ -168,7 +168,10 @@ def choose(actors: ActorMesh, header: Header) -> list[ActorMesh]:
         shared = get_runtime().own_procs.get(actors._state.procs.uid)
         roles = shared.roles if shared is not None else {}
         if header.role not in roles:
-            raise HeaderError(f"there is no role {header.role!r}; this mesh has {', '.join(roles) or 'none'}")
+            raise HeaderError(
+                f"[{header.role}] is neither numbers nor ranges of ranks, such as [0,3] or [0:4], nor a role; this "
+                f"mesh has {'the roles ' + ', '.join(roles) if roles else 'no roles'}"
+            )
         ranks = roles[header.role]
         return [actors.slice(**{actors.extent.labels[-1]: slice(ranks.start, ranks.stop)})]
     if header.axes is not None:

@@ -109,7 +109,7 @@ def test_ranks_that_differ(mortal: Notebook) -> None:
     assert mortal.mesh("rank", "[load]").ok().shown == "[rank 2] 2"
     assert mortal.mesh("rank", "roles[train]").ok().shown.splitlines() == ["[rank 0] 0", "[rank 1] 1"]
     cell = mortal.mesh("rank", "[eval]")
-    assert cell.status == "error" and "there is no role 'eval'; this mesh has train, load" in cell.text
+    assert cell.status == "error" and "nor a role; this mesh has the roles train, load" in cell.text
     for line, said in (
         ("--roles train=0", "cannot understand 'train=0'"),
         ("--roles a=1,a=2", "names 'a' twice"),

@@ -42,7 +42,6 @@ def test_what_is_understood(line: str, header: Header) -> None:
         ("1abc", ["cannot understand"]),
         ("[]", ["empty", "[0,3]"]),
         ("[ , ]", ["empty"]),
-        ("[a]", ["'a'", "number", "range"]),
         ("[1.5]", ["'1.5'"]),
         ("[-]", ["'-'"]),
         ("[1:-]", ["'1:-'"]),
@@ -139,3 +138,5 @@ def test_a_mesh_of_one_rank_is_named_as_such() -> None:
 def test_brackets_alone() -> None:
     assert parse_where("gpus = 1 : 3 : 2") == ({"gpus": slice(1, 3, 2)}, None)
     assert parse_where("0,") == (None, [0])
+    # A word is what %mesh up --roles has called some ranks.
+    assert parse("[load]").role == "load" and parse("m[ load ]").role == "load" and not parse("[0]").role

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -74,6 +75,35 @@ def test_a_rank_is_there_again(mortal: Notebook) -> None:
     # A traceback out of a restored function shows its line.
     cell = mortal.mesh("area('a')", "[2]")
     assert cell.status == "error" and "math.pi * r**2" in cell.text
+
+
+@pytest.mark.slow
+def test_what_new_ranks_get_is_listed_and_chosen(mortal: Notebook) -> None:
+    mortal.run("%mesh up m --procs 2").ok()
+    assert "have defined nothing yet" in mortal.run("%mesh definitions").ok().stream()
+    mortal.mesh("import math, os.path as path\ndef f(): return table[rank]\nclass C: pass").ok()
+    mortal.mesh("table = [1, 2]", "--define").ok()
+    mortal.mesh("import json", "[1] --once").ok()
+    mortal.mesh("def g(): return 1", "--nowait --out handle").ok()
+    mortal.run("handle.result(20)").ok()
+    listed = re.sub(r"cell \[\d+\]", "cell", mortal.run("%mesh definitions m").ok().stream())
+    assert listed.splitlines() == [
+        "  0  cell, all ranks: math, path, f, C",
+        "  1  cell, all ranks: table = [1, 2]",
+        "  2  cell, all ranks: g",
+    ]
+    assert "do not get cell" in mortal.run("%mesh definitions drop 2").ok().stream()
+    mortal.mesh(KILL.format(ranks=[1]))
+    mortal.run("%mesh heal").ok()
+    assert mortal.mesh("f(), 'json' in globals(), 'g' in globals()", "[1]").ok().shown == "[rank 1] (2, False, False)"
+    for wrong in ("drop 9", "drop", "drop x", "other", "clear all"):
+        cell = mortal.run(f"%mesh definitions {wrong}")
+        assert cell.status == "error" and "%mesh definitions [NAME] lists them" in cell.text
+    assert "give one" in mortal.mesh("1", "--define --once").text
+    mortal.run("%mesh definitions clear").ok()
+    assert "nothing yet" in mortal.run("%mesh definitions").ok().stream()
+    mortal.run("%mesh down m").ok()
+    mortal.run("%mesh use mesh").ok()
 
 
 @pytest.mark.slow
