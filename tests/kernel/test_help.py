@@ -11,7 +11,7 @@ import pytest
 from kernels import GUARD, Notebook
 
 SOON = 10.0
-"""Seconds for an answer on however busy a machine. It is meant to take half of one; what hangs takes longer than this."""
+"""Seconds for an answer on however busy a machine; it is meant to take half of one, and what hangs takes longer."""
 
 
 @pytest.fixture(scope="module")
