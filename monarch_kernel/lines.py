@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from monarch.actor import Restart
 from monarch_kernel.header import OPTIONS, HeaderError
 from monarch_kernel.keeping import KeptRecipe, kept_recipe
 from monarch_kernel.meshes import Meshes
@@ -114,7 +115,7 @@ class Verbs:
         parser.add_argument("--key", default="")
         parser.add_argument("--env", action="append", default=[])
         parser.add_argument("--device", default="", choices=("", *DEVICES))
-        parser.add_argument("--restart", nargs="?", type=int, const=3)
+        parser.add_argument("--restart", nargs="?", const="on-failure")
         parser.add_argument("--spares", type=int, default=0)
         parser.add_argument("--roles", default="")
         parser.add_argument("--keep", default="")
@@ -134,15 +135,17 @@ class Verbs:
             if not equals or not key:
                 raise Usage(f"%mesh up: --env takes K=V, and not {pair!r}")
             env[key] = value
-        for option in ("restart", "spares"):
-            if (getattr(given, option) or 0) < 0:
-                raise Usage(f"%mesh up: --{option} takes a number that is not negative")
+        if given.spares < 0:
+            raise Usage("%mesh up: --spares takes a number that is not negative")
+        restart = given.restart if given.restart != "on-failure" else str(Restart().most)
+        if restart is not None and not restart.isdecimal():
+            raise Usage(f"%mesh up: --restart takes how often in a minute, or on-failure, and not {restart!r}")
         roles = roles_of(given.roles)
         if roles and axes:
             raise Usage("%mesh up: --roles says how many ranks there are, so --procs and --gpus do not go with it")
         axes = axes or ({} if roles else usual_axes(given.device))
         recipe = Recipe(given.name, axes, env, given.hosts, given.key, given.device)
-        recipe.restart, recipe.spares, recipe.roles = given.restart, given.spares, roles
+        recipe.restart, recipe.spares, recipe.roles = int(restart or 0), given.spares, roles
         recipe.silence = given.silence
         self._up(kept_recipe(recipe, given.keep) if given.keep else recipe, "is up")
 

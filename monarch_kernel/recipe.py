@@ -30,8 +30,8 @@ class Recipe:
     """The key file of those workers."""
     device: str = ""
     """``cpu`` or ``cuda``; empty for what there is."""
-    restart: int | None = None
-    """How often in a minute ranks that die are replaced by themselves; None for never."""
+    restart: int = 0
+    """How often in a minute ranks that die are replaced by themselves."""
     spares: int = 0
     """How many processes of each host wait for the place of one that dies."""
     roles: dict[str, Role] = field(default_factory=dict[str, Role])

@@ -120,6 +120,9 @@ def test_ranks_that_differ(mortal: Notebook) -> None:
 
 
 def test_ranks_are_started_again_by_themselves(mortal: Notebook) -> None:
+    for wrong in ("-1", "often"):
+        cell = mortal.run(f"%mesh up again --restart={wrong}")
+        assert cell.status == "error" and "--restart takes how often in a minute, or on-failure" in cell.text
     mortal.run("%mesh up again --procs 2 --restart --spares 1").ok()
     cell = mortal.mesh(KILL.format(ranks=[1]))
     assert cell.status == "error" and "SIGKILL" in cell.text
