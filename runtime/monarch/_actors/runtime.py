@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from itertools import count
+from itertools import count, islice
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,6 +39,8 @@ _EARLY = 5.0
 """Seconds that a message waits for the actor that it is for to be made."""
 _CREDIT_EVERY = WINDOW // 4
 _VIEWS = 4096
+_OLDEST = 256
+"""Calls that are looked at for ranks that do not answer, so that it costs little also where many are under way."""
 _VERDICT = 120.0
 """Seconds to wait for those who supervise a mesh."""
 _FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch})
@@ -364,8 +366,9 @@ class Runtime(Bulk):
         return sum(gather.fail(uid, key, why) for gather in list(self._gathers.values()) if hasattr(gather, "fail"))
 
     def waited_for(self) -> set[str]:
-        """The processes that calls wait for."""
-        waiting = [gather for gather in list(self._gathers.values()) if hasattr(gather, "waits_for")]
+        """The processes that the oldest calls wait for: if one does not answer, it keeps one of these waiting."""
+        oldest = islice(list(self._gathers.values()), _OLDEST)
+        waiting = [gather for gather in oldest if hasattr(gather, "waits_for")]
         return {peer.proc for gather in waiting for peer in gather.waits_for() if peer.dead is None}
 
     def wait_settled(self, uid: str) -> bool:
