@@ -448,7 +448,7 @@ class _Nothing(Future[None]):
         self._value = None
         self._error = None
         self._callbacks = None
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self.thread = None
         self.label = "shutdown_context()"
 

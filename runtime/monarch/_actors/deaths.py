@@ -42,6 +42,19 @@ class Deaths:
         self._lock = threading.Lock()
         self._known: dict[tuple[str, int], _Death] = {}
         runtime.on_dying = self.dies
+        runtime.supervising = self
+
+    def joined(self, uid: str, rank: int, proc: str) -> None:
+        """A process has the place of this rank from now on."""
+        with self._lock:
+            commands = self._runtime.own_procs[uid].supervision.joined(rank, proc)
+        self._do(uid, commands)
+
+    def left(self, uid: str, rank: int) -> None:
+        """A mesh has no such rank any more."""
+        with self._lock:
+            commands = self._runtime.own_procs[uid].supervision.left(rank)
+        self._do(uid, commands)
 
     def dies(self, dead: m.Dead) -> None:
         """A process has died, and nobody was told yet."""

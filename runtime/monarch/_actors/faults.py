@@ -7,16 +7,14 @@ import time
 from collections.abc import Callable
 from functools import partial
 from threading import Timer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch._actors.failures import pack_failure, unpack_failure
 from monarch._actors.meshfailure import MeshFailure
 from monarch._actors.runtime import Runtime
+from monarch._actors.supervise import Supervisor, asked_of, in_judge, nothing_open
 from monarch._wire import messages as m
 from monarch.exceptions import SupervisionError
-
-if TYPE_CHECKING:
-    from monarch._actors.supervise import Supervisor
 
 TOGETHER = 0.05
 """Seconds for which failures are collected: those of one cause come together, and are told as one."""
@@ -32,7 +30,7 @@ class Faults:
     """Takes failures of one process's meshes to those who are to know."""
 
     def __init__(self, runtime: Runtime) -> None:
-        # They need this module.
+        # It needs this module.
         from monarch._actors.deaths import Deaths
 
         self._runtime = runtime
@@ -52,8 +50,6 @@ class Faults:
             self._runtime.pump.call_later(TOGETHER, self._report_failed)
 
     def _report_failed(self) -> None:
-        from monarch._actors.supervise import nothing_open
-
         failed, self._failed = self._failed, []
         groups: dict[tuple[str, str, str], list[m.Fault]] = {}
         for fault in failed:
@@ -151,8 +147,6 @@ class _Judgement:
 
     def begin(self) -> None:
         """Asks about each; in a thread if that may take its time."""
-        from monarch._actors.supervise import asked_of, in_judge
-
         runtime = self._faults._runtime
         asked = {rank: asked_of(runtime, self._uid, self._actor, rank) for rank in self._ranks}
 

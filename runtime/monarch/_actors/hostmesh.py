@@ -154,7 +154,7 @@ class HostMesh(MeshView, Managed):
         shared.starting = Starting(runtime, procs, packed, owner, variables, differing, binds, path, cwd, spares)
         shared.supervision.restart = rule
         for rank in range(extent.nelements):
-            shared.supervision.joined(rank, procs.proc(rank))
+            runtime.supervising.joined(uid, rank, procs.proc(rank))
         shared.starting.start(range(extent.nelements), gather.port)
         shared.starting.fill()
         gather.check()

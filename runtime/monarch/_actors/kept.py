@@ -306,7 +306,7 @@ def _add_procs(kept: Kept, order: m.Spawn, told: bytes, alive: list[str]) -> Non
     runtime.proc_meshes[procs.uid] = (procs.name, "")
     runtime.own_procs[procs.uid] = shared
     for rank in procs.region().base_ranks():
-        shared.supervision.joined(rank, procs.proc(rank))
+        runtime.supervising.joined(procs.uid, rank, procs.proc(rank))
     kept.procs.append(shared.whole(runtime))
     for rank in procs.region().base_ranks():
         # Asks to be told of its death, be it long ago.

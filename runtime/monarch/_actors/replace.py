@@ -55,9 +55,9 @@ def replace(
     procs.rename(spares)
     new = [runtime.peer(procs.proc(rank), starting=True) for rank in ranks]
     for rank in ranks:
-        state.supervision.joined(rank, procs.proc(rank))
+        runtime.supervising.joined(procs.uid, rank, procs.proc(rank))
     tell_of_new_ones(procs)
-    there = _Arrival(runtime, mesh.name, new)
+    there = Arrival(runtime, mesh.name, new)
     cold = [rank for rank in ranks if not spares[rank]]
     if cold:
         starting.start(cold, there.port)
@@ -70,13 +70,8 @@ def replace(
     return made
 
 
-def arrival(runtime: Runtime, name: str, peers: Sequence[Peer]) -> _Arrival:
-    """Done when new processes of a mesh of some name are set up; they answer to its port."""
-    return _Arrival(runtime, name, peers)
-
-
-class _Arrival(Future[None]):
-    """Done when some new processes are set up."""
+class Arrival(Future[None]):
+    """Done when some new processes are set up; they answer to its port."""
 
     __slots__ = ("_failed", "_left", "port")
 

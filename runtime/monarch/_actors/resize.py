@@ -12,7 +12,7 @@ from monarch._actors.future import Future
 from monarch._actors.healing import actors_of, dead_ranks
 from monarch._actors.membership import tell_of_new_ones
 from monarch._actors.procmesh import GRACE, Ended, ProcMesh
-from monarch._actors.replace import arrival, create
+from monarch._actors.replace import Arrival, create
 from monarch._core.extent import axes_text
 from monarch._core.ranks import describe_ranks
 from monarch._wire import messages as m
@@ -100,7 +100,7 @@ def _follow(actor: ActorMesh) -> None:
 def _let_go(mesh: ProcMesh, going: list[str]) -> None:
     runtime, shared = mesh._runtime, mesh._state
     for rank in range(shared.procs.size, shared.procs.size + len(going)):
-        shared.supervision.left(rank)
+        runtime.supervising.left(shared.procs.uid, rank)
     ended = Ended(runtime, f"{mesh.name}.resize()", going)
     by_host: dict[str, list[str]] = {}
     halt = m.encode(m.Halt(runtime.proc, "", 0, b"", "its mesh has become smaller"))
@@ -118,8 +118,8 @@ def _grow(mesh: ProcMesh, before: int, actors: list[ActorMesh]) -> None:
     ranks = range(before, shared.procs.size)
     new = [runtime.peer(shared.procs.proc(rank), starting=True) for rank in ranks]
     for rank, peer in zip(ranks, new, strict=True):
-        shared.supervision.joined(rank, peer.proc)
-    there = arrival(runtime, mesh.name, new)
+        runtime.supervising.joined(shared.procs.uid, rank, peer.proc)
+    there = Arrival(runtime, mesh.name, new)
     assert shared.starting is not None
     shared.starting.start(ranks, there.port)
     made: list[Future[Any]] = [create(actor, rank) for actor in actors for rank in ranks]

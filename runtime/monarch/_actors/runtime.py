@@ -111,6 +111,8 @@ class Runtime(Bulk):
         self.on_output: Callable[[m.Output], None] | None = None
         self.on_dead: Callable[[m.Dead, list[str]], None] | None = None
         """Told of a death, and of the calls that waited for the one that died."""
+        self.supervising: Any = None
+        """What becomes of deaths in the meshes of this process; told of who joins and leaves them."""
         self.on_dying: Callable[[m.Dead], None] = lambda dead: None
         """Told of a death before those who wait are."""
         self.on_sibling_died: Callable[[m.Dead], None] = lambda dead: None

@@ -28,20 +28,9 @@ class Handing:
     """
 
     def __init__(self, mesh: ActorMesh, new: Sequence[int], source: int | None) -> None:
-        region = mesh._state.region
         self._mesh = mesh
-        self._whole = mesh._view(region)
-        self._new = [rank for rank in new if region.position_of(rank) is not None]
-        living = [rank for rank in region.base_ranks() if rank not in new]
-        if self._new and (not living or (source is not None and source not in living)):
-            whose = "no actor of it has" if source is None else f"rank {source} has not"
-            raise SupervisionError(
-                f"{mesh._name} is healed, but {whose} lived on, so that there is no state to be copied to "
-                f"{describe_ranks(self._new)}",
-                mesh=mesh._name,
-                ranks=tuple(self._new),
-            )
-        self._source = living[0] if source is None and living else source
+        self._new = [rank for rank in new if mesh._state.region.position_of(rank) is not None]
+        self._source = giver_of(mesh, self._new, source) if self._new else 0
 
     @staticmethod
     def check(meshes: Sequence[ActorMesh], named: bool) -> None:
@@ -67,10 +56,10 @@ class Handing:
         if not self._new or (give.startswith(_THERE) and not has_hooks(self._mesh._state.cls)):
             return None
         token = secrets.token_hex(8)
-        source = self._member(self._source)
+        source = member_of(self._mesh, self._source)
         try:
             packed, said = self._call(source, "pack", token, give, args).get(timeout)
-            answers = [self._call(self._member(rank), "unpack", packed, take, timeout) for rank in self._new]
+            answers = [self._call(member_of(self._mesh, rank), "unpack", packed, take, timeout) for rank in self._new]
             failures = [answer.exception(timeout + 5.0) for answer in answers]
         finally:
             with suppress(MonarchError):
@@ -80,14 +69,36 @@ class Handing:
                 raise failure
         return said
 
-    def _member(self, rank: int | None) -> ActorMesh:
-        assert rank is not None
-        position = self._mesh._state.region.position_of(rank)
-        assert position is not None
-        return self._whole._member(position)
-
     def _call(self, member: ActorMesh, function: str, *args: Any) -> Any:
         return Endpoint[..., Any](member, f"{_THERE}:{function}", None, FUNCTION).call_one(*args)
+
+
+def giver_of(mesh: ActorMesh, new: Sequence[int], source: int | None) -> int:
+    """The base rank of the actor that new ones get their state from; SupervisionError if none has lived on.
+
+    Args:
+        mesh: of the actors.
+        new: base ranks of those that are to have it.
+        source: the one that was named; None for any other.
+    """
+    living = [rank for rank in mesh._state.region.base_ranks() if rank not in new]
+    if living and (source is None or source in living):
+        return living[0] if source is None else source
+    whose = "no actor of it has" if source is None else f"rank {source} has not"
+    raise SupervisionError(
+        f"{mesh._name} is healed, but {whose} lived on, so that there is no state to be copied to "
+        f"{describe_ranks(new)}",
+        mesh=mesh._name,
+        ranks=tuple(new),
+    )
+
+
+def member_of(mesh: ActorMesh, rank: int) -> ActorMesh:
+    """The actor of a base rank."""
+    region = mesh._state.region
+    position = region.position_of(rank)
+    assert position is not None
+    return mesh._view(region)._member(position)
 
 
 def has_hooks(cls: type) -> bool:

@@ -8,8 +8,8 @@ from monarch._actors.actormesh import ActorMesh
 from monarch._actors.healing import actors_of, heal
 from monarch._actors.hostmesh import HostMesh
 from monarch._actors.procmesh import ProcMesh
-from monarch._transfers.handing import Handing
-from monarch.exceptions import ArgumentError, SupervisionError
+from monarch._transfers.handing import Handing, giver_of, member_of
+from monarch.exceptions import ArgumentError
 
 M = TypeVar("M")
 
@@ -85,24 +85,11 @@ def _copy(mesh: ActorMesh, new: list[int], source: int | None, method: str, time
     """Gives new actors the tensors of one that has lived on."""
     from monarch._transfers.copying import copy_state
 
-    giver: Any = giver_of(mesh, new, source)
     region = mesh._state.region
-    whole = mesh._view(region)
-    for rank in new:
-        position = region.position_of(rank)
-        if position is not None:
-            copy_state(getattr(giver, method), getattr(whole._member(position), method), timeout=timeout).get(timeout)
-
-
-def giver_of(mesh: ActorMesh, new: list[int], source: int | None) -> Any:
-    """The actor that new ones get their state from. SupervisionError if there is none."""
-    region = mesh._state.region
-    living = [rank for rank in region.base_ranks() if rank not in new]
-    if not living or (source is not None and source not in living):
-        whose = "no actor of it has" if source is None else f"rank {source} has not"
-        raise SupervisionError(
-            f"{mesh._name} is healed, but {whose} lived on, so that there is no state to be copied", mesh=mesh._name
-        )
-    position = region.position_of(living[0] if source is None else source)
-    assert position is not None
-    return mesh._view(region)._member(position)
+    mine = [rank for rank in new if region.position_of(rank) is not None]
+    if not mine:
+        return
+    giver: Any = member_of(mesh, giver_of(mesh, mine, source))
+    for rank in mine:
+        taker: Any = member_of(mesh, rank)
+        copy_state(getattr(giver, method), getattr(taker, method), timeout=timeout).get(timeout)
