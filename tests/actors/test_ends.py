@@ -6,7 +6,30 @@ from typing import Any
 
 import pytest
 
+from monarch._actors.process import get_runtime
+from monarch.actor import Actor, endpoint
+
 pytestmark = pytest.mark.slow
+
+
+class Last(Actor):
+    @endpoint
+    def at_the_end(self, path: str) -> None:
+        """Notes whether a thread that outlives the rank's work would get another runtime, with a session of its own."""
+        runtime = get_runtime()
+
+        def end() -> None:
+            with open(path, "w") as file:
+                file.write(f"{runtime.closed} {get_runtime() is runtime}")
+
+        runtime.at_close.append(end)
+
+
+def test_a_rank_that_ends_begins_no_session(procs: Any, tmp_path: Any) -> None:
+    mesh = procs(1)
+    mesh.spawn("last", Last).at_the_end.call(str(tmp_path / "end")).get(timeout=20)
+    mesh.stop().get(timeout=20)
+    assert (tmp_path / "end").read_text() == "True True"
 
 
 @pytest.mark.parametrize(

@@ -389,6 +389,63 @@ def test_across_hosts(program: Callable[..., Any]) -> None:
     assert lines[5] == "{'hosts': 2, 'gpus': 2} [4, 4, 4, 4]"
 
 
+EARLY = """
+import os, signal
+from typing import Any
+
+from monarch._actors.starting import Starting
+from monarch.actor import Actor, current_rank, endpoint, heal_mesh
+from monarch.exceptions import SupervisionError
+from monarch.testing import local_hosts
+
+class Who(Actor):
+    @endpoint
+    def who(self) -> tuple[int, int]:
+        return current_rank().rank, os.getpid()
+
+early = []
+begin = Starting.start
+
+def start(self: Any, *args: Any) -> None:
+    # The names of the new ones are known, and their hosts have not heard of them.
+    early.append(mesh.who.call())
+    early.append(mesh.slice(hosts=1, gpus=1).who.call())
+    early.append(user.ask.call(mesh))
+    begin(self, *args)
+
+class User(Actor):
+    @endpoint
+    def ask(self, mesh: Any) -> list[int]:
+        return [rank for rank, _ in mesh.who.call().get(25).values()]
+
+with local_hosts(2) as hosts:
+    mesh = hosts.spawn_procs({"gpus": 2}, name="mesh").spawn("mesh", Who)
+    user = hosts.slice(hosts=0).spawn_procs({"gpus": 1}, name="user").spawn("user", User)
+    pids = [pid for _, pid in mesh.who.call().get(30).values()]
+    for _ in range(2):
+        os.kill(pids[3], signal.SIGKILL)
+        try:
+            while True:
+                mesh.who.call().get(30)
+        except SupervisionError:
+            pass
+        Starting.start = start
+        heal_mesh(mesh)
+        Starting.start = begin
+        pids = [pid for _, pid in mesh.who.call().get(30).values()]
+        whole = [pid for _, pid in early[0].get(25).values()]
+        print(whole == pids, early[1].get(25).item()[1] == pids[3], early[2].get(30).item(gpus=0))
+        early.clear()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_calls_that_are_faster_than_the_process_they_are_for(program: Callable[..., Any]) -> None:
+    lines = program(EARLY, timeout=100).ok().splitlines()
+    assert lines == ["True True [0, 1, 2, 3]"] * 2
+
+
 class Hooked(Actor):
     """A replica that says itself what another one needs."""
 

@@ -73,8 +73,7 @@ class ActorMesh(Grouped, MeshView, Managed):
         self._region = region
         self._runtime = runtime
         self._view_bytes = m.pack(region.pack())
-        self._found: Targets | None = None
-        self._found_in = 0
+        self._found: tuple[int, Targets] | None = None
         if region == state.region and region == state.procs.region():
             state.procs.follow(self)
 
@@ -136,15 +135,17 @@ class ActorMesh(Grouped, MeshView, Managed):
 
     def _members_at(self) -> Targets:
         """Where its members are."""
-        targets, procs = self._found, self._state.procs
-        if targets is None or self._found_in != procs.version:
+        found, procs = self._found, self._state.procs
+        # What is looked up while it changes counts as what there was before.
+        version = procs.version
+        if found is None or found[0] != version:
             runtime = self._runtime
             if runtime.closed:
                 raise StoppedError(f"{self._name} was ended by the shutdown of its session", mesh=self._name)
             procs.check(self._region, self._name)
             targets = Targets(runtime, [runtime.peer(procs.proc(rank)) for rank in self._region.base_ranks()])
-            self._found, self._found_in = targets, procs.version
-        return targets
+            found = self._found = version, targets
+        return found[1]
 
     def _member(self, position: int) -> ActorMesh:
         """The mesh of one member."""

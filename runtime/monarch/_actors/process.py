@@ -16,14 +16,19 @@ _start: Callable[[], Runtime] | None = None
 def get_runtime() -> Runtime:
     """The runtime of this process."""
     runtime = _runtime
-    if runtime is None or runtime.closed:
+    if runtime is None or _is_over(runtime):
         with _lock:
-            if _runtime is None or _runtime.closed:
+            if _runtime is None or _is_over(_runtime):
                 assert _start is not None
                 set_runtime(_start())
             assert _runtime is not None
             return _runtime
     return runtime
+
+
+def _is_over(runtime: Runtime) -> bool:
+    """Whether a program may have another one; a rank that ends does not begin a session in its last moments."""
+    return runtime.closed and runtime.config is None
 
 
 def has_runtime() -> bool:

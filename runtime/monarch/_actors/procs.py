@@ -28,6 +28,13 @@ class Roster:
     names: Mapping[int, str] = field(default_factory=dict)
     """By rank, the processes that are not called ``<uid>.<rank>``: those that came in the place of others."""
 
+    def proc(self, uid: str, rank: int) -> str:
+        """The proc id of a base rank of the mesh of this uid."""
+        if rank >= len(self.hosts) * self.per_host:
+            # A view from before it shrank: what was there is gone, and is not to be taken for another.
+            return f"{self.hosts[-1]}/{uid}.{rank}~gone"
+        return f"{self.hosts[rank // self.per_host]}/{self.names.get(rank) or f'{uid}.{rank}'}"
+
 
 class _Life:
     """What the references to one mesh in this process have in common."""
@@ -129,27 +136,27 @@ class Procs:
 
     # Changes, made by the owner
 
-    def rename(self, names: Mapping[int, str]) -> None:
-        """Other processes take the place of some ranks; an empty name makes a new one up."""
+    def replaced(self, names: Mapping[int, str], hosts: Mapping[str, str]) -> Roster:
+        """What there is when other processes, and other hosts, take the place of some, for ``learn``.
+
+        Args:
+            names: by rank, the name of a process that there is already; an empty one makes a new one up.
+            hosts: of those that go, the ones that come.
+        """
         now = self.roster
         version = now.version + 1
         made = {rank: name or f"{self.uid}.{rank}~{version}" for rank, name in names.items()}
-        self.learn(replace(now, version=version, names={**now.names, **made}))
-
-    def rehost(self, hosts: Mapping[str, str]) -> None:
-        """Other hosts take the place of some; the processes there are yet to be started, and get other names."""
-        now = self.roster
         there = tuple(hosts.get(host, host) for host in now.hosts)
-        self.learn(replace(now, version=now.version + 1, hosts=there))
+        return replace(now, version=version, hosts=there, names={**now.names, **made})
 
-    def resize(self, hosts: Sequence[str], per_host: int, sizes: Sequence[int]) -> None:
-        """There are more or fewer, as the first axis has grown or shrunk; those at its end are new or gone."""
-        now = self.roster
+    def resized(self, per_host: int, sizes: Sequence[int]) -> Roster:
+        """What there is when the first axis has grown or shrunk, for ``learn``: those at its end are new or gone."""
+        now, hosts = self.roster, self.hosts
         version, count, old = now.version + 1, len(hosts) * per_host, self.size
         names = {rank: name for rank, name in now.names.items() if rank < count}
         # One that was there before must not be taken for a new one of its rank.
         names.update({rank: f"{self.uid}.{rank}~{version}" for rank in range(old, count)})
-        self.learn(Roster(version, tuple(hosts), per_host, tuple(sizes), names))
+        return Roster(version, hosts, per_host, tuple(sizes), names)
 
     # Looking up
 
@@ -168,14 +175,7 @@ class Procs:
 
     def proc(self, rank: int) -> str:
         """The proc id of a base rank."""
-        if "/" in self.uid:
-            return self.uid
-        roster = self._life.roster
-        if rank >= len(roster.hosts) * roster.per_host:
-            # A view from before it shrank: what was there is gone, and is not to be taken for another.
-            return f"{roster.hosts[-1]}/{self.uid}.{rank}~gone"
-        name = roster.names.get(rank)
-        return f"{roster.hosts[rank // roster.per_host]}/{name or f'{self.uid}.{rank}'}"
+        return self.uid if "/" in self.uid else self._life.roster.proc(self.uid, rank)
 
     def check(self, region: Region, name: str) -> None:
         """StoppedError if ranks of a view are gone since the mesh has shrunk."""

@@ -49,18 +49,18 @@ def replace(
     for host, names in old.items():
         if host not in (hosts or ()):
             runtime.to_agent(host, m.Stop(runtime.proc, names, 0.0))
-    if hosts:
-        procs.rehost(hosts)
     spares = {rank: starting.take_spare(rank) for rank in ranks}
-    procs.rename(spares)
-    new = [runtime.peer(procs.proc(rank), starting=True) for rank in ranks]
+    roster = procs.replaced(spares, hosts or {})
+    # Before anybody can look them up and ask an agent of them, which knows nothing yet.
+    new = [runtime.peer(roster.proc(procs.uid, rank), starting=True) for rank in ranks]
+    procs.learn(roster)
     for rank in ranks:
         runtime.supervising.joined(procs.uid, rank, procs.proc(rank))
-    tell_of_new_ones(procs)
     there = Arrival(runtime, mesh.name, new)
     cold = [rank for rank in ranks if not spares[rank]]
     if cold:
         starting.start(cold, there.port)
+    tell_of_new_ones(procs)
     for rank in (rank for rank in ranks if spares[rank]):
         ask = m.Ask(runtime.proc, 0, b"", "monarch._actors.rank:assume", dumps((procs, rank, there.port))[0])
         runtime.peer(procs.proc(rank)).send(m.encode(ask))

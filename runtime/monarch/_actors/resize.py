@@ -11,6 +11,7 @@ from monarch._actors.cells import FUNCTION
 from monarch._actors.future import Future
 from monarch._actors.healing import actors_of, dead_ranks
 from monarch._actors.membership import tell_of_new_ones
+from monarch._actors.peers import Peer
 from monarch._actors.procmesh import GRACE, Ended, ProcMesh
 from monarch._actors.replace import Arrival, create
 from monarch._core.extent import axes_text
@@ -48,14 +49,19 @@ def resize(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
         ]
         before, going = procs.size, _going(mesh, new)
         per_host = procs.per_host * new[procs.labels[0]] // old[procs.labels[0]]
-        procs.resize(procs.hosts, per_host, tuple(new.values()))
+        roster = procs.resized(per_host, tuple(new.values()))
+        # Before anybody can look them up and ask an agent of them, which knows nothing yet.
+        come = range(before, per_host * len(procs.hosts))
+        peers = [runtime.peer(roster.proc(procs.uid, rank), starting=True) for rank in come]
+        procs.learn(roster)
         for actor in actors:
             _follow(actor)
+        made = _grow(mesh, peers, come, actors) if peers else []
         tell_of_new_ones(procs)
         if going:
             _let_go(mesh, going)
-        else:
-            _grow(mesh, before, actors)
+        for each in made:
+            each.get(_PATIENCE)
         for told in [_tell(each, before, old, new) for each in actors if hasattr(each._state.cls, _HOOK)]:
             told.get(_PATIENCE)
     return mesh
@@ -113,18 +119,14 @@ def _let_go(mesh: ProcMesh, going: list[str]) -> None:
     ended.get(_PATIENCE)
 
 
-def _grow(mesh: ProcMesh, before: int, actors: list[ActorMesh]) -> None:
+def _grow(mesh: ProcMesh, new: list[Peer], ranks: range, actors: list[ActorMesh]) -> list[Future[Any]]:
     runtime, shared = mesh._runtime, mesh._state
-    ranks = range(before, shared.procs.size)
-    new = [runtime.peer(shared.procs.proc(rank), starting=True) for rank in ranks]
     for rank, peer in zip(ranks, new, strict=True):
         runtime.supervising.joined(shared.procs.uid, rank, peer.proc)
     there = Arrival(runtime, mesh.name, new)
     assert shared.starting is not None
     shared.starting.start(ranks, there.port)
-    made: list[Future[Any]] = [create(actor, rank) for actor in actors for rank in ranks]
-    for each in (there, *made):
-        each.get(_PATIENCE)
+    return [there, *(create(actor, rank) for actor in actors for rank in ranks)]
 
 
 def _tell(actor: ActorMesh, before: int, old: Mapping[str, int], new: Mapping[str, int]) -> Future[Any]:

@@ -245,7 +245,11 @@ class Agent:
     def _unknown(self, watch: m.Watch) -> None:
         if watch.proc not in self.children.by_proc:
             dead = self.children.watch(watch.src, watch.proc)
-            self._tell(watch.src, dead or m.Dead(watch.proc, "was never started on this host", False, []))
+            if dead is not None:
+                self._tell(watch.src, dead)
+                return
+            self.switch.drop(watch.proc)
+            self._spread(m.Dead(watch.proc, "was never started on this host", False, []))
 
     def _on_dead(self, dead: m.Dead, _: list[Any]) -> None:
         """The agent of another host says that a proc of it has died."""
@@ -266,7 +270,8 @@ class Agent:
                         dst, port = route.dst, message.port
                         self._later(_GATHER, lambda: self._send_gathered(dst, port))
                     return
-        self.switch.send(route.dst, frames)
+        if self.children.death_of(route.dst) is None:
+            self.switch.send(route.dst, frames)
 
     def _send_gathered(self, dst: str, port: int) -> None:
         """Does not keep replies waiting for those of slow ranks."""
@@ -275,7 +280,8 @@ class Agent:
             self.switch.send(dst, frames)
 
     def _on_cast(self, cast: m.Cast, frames: list[Any]) -> None:
-        procs = [proc for proc in cast.procs if proc in self.children.by_proc]
+        # One that was not started yet gets it then: who has heard of it may be faster than who starts it.
+        procs = [proc for proc in cast.procs if self.children.death_of(proc) is None]
         if cast.port:
             self.casts.begin(cast.src, cast.port, procs)
         if len(frames) > 1:
