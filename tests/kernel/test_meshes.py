@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from kernels import Notebook
 from leaks import Kit
+from workers import Workers
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +49,37 @@ def test_several_hosts_and_what_a_restart_keeps(more: Notebook, leaks: Kit) -> N
     assert more.mesh(halves).ok().shown == "[ranks 0-3] 8.0"
     more.run("%mesh down far").ok()
     more.run("%mesh use mesh").ok()
+
+
+def test_workers_by_their_addresses(more: Notebook, leaks: Kit, tmp_path: Path) -> None:
+    workers = Workers(tmp_path)
+    try:
+        some = [workers.start() for _ in range(2)]
+        for process, _ in some:
+            assert "waits" in workers.wait(process)
+        hosts = ",".join(address for _, address in some)
+        line = f"%mesh up far --hosts {hosts} --key {workers.key} --gpus 2"
+        assert "hosts=2, gpus=2" in more.run(line).ok().stream()
+        assert more.mesh("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()", "far").ok().shown == "[ranks 0-3] 4.0"
+        # Another mesh on the same hosts, which stay when that ends.
+        more.run(f"%mesh up more --hosts {hosts} --key {workers.key} --procs 1").ok()
+        assert more.mesh("world_size", "more").ok().shown == "[ranks 0-1] 2"
+        more.run("%mesh down more").ok()
+        assert more.mesh("x.item()", "far").ok().shown == "[ranks 0-3] 4.0"
+        assert "is up again" in more.run("%mesh restart far").ok().stream()
+        assert more.mesh("'x' in globals()", "far").ok().shown == "[ranks 0-3] False"
+        more.run("%mesh down far").ok()
+        # For whoever comes next: once after the restart, and once more.
+        for process, address in some * 2:
+            assert workers.wait(process) == f"monarch: worker at {address} waits for a controller\n"
+        more.run(line).ok()
+        some[1][0].kill()
+        cell = more.mesh("import time\ntime.sleep(60)", "far")
+        assert "ranks 2-3" in cell.text and "lost with its host" in cell.text
+        more.run("%mesh down far").ok()
+        more.run("%mesh use mesh").ok()
+    finally:
+        workers.close()
 
 
 def test_hosts_of_the_notebook_stay(own: Callable[..., Notebook], leaks: Kit) -> None:

@@ -8,8 +8,10 @@ import secrets
 import subprocess
 import sys
 import threading
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import IO, Any, cast
 
@@ -34,6 +36,8 @@ from monarch._wire.keys import Doorkeeper, KeyPair
 from monarch._wire.links import Link
 from monarch.exceptions import CallTimeoutError, SpawnError
 
+_AGAIN = 0.25
+"""Seconds after which a worker that does not answer is asked again."""
 _LOOK = 200
 """Milliseconds between looks for hosts that have been attached since."""
 PRELOAD = ["torch", "numpy", "monarch.actor", "monarch._actors.rank"]
@@ -64,6 +68,8 @@ class Session:
         self._monitors: deque[tuple[str, Gateway, Any]] = deque()
         self._watcher: threading.Thread | None = None
         self._released: set[str] = set()
+        self._users: Counter[str] = Counter()
+        """How many have attached each host."""
         self.kept: dict[str, Any] = {}
         """By host id, the kept meshes that are attached: they go on when this session ends."""
         self._interfaces: dict[str, str] = {}
@@ -221,6 +227,7 @@ class Session:
         self.listen(keys, interface, [host.public for host in hosts])
         for listening in hosts:
             host = host_of(listening.src)
+            self._users[host] += 1
             runtime.hosts[host] = (listening.owner_address, listening.public)
             self._table[host] = (listening.peer_address, listening.public)
         if own or self._agent is not None:
@@ -241,27 +248,43 @@ class Session:
             SpawnError: nobody answers in time.
         """
         runtime = self.runtime
-        token = secrets.token_hex(8)
         link = Link(runtime.context, address, runtime.hello, keys, keys.public, runtime.lease)
-        answer = self._greeted[token] = Promise(runtime, f"the worker at {address}")
-        link.send(m.encode(m.Hosts({runtime.proc: self._table[runtime.proc]}, token)))
         try:
-            listening = answer.get(timeout)
-        except CallTimeoutError:
+            listening = self._ask_who(link, address, timeout)
+        except BaseException:
             link.close()
-            raise SpawnError(
-                f"no worker answers at {address} within {timeout:g} s: it does not run, or it has another key, or "
-                f"another controller has it"
-            ) from None
-        finally:
-            self._greeted.pop(token, None)
+            raise
         # It may listen on all addresses of its machine; this is one that leads there.
         machine = address.rpartition(":")[0]
         peer = f"{machine}:{listening.peer_address.rpartition(':')[2]}"
         host = host_of(listening.src)
+        if host in runtime.hosts and host not in self._released:
+            # This program has it already, and goes on by that connection.
+            link.close()
+            return m.Listening(listening.src, runtime.hosts[host][0], self._table[host][0], listening.public)
         runtime.hosts[host] = (address, listening.public)
         runtime.adopt_gateway(host, link)
         return m.Listening(listening.src, address, peer, listening.public)
+
+    def _ask_who(self, link: Link, address: str, timeout: float) -> m.Listening:
+        until = time.monotonic() + timeout
+        while True:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise SpawnError(
+                    f"no worker answers at {address} within {timeout:g} s: it does not run, or it has another key, or "
+                    f"another controller has it"
+                )
+            token = secrets.token_hex(8)
+            answer = self._greeted[token] = Promise(self.runtime, f"the worker at {address}")
+            # What is said to an agent on its way out is lost with it, and the next one listens at the same address.
+            link.send(self.runtime.hello)
+            link.send(m.encode(m.Hosts({self.runtime.proc: self._table[self.runtime.proc]}, token)))
+            with suppress(CallTimeoutError):
+                listening = answer.get(min(_AGAIN, left))
+                if host_of(listening.src) not in self._released:
+                    return listening
+            self._greeted.pop(token, None)
 
     def _open_own_agent(self, keys: KeyPair, interface: str) -> None:
         """This host's agent joins in, so that its ranks and those of other hosts reach each other."""
@@ -335,6 +358,7 @@ class Session:
         self.runtime.hosts.pop(host, None)
         self._table.pop(host, None)
         self._watched.discard(host)
+        self._users.pop(host, None)
         self.kept.pop(host, None)
         self.runtime.host_died(host, reason, host in self._released)
 
@@ -347,6 +371,7 @@ class Session:
         runtime.hosts.pop(host, None)
         self._table.pop(host, None)
         self._watched.discard(host)
+        self._users.pop(host, None)
         self._released.discard(host)
         self.kept.pop(host, None)
         self.forget_peers(host)
@@ -359,9 +384,10 @@ class Session:
                 del peers[proc]
 
     def release(self, hosts: Sequence[str]) -> None:
-        """Ends the agents of hosts."""
+        """Hosts are not used any more by one of those that attached them: ends the agents of those nobody uses."""
         for host in hosts:
-            if host in self.runtime.hosts:
+            self._users[host] -= 1
+            if self._users[host] <= 0 and host in self.runtime.hosts:
                 self._released.add(host)
                 self.runtime.to_agent(host, m.Bye(self.runtime.proc))
 
@@ -378,6 +404,7 @@ class Session:
             # A fork of the program has the memory of a session, but not the session.
             return
         self.output.flush()
+        self._users.clear()
         self.release([host for host in runtime.hosts if host not in self.kept])
         agent = self._agent
         self._agent = None

@@ -66,9 +66,9 @@ class HostMesh(MeshView, Managed):
         self._shared = shared
 
     @classmethod
-    def of_hosts(cls, hosts: tuple[str, ...], region: Region) -> HostMesh:
+    def of_hosts(cls, hosts: tuple[str, ...], region: Region, name: str = "") -> HostMesh:
         """A reference to hosts of this session."""
-        return cls(hosts, region, get_runtime(), _SharedHosts(None))
+        return cls(hosts, region, get_runtime(), _SharedHosts(None, name=name))
 
     def _view(self, region: Region) -> Self:
         return type(self)(self._hosts, region, self._runtime, self._shared)
@@ -121,7 +121,8 @@ class HostMesh(MeshView, Managed):
         """
         runtime = self._runtime
         if self._shared.stopped or runtime.closed:
-            raise StoppedError("these hosts have been shut down; get new ones", mesh="hosts")
+            which = f"the hosts {self._shared.name}" if self._shared.name else "these hosts"
+            raise StoppedError(f"{which} have been shut down; get new ones", mesh=self._shared.name or "hosts")
         rule = restart_of(restart)
         if not isinstance(spares, int) or isinstance(spares, bool) or spares < 0:
             raise ArgumentError(f"spares is a number of processes of each host, and not {spares!r}")
@@ -197,11 +198,14 @@ class HostMesh(MeshView, Managed):
             rows.append([point.rank, *(point[label] for label in point), self._hosts[rank]])
         return ["rank", *self.extent.labels, "host"], rows
 
+    def _title(self) -> str:
+        return f"HostMesh {self._shared.name!r}" if self._shared.name else "HostMesh"
+
     def __repr__(self) -> str:
-        return f"<HostMesh ({axes_text(self.extent) if self.ndim else self._hosts[self._region.base_rank(0)]})>"
+        return f"<{self._title()} ({axes_text(self.extent) if self.ndim else self._hosts[self._region.base_rank(0)]})>"
 
     def _repr_html_(self) -> str:
-        return html_table(*self._rows(), 33, title="HostMesh")
+        return html_table(*self._rows(), 33, title=self._title())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, HostMesh) and (self._hosts, self._region) == (other._hosts, other._region)
@@ -210,23 +214,24 @@ class HostMesh(MeshView, Managed):
         return hash((self._hosts, self._region))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HostMesh.of_hosts, (self._hosts, self._region)
+        return HostMesh.of_hosts, (self._hosts, self._region, self._shared.name)
 
 
 class _SharedHosts:
     """What all views of one mesh of hosts in this process share."""
 
-    def __init__(self, release: Callable[[], None] | None, region: Region | None = None) -> None:
+    def __init__(self, release: Callable[[], None] | None, region: Region | None = None, name: str = "") -> None:
         self.release = release
         self.region = region
+        self.name = name
         self.stopped = False
         self.stopping: Future[None] | None = None
 
 
-def attached(hosts: tuple[str, ...], runtime: Runtime, release: Callable[[], None]) -> HostMesh:
+def attached(hosts: tuple[str, ...], runtime: Runtime, release: Callable[[], None], name: str = "") -> HostMesh:
     """A mesh of hosts that this program has attached, and owns."""
     region = Region.full(Extent(("hosts",), (len(hosts),)))
-    return HostMesh(hosts, region, runtime, _SharedHosts(release, region))
+    return HostMesh(hosts, region, runtime, _SharedHosts(release, region, name))
 
 
 def this_host() -> HostMesh:

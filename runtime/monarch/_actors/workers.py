@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -11,9 +12,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from monarch._actors.client import PRELOAD, hand_over
+from monarch._actors.future import Future
 from monarch._actors.hostmesh import HostMesh, attached
 from monarch._actors.process import get_runtime
-from monarch._procs.agent import AgentConfig
+from monarch._procs.agent import UNABLE, AgentConfig
 from monarch._procs.posix import proc_start_time
 from monarch._procs.session import host_of
 from monarch._wire.keys import KeyPair
@@ -22,6 +24,7 @@ from monarch._wire.messages import Listening
 from monarch.exceptions import ArgumentError, MonarchError, SpawnError
 
 _LONGEST = 3600.0
+_ADDRESS = re.compile(r"tcp://[^\s/]+:([0-9]{1,5})")
 
 
 def parent() -> tuple[int, int]:
@@ -89,10 +92,13 @@ class WorkerHosts:
         for process in self.processes:
             assert process.stdout is not None
             line = process.stdout.readline()
-            if not line:
+            if not line or line.startswith(UNABLE.encode()):
                 for other in self.processes:
                     other.kill()
-                raise SpawnError(f"a host agent ended as it was started, with code {process.wait()}")
+                    other.wait()
+                address = addresses[len(listening)] if addresses else "127.0.0.1"
+                why = line.decode().strip() or f"ended as it was started, with code {process.returncode}"
+                raise SpawnError(f"a host agent at {address} {why}")
             listening.append(msgspec.json.decode(line, type=Listening))
         self.hosts = tuple(host_of(each.src) for each in listening)
         session.attach(listening, self.keys, controller)
@@ -121,7 +127,7 @@ def hosts_from_config(name: str) -> HostMesh:
 def attach_to_workers(
     *,
     ca: str,
-    workers: Sequence[str],
+    workers: Sequence[str | Future[str]],
     name: str | None = None,
     private_key: str | None = None,
     interface: str | None = None,
@@ -132,8 +138,8 @@ def attach_to_workers(
 
     Args:
         ca: the key file that the workers were given too; see ``new_key_file``.
-        workers: the address of each, as in ``tcp://node1:22222``.
-        name: for people.
+        workers: the address of each, as in ``tcp://node1:22222``; or a Future of it.
+        name: of the mesh, for people: tables and errors have it.
         private_key: None; the key file has both keys.
         interface: the address of this machine at which the workers reach it; the one that leads to the first worker
             if there is none.
@@ -144,21 +150,27 @@ def attach_to_workers(
 
     Raises:
         SpawnError: a worker does not answer.
+        ArgumentError: an address is none.
         MonarchError: the key file cannot be used, or this is not the program itself but one of its ranks.
     """
     session = get_runtime().session
     if session is None:
         raise MonarchError("only the program itself attaches hosts, not one of its ranks")
     if not workers or isinstance(workers, str):
-        raise MonarchError(f"workers is a list of at least one address, and not {workers!r}")
+        raise ArgumentError(f"workers is a list of at least one address, and not {workers!r}")
     keys = read_key_file(ca)
+    addresses = [_address(each.get(timeout) if isinstance(each, Future) else each) for each in workers]
+    if len({*addresses}) < len(addresses):
+        raise ArgumentError(f"workers names {max(addresses, key=addresses.count)!r} twice")
     _lease(silence)
-    here = interface or _way_to(workers[0])
+    # All of them, so that a name that leads nowhere is told at once.
+    ways = [_way_to(address) for address in addresses]
+    here = interface or ways[0]
     session.listen(keys, here, [keys.public.decode()])
-    listening = [session.greet(address, keys, timeout) for address in workers]
+    listening = [session.greet(address, keys, timeout) for address in addresses]
     hosts = tuple(host_of(each.src) for each in listening)
     session.attach(listening, keys, here)
-    return attached(hosts, get_runtime(), lambda: session.release(hosts))
+    return attached(hosts, get_runtime(), lambda: session.release(hosts), name or "")
 
 
 def run_worker_loop_forever(
@@ -172,26 +184,40 @@ def run_worker_loop_forever(
         private_key: None; the key file has both keys.
         silence: seconds after which a program that is not heard of counts as lost, so that its ranks are ended here;
             None for what is usual, 5.
+
+    Raises:
+        SpawnError: it cannot listen there, or the agent of this host has ended.
+        ArgumentError: the address is none.
+        MonarchError: the key file cannot be used.
     """
     keys = read_key_file(ca)
     lease = _checked(silence)
-    if not address.startswith("tcp://") or not address.rpartition(":")[2].isdigit():
-        raise MonarchError(f"a worker listens on an address like tcp://0.0.0.0:22222, and not on {address!r}")
+    _address(address)
     public, secret = keys.public.decode(), keys.secret.decode()
     while True:
         config = AgentConfig("", "", "", *parent(), PRELOAD, address, public, (public, secret), lease)
         process = start_agent(config, stdout=subprocess.PIPE)
         try:
             assert process.stdout is not None
-            if process.stdout.readline():
+            line = process.stdout.readline().decode().strip()
+            if line and not line.startswith(UNABLE):
                 print(f"monarch: worker at {address} waits for a controller", flush=True)
             status = process.wait()
         except BaseException:
             process.terminate()
             process.wait()
             raise
+        if line.startswith(UNABLE):
+            raise SpawnError(f"a worker {line.replace(':', f' at {address}:', 1)}; name another address or port")
         if status != 0:
             raise SpawnError(f"the host agent at {address} ended with code {status}")
+
+
+def _address(address: str) -> str:
+    found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    if found is None or not 0 < int(found[1]) < 65536:
+        raise ArgumentError(f"a worker has an address like tcp://node1:22222, with a port of its own, not {address!r}")
+    return address
 
 
 def _checked(silence: float | None) -> float:

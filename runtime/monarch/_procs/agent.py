@@ -33,6 +33,8 @@ from monarch._wire.keys import KeyPair
 from monarch._wire.links import LEASE_S, make_context
 from monarch._wire.segments import Segments
 
+UNABLE = "cannot listen: "
+"""What it prints instead of where it listens, before the reason."""
 _PIECE = 1 << 20
 """Bytes of output in one message."""
 _GATHER = 0.05
@@ -462,7 +464,12 @@ def main() -> None:
     def begin(agent: Agent) -> None:
         hello: Frames = [m.encode(m.Ready(agent.proc, os.getpid()))]
         if config.listen:
-            listening = agent.listen(config.listen, config.owner_public.encode(), [])
+            try:
+                listening = agent.listen(config.listen, config.owner_public.encode(), [])
+            except zmq.ZMQError as error:
+                print(f"{UNABLE}{zmq.strerror(error.errno or 0)}", flush=True)
+                agent.closing = True
+                return
             sys.stdout.buffer.write(msgspec.json.encode(listening) + b"\n")
             sys.stdout.flush()
         if config.owner_pid and agent.switch.is_here(config.owner):

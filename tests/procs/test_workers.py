@@ -1,0 +1,187 @@
+"""Hosts that are started by hand, as on a cluster: workers that wait for programs, and programs that attach them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leaks import wait_until
+from monarch.actor import attach_to_workers, new_key_file
+from monarch.exceptions import ArgumentError, MonarchError, SpawnError, StoppedError
+from workers import Workers
+
+pytestmark = pytest.mark.slow
+
+USE = """
+import os, sys
+from monarch.actor import Actor, attach_to_workers, endpoint
+
+class Worker(Actor):
+    @endpoint
+    def parents(self) -> int:
+        return os.getppid()
+
+hosts = attach_to_workers(ca=sys.argv[1], workers=sys.argv[2:], name="mine")
+print(repr(hosts))
+workers = hosts.spawn_procs({"gpus": 2}).spawn("workers", Worker)
+found = list(workers.parents.call().get(60).values())
+print(len(found), len(set(found)))
+if os.environ.get("END") == "kill":
+    os.kill(os.getpid(), 9)
+hosts.shutdown().get(30)
+try:
+    hosts.spawn_procs()
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def workers(leaks: Any, tmp_path: Path) -> Iterator[Workers]:
+    made = Workers(tmp_path)
+    yield made
+    made.close()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_they_serve_one_program_after_the_other(workers: Workers, tmp_path: Path) -> None:
+    script = tmp_path / "use.py"
+    script.write_text(USE)
+    some = [workers.start() for _ in range(2)]
+    for process, address in some:
+        assert workers.wait(process) == f"monarch: worker at {address} waits for a controller\n"
+    addresses = [address for _, address in some]
+    # One that ends as it should, one that is killed, and one after that.
+    for end in ("", "kill", ""):
+        done = subprocess.run(
+            [sys.executable, str(script), workers.key, *addresses],
+            env={**os.environ, "END": end},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == (-9 if end else 0), done.stderr
+        lines = done.stdout.splitlines()
+        assert lines[:2] == ["<HostMesh 'mine' (hosts=2)>", "4 2"]
+        if not end:
+            assert lines[2] == "the hosts mine have been shut down; get new ones"
+        for process, address in some:
+            assert workers.wait(process) == f"monarch: worker at {address} waits for a controller\n"
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_one_that_is_ended_takes_everything_along(workers: Workers, how: signal.Signals) -> None:
+    process, _ = workers.start()
+    workers.wait(process)
+    agents = children(process.pid)
+    assert len(agents) == 1
+    process.send_signal(how)
+    assert process.wait(10) != 0
+    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in agents), 5)
+
+
+def test_where_it_cannot_listen(workers: Workers) -> None:
+    first, address = workers.start()
+    workers.wait(first)
+    for where, why in ((address, "Address already in use"), ("tcp://192.0.2.1:22222", "Cannot assign requested")):
+        other, _ = workers.start(where)
+        _, errors = other.communicate(timeout=60)
+        assert other.returncode == 1
+        assert f"SpawnError: a worker cannot listen at {where}: {why}" in errors
+        # It is told once, and not how it was found.
+        assert errors.count("Traceback") == 1
+    other, _ = workers.start("127.0.0.1:1")
+    assert "like tcp://node1:22222" in other.communicate(timeout=60)[1]
+    # The first one has not noticed.
+    assert first.poll() is None
+
+
+def test_who_cannot_be_attached(workers: Workers, tmp_path: Path, host: Any, leaks: Any) -> None:
+    process, address = workers.start()
+    workers.wait(process)
+    other = str(tmp_path / "other")
+    new_key_file(other)
+    for tries in range(2):
+        with pytest.raises(SpawnError, match="it does not run, or it has another key, or another controller has it"):
+            attach_to_workers(ca=other, workers=[address], timeout=1)
+        if not tries:
+            # This program listens for hosts from now on; what comes after the first leaves no more.
+            leaks.rebase()
+    with pytest.raises(SpawnError, match=r"nohost.invalid:22222' leads nowhere"):
+        attach_to_workers(ca=workers.key, workers=[address, "tcp://nohost.invalid:22222"])
+    for wrong in ("node1:22222", "tcp://node1", "tcp://node1:0", "tcp://node1:70000", "", None):
+        with pytest.raises(ArgumentError, match="tcp://node1:22222"):
+            attach_to_workers(ca=workers.key, workers=[wrong])  # type: ignore[list-item]
+    with pytest.raises(ArgumentError, match="twice"):
+        attach_to_workers(ca=workers.key, workers=[address, address])
+    for wrong_list in ([], address):
+        with pytest.raises(ArgumentError, match="a list of at least one address"):
+            attach_to_workers(ca=workers.key, workers=wrong_list)
+    os.chmod(workers.key, 0o644)
+    with pytest.raises(MonarchError, match="chmod 600"):
+        attach_to_workers(ca=workers.key, workers=[address])
+    with pytest.raises(MonarchError, match="new_key_file makes one"):
+        attach_to_workers(ca=str(tmp_path / "none"), workers=[address])
+    with pytest.raises(FileExistsError):
+        new_key_file(other)
+    assert process.poll() is None
+
+
+def test_a_worker_that_is_killed_is_a_host_that_is_lost(workers: Workers, program: Callable[..., Any]) -> None:
+    process, address = workers.start()
+    workers.wait(process)
+    told = """
+import os, sys, time
+from monarch.actor import Actor, attach_to_workers, endpoint
+from monarch.exceptions import SupervisionError
+
+class Worker(Actor):
+    @endpoint
+    def wait(self) -> None:
+        time.sleep(60)
+
+hosts = attach_to_workers(ca=sys.argv[1], workers=[sys.argv[2]])
+call = hosts.spawn_procs({"gpus": 2}, name="far").spawn("far", Worker).wait.call()
+hosts.spawn_procs({"gpus": 1}).initialized.get(60)
+os.kill(int(sys.argv[3]), 9)
+try:
+    call.get(30)
+except SupervisionError as error:
+    print(str(error).splitlines()[0].split(" with its host ")[0])
+hosts.shutdown().get(30)
+"""
+    lines = program(told, workers.key, address, str(process.pid)).ok().splitlines()
+    assert lines == ["far.wait() failed: the processes of all 2 ranks of far were lost"]
+
+
+def test_a_mesh_of_them_is_stopped_by_its_owner_alone(workers: Workers, host: Any, leaks: Any) -> None:
+    process, address = workers.start()
+    workers.wait(process)
+    # The second time it is another agent that answers, at the same address.
+    for _ in range(2):
+        with attach_to_workers(ca=workers.key, workers=[address], name="mine") as hosts:
+            first = hosts.spawn_procs({"gpus": 1})
+            assert first.initialized.get(60)
+            with pytest.raises(RuntimeError, match="through a view"):
+                hosts.slice(hosts=0).shutdown()
+            with attach_to_workers(ca=workers.key, workers=[address.replace("127.0.0.1", "localhost")]) as same:
+                assert same.spawn_procs({"gpus": 1}).initialized.get(60)
+            # Those who have them still may use them.
+            assert list(first.execute(len, "ab").values()) == [2]
+        with pytest.raises(StoppedError, match="the hosts mine have been shut down"):
+            hosts.spawn_procs()
+        assert "waits" in workers.wait(process)
+    from monarch.actor import shutdown_context
+
+    # This program listens for hosts now, for as long as its session lasts.
+    shutdown_context().get(30)

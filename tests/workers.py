@@ -1,0 +1,60 @@
+"""Workers of this machine, for tests: hosts that were started by hand and wait for programs."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from monarch.actor import new_key_file
+
+SERVE = """
+import sys
+from monarch.actor import run_worker_loop_forever
+run_worker_loop_forever(address=sys.argv[1], ca=sys.argv[2])
+"""
+
+
+class Workers:
+    """Workers of this machine, each a process as it would be on a machine of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.key = str(folder / "key")
+        new_key_file(self.key)
+        self.folder = folder
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, address: str = "") -> tuple[subprocess.Popen[str], str]:
+        """One of them, and its address."""
+        address = address or f"tcp://127.0.0.1:{free_port()}"
+        script = self.folder / "serve.py"
+        script.write_text(SERVE)
+        process = subprocess.Popen(
+            [sys.executable, str(script), address, self.key],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.started.append(process)
+        return process, address
+
+    def wait(self, process: subprocess.Popen[str]) -> str:
+        """What it says next."""
+        assert process.stdout is not None
+        return process.stdout.readline()
+
+    def close(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.wait()
+            for stream in (process.stdout, process.stderr):
+                assert stream is not None
+                stream.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
