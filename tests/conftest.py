@@ -27,6 +27,10 @@ def pytest_sessionstart() -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Ends the shared session and looks whether anything at all is left."""
     assert _start is not None
+    if session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput"):
+        # The tests have run in other processes, each of which looks after its own.
+        shutil.rmtree(_FOLDER, ignore_errors=True)
+        return
     if "monarch.actor" in sys.modules:
         try:
             sys.modules["monarch.actor"].shutdown_context().get(timeout=30)

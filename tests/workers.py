@@ -9,12 +9,6 @@ from pathlib import Path
 
 from monarch.actor import new_key_file
 
-SERVE = """
-import sys
-from monarch.actor import run_worker_loop_forever
-run_worker_loop_forever(address=sys.argv[1], ca=sys.argv[2])
-"""
-
 
 class Workers:
     """Workers of this machine, each a process as it would be on a machine of its own."""
@@ -22,16 +16,13 @@ class Workers:
     def __init__(self, folder: Path) -> None:
         self.key = str(folder / "key")
         new_key_file(self.key)
-        self.folder = folder
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, address: str = "") -> tuple[subprocess.Popen[str], str]:
         """One of them, and its address."""
         address = address or f"tcp://127.0.0.1:{free_port()}"
-        script = self.folder / "serve.py"
-        script.write_text(SERVE)
         process = subprocess.Popen(
-            [sys.executable, str(script), address, self.key],
+            [sys.executable, "-m", "monarch.worker", address, "--key", self.key],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -35,6 +35,13 @@ M = TypeVar("M")
 OWNER = "h/owner"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def alone() -> None:
+    """All processes of this run are of these tests: no session of earlier ones goes on."""
+    if "monarch.actor" in sys.modules:
+        sys.modules["monarch.actor"].shutdown_context().get(timeout=30)
+
+
 def lives(pid: int) -> bool:
     return proc_start_time(pid) is not None
 

@@ -479,7 +479,7 @@ def closure() -> Any:
         ([np.zeros(3), {"x": sys._getframe()}], "value[1]['x']: "),
         ({Box}, None),
     ],
-    ids=str,
+    ids=["argument", "slot", "keyword", "field", "closure", "careful", "frame", "set"],
 )
 def test_an_error_says_which_part(obj: Any, path: str | None) -> None:
     if path is None:
