@@ -3,11 +3,13 @@
 #   PYTHON  the interpreter that .venv is made with
 #   TORCH   what pip installs first: a requirement, a path to a wheel, or either with pip's own options
 #   ARGS    more arguments for pytest, the demo or the benchmarks
+#   JOBS    how many processes run the tests beside each other
 #   SECONDS how long each test of `make chaos` goes on, and SEED the number that repeats what one has shown
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 ARGS ?=
+JOBS ?= 2
 SECONDS ?= 600
 SEED ?=
 
@@ -15,6 +17,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
 RDMA := $(VENV)/.stamp-rdma
+# Each takes whole files, whose tests share what takes long to start.
+BESIDE := -n $(JOBS) --dist loadfile
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
@@ -51,11 +55,11 @@ lab: $(STAMP) ## open the quickstart notebook in JupyterLab
 
 test: $(STAMP) $(RDMA) ## run every test
 	@echo "running every test"
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest $(BESIDE) $(ARGS)
 
 test-quick: $(STAMP) $(RDMA) ## run the tests that are not marked slow
 	@echo "running the quick tests"
-	@$(PY) -m pytest -m "not slow" $(ARGS)
+	@$(PY) -m pytest -m "not slow" $(BESIDE) $(ARGS)
 
 test-gpu: $(STAMP) $(RDMA) ## run what needs a GPU, and measure it into benchmarks/results/
 	@echo "running the tests that need a GPU"

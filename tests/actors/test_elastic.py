@@ -249,6 +249,7 @@ def test_spares_take_the_place_of_the_dead(procs: Callable[..., Any]) -> None:
     assert values(members.add.call()) == [1, 2]
     # A spare that has died is not taken.
     (spare,) = starting.waiting()
+    assert wait_until(lambda: spare in mesh._runtime.pids)
     mesh._runtime.to_agent(mesh._runtime.host, _signal(mesh, spare))
     assert wait_until(lambda: mesh._runtime.peer(spare).dead is not None)
     os.kill(pid_of(members, 1), signal.SIGKILL)
