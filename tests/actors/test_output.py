@@ -16,6 +16,7 @@ from leaks import wait_until
 from monarch._actors.process import get_runtime
 from monarch._core.fold import Line
 from monarch.actor import Actor, current_rank, endpoint
+from monarch.exceptions import ActorError, SupervisionError
 
 
 class Prints(Actor):
@@ -59,6 +60,12 @@ class Prints(Actor):
     @endpoint
     def nothing(self) -> None:
         pass
+
+
+class Asks(Actor):
+    @endpoint
+    def of(self, other: Any) -> None:
+        other.end.call().get(timeout=20)
 
 
 @pytest.fixture
@@ -216,6 +223,32 @@ def test_last_words_of_stopped_procs_are_shown(procs: Any, lines: list[Line]) ->
     mesh.spawn("says", Says).f.call().get(timeout=20)
     mesh.stop().get(timeout=20)
     assert wait_until(lambda: "good bye" in texts(lines))
+
+
+def test_of_the_dead_only_what_errors_quote_stays_in_memory(procs: Any, lines: list[Line]) -> None:
+    class Talks(Actor):
+        @endpoint
+        def end(self) -> None:
+            for stream in (1, 2):
+                os.write(stream, b"".join(b"line %d\n" % number for number in range(9_000)))
+            os._exit(3)
+
+    for stop in (False, True):
+        mesh = procs(1)
+        talks = mesh.spawn("talks", Talks)
+        proc = talks._members_at().peers[0]
+        if stop:
+            mesh.stop().get(timeout=20)
+        else:
+            with pytest.raises(SupervisionError, match=r"line 8990\n(.*\n)*.*line 8999"):
+                talks.end.call().get(timeout=20)
+            assert wait_until(lambda: texts(lines).count("line 8999") and texts(lines, "stderr").count("line 8999"))
+        assert proc.dead is not None
+        assert sum(len(data) for _, _, data in proc.dead.tails) == (0 if stop else 8192)
+        # A late one asks the agent, which has no more of it.
+        with pytest.raises(ActorError) as caught:
+            procs(1).spawn("asks", Asks).of.call_one(talks).get(timeout=20)
+        assert ("line 8999" in str(caught.value)) == (not stop)
 
 
 def test_silence_costs_no_messages(procs: Any, lines: list[Line], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,10 @@ class Worker(Actor):
         return "done"
 
     @endpoint
+    def end(self) -> None:
+        os._exit(3)
+
+    @endpoint
     def add(self) -> int:
         self.count += 1
         return self.count
@@ -122,6 +126,25 @@ def test_all_calls_fail_as_one(procs: Callable[..., Any], told: list[MeshFailure
     open(path, "w").close()
     assert list(workers.slice(gpus=slice(1, 3)).add.call().get(30).values()) == [1, 1]
     assert told == []
+
+
+def test_who_has_caught_it_goes_on_with_those_that_live(
+    procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any
+) -> None:
+    workers = procs(4).spawn("workers", Worker)
+    workers.add.call().get(20)
+    for rank in (3, 1):
+        path = tmp_path / f"go on {rank}"
+        before = workers.slice(gpus=0).wait.call(str(path))
+        with pytest.raises(SupervisionError, match="exited with code 3"):
+            workers.slice(gpus=rank).end.call().get(20)
+        after = workers.slice(gpus=slice(0, 4, 2) if rank == 1 else slice(0, 3)).wait.call(str(path))
+        # The call that was under way fails, and then those that came after it are asked to end.
+        with pytest.raises(SupervisionError, match="nobody supervises"):
+            before.get(20)
+        path.touch()
+        assert set(after.get(20).values()) == {"done"}
+    assert not told
 
 
 def test_a_death_that_no_call_waits_for_goes_up_once(procs: Callable[..., Any], told: list[MeshFailure]) -> None:

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 class _Death:
     """What is known of the death of one rank."""
 
-    def __init__(self, dead: m.Dead) -> None:
+    def __init__(self, dead: m.Dead, latest: int) -> None:
         self.dead = dead
+        self.latest = latest
+        """The last port that was given before it was known: calls that come after it know what there is."""
         self.when = dead.when or time.time()
         self.calls: list[str] = []
 
@@ -67,7 +69,7 @@ class Deaths:
             news = shared.supervision.living.get(rank) == dead.proc
             commands = shared.supervision.died(rank, dead.proc, expected)
             if news and not expected:
-                self._known[uid, rank] = _Death(dead)
+                self._known[uid, rank] = _Death(dead, self._runtime.last_port)
         if news and not expected:
             self.await_verdict(uid, "", rank)
         self._do(uid, commands)
@@ -157,7 +159,8 @@ class Deaths:
             if not commands and not isinstance(error, StoppedError):
                 # The processes are there again, and an actor is not.
                 owner = self._runtime.proc_meshes[uid][1]
-                self._faults.judge(partial(self._failure, uid), uid, "", begin.ranks, owner)
+                latest = self._runtime.last_port
+                self._faults.judge(partial(self._failure, uid), uid, "", begin.ranks, owner, latest)
 
     def _judge(self, uid: str, judge: Judge) -> None:
         owner = self._runtime.proc_meshes[uid][1]
@@ -175,9 +178,10 @@ class Deaths:
         """Nobody handles it: all calls to the mesh fail, and if nobody has heard of it by a call the owner does."""
         name, owner = self._runtime.proc_meshes[uid]
         reasons: dict[str, list[int]] = {}
-        waited = False
+        waited, latest = False, 0
         for rank in fail.ranks:
             known = self._known[uid, rank]
+            latest = max(latest, known.latest)
             waited = waited or bool(known.calls)
             reasons.setdefault(known.dead.reason, []).append(rank)
         what = "; ".join(
@@ -185,7 +189,7 @@ class Deaths:
             for reason, ranks in reasons.items()
         )
         why = f"{what}, and nobody supervises {name}, so that all of its calls fail"
-        if not self._runtime.fail_calls(uid, "", why) and not waited:
+        if not self._runtime.fail_calls(uid, "", why, latest) and not waited:
             for ranks in reasons.values():
                 self._faults.up(self._failure(uid, tuple(ranks)), owner)
 

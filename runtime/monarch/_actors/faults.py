@@ -36,6 +36,8 @@ class Faults:
         self._runtime = runtime
         runtime.on_fault = self.on_fault
         self._failed: list[m.Fault] = []
+        self._latest = 0
+        """The last port that was given before the last of them."""
         self._deaths = Deaths(runtime, self)
         self.on_dead = runtime.on_dead = self._deaths.died
 
@@ -46,6 +48,7 @@ class Faults:
             mesh._state.failed.add(fault.rank)
             self._deaths.await_verdict(mesh._state.procs.uid, fault.actor, fault.rank)
         self._failed.append(fault)
+        self._latest = self._runtime.last_port
         if len(self._failed) == 1:
             self._runtime.pump.call_later(TOGETHER, self._report_failed)
 
@@ -68,7 +71,7 @@ class Faults:
             ):
                 return MeshFailure(name, mesh, ranks, text, when=time.time())
 
-            judge = partial(self.judge, made, uid, actor, ranks, owner)
+            judge = partial(self.judge, made, uid, actor, ranks, owner, self._latest)
             self._deaths.begin_again(uid, ranks, judge)
             if uid:
                 nothing_open(self._runtime, uid)
@@ -80,6 +83,7 @@ class Faults:
         actor: str,
         ranks: tuple[int, ...],
         owner: str,
+        latest: int,
     ) -> None:
         """Asks everybody about the failure of some ranks, and tells of those that nobody handles.
 
@@ -89,8 +93,9 @@ class Faults:
             actor: key of the actors that have failed; empty if it is not about some.
             ranks: base ranks.
             owner: key of the actor that owns the mesh; empty if none does.
+            latest: the last port that was given before it: calls that were made later are no concern of it.
         """
-        _Judgement(self, made, uid, actor, ranks, owner).begin()
+        _Judgement(self, made, uid, actor, ranks, owner, latest).begin()
 
     def ask(
         self, failure: MeshFailure, supervisors: list[Supervisor], owner: str, judged: Callable[[bool], None]
@@ -139,8 +144,10 @@ class _Judgement:
         actor: str,
         ranks: tuple[int, ...],
         owner: str,
+        latest: int,
     ) -> None:
         self._faults = faults
+        self._latest = latest
         self._made = made
         self._uid, self._actor, self._ranks, self._owner = uid, actor, ranks, owner
         self._verdicts: dict[int, bool] = {}
@@ -171,7 +178,8 @@ class _Judgement:
             return
         failure, runtime = self._made(left), self._faults._runtime
         head = failure.report().partition("\n")[0]
-        if not self._uid or not runtime.fail_calls(self._uid, self._actor, f"{head}; nobody handles that"):
+        why = f"{head}; nobody handles that"
+        if not self._uid or not runtime.fail_calls(self._uid, self._actor, why, self._latest):
             self._faults.up(failure, self._owner)
 
 

@@ -16,6 +16,7 @@ from monarch._actors.functions import function_of
 from monarch._actors.peers import WINDOW, Gateway, IpcPeer, LocalPeer, Peer, RemotePeer
 from monarch._actors.procs import split_proc
 from monarch._core.region import Region
+from monarch._procs.output import brief
 from monarch._procs.pump import Pump, Waiter
 from monarch._procs.session import host_of, ipc_address
 from monarch._wire import messages as m
@@ -80,6 +81,8 @@ class Runtime(Bulk):
         self.gone: dict[str, str] = {}
         self.ports: dict[int, Sink] = {}
         self._port = count(1).__next__
+        self.last_port = 0
+        """The number that was given last."""
         self._gathers: dict[int, Gather[Any]] = {}
         self._finished: dict[str, int] = {}
         self._reported: dict[str, int] = {}
@@ -349,6 +352,8 @@ class Runtime(Bulk):
             action(dead.proc)
         if self.on_dead is not None:
             self.on_dead(dead, calls)
+        # It stays known for as long as this process lives: of what it wrote, only what errors quote.
+        dead.tails = [] if dead.expected else brief(dead.tails)
 
     def _tell_siblings(self, dead: m.Dead) -> None:
         """Others of its mesh may wait for it in a collective, of which nobody else frees them."""
@@ -363,9 +368,17 @@ class Runtime(Bulk):
                 if sibling is not None and sibling.dead is None:
                     sibling.send(frame)
 
-    def fail_calls(self, uid: str, key: str, why: str) -> int:
-        """Fails all calls under way to a mesh of processes, or to those actors there that have a key; how many."""
-        return sum(gather.fail(uid, key, why) for gather in list(self._gathers.values()) if hasattr(gather, "fail"))
+    def fail_calls(self, uid: str, key: str, why: str, latest: int) -> int:
+        """Fails calls under way to a mesh of processes, or to those actors there that have a key; how many.
+
+        Args:
+            uid: of the mesh.
+            key: of the actors; empty for all.
+            why: for their errors.
+            latest: the last port of those that are meant. Who has caught the failure goes on with those that live.
+        """
+        meant = [gather for port, gather in list(self._gathers.items()) if port <= latest and hasattr(gather, "fail")]
+        return sum(gather.fail(uid, key, why) for gather in meant)
 
     def waited_for(self) -> set[str]:
         """The processes that the oldest calls wait for: if one does not answer, it keeps one of these waiting."""
@@ -409,7 +422,7 @@ class Runtime(Bulk):
 
     def open_port(self, sink: Any) -> int:
         """A number that replies can be sent to."""
-        port = self._port()
+        port = self.last_port = self._port()
         self.ports[port] = sink
         if hasattr(sink, "lost"):
             self._gathers[port] = sink

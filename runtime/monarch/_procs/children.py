@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from monarch._procs.mark import Place
-from monarch._procs.output import read_tail
+from monarch._procs.output import brief, read_tail
 from monarch._wire.messages import Dead
 
 STOPPED = 79
@@ -142,7 +142,7 @@ class Children:
         self._owned.get(child.owner, set()).discard(child.proc)
         now = time.time()
         dead = Dead(child.proc, reason, child.stopping, tails, now)
-        self._dead[child.proc] = Dead(child.proc, reason, child.stopping, tails[-1:] if tails else [], now)
+        self._dead[child.proc] = Dead(child.proc, reason, child.stopping, brief(tails), now)
         if len(self._dead) > _REMEMBERED:
             self._dead.popitem(last=False)
         return dead

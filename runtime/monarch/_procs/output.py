@@ -20,6 +20,7 @@ CHUNK_LIMIT = 1 << 20
 _PAGE = os.sysconf("SC_PAGESIZE")
 # A hole costs a call and a lock of the file; so not for every line.
 _HOLE_STEP = 16 * _PAGE
+_BRIEF = 8192
 _lseek, _SEEK_END = os.lseek, os.SEEK_END
 
 
@@ -142,3 +143,12 @@ def read_tail(fd: int, limit: int = 65536, since: int = 0) -> Tail:
         return Tail(start, b"".join(parts))
     finally:
         os.close(own)
+
+
+def brief(tails: list[tuple[str, int, bytes]]) -> list[tuple[str, int, bytes]]:
+    """Of the ends of outputs that are told with a death, the part that errors quote: the last of stderr."""
+    return [
+        (stream, offset + max(0, len(data) - _BRIEF), data[-_BRIEF:])
+        for stream, offset, data in tails
+        if stream == "stderr"
+    ]
