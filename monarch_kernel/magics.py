@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import nullcontext
 from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class  # pyright: ignore[reportUnknownVariableType]
@@ -144,15 +145,14 @@ class MeshMagics(Magics):
         name = f"cell [{self.shell.displayhook.prompt_count}]"
         views = choose(actors, header)
         displays = Displays(self.shell, sum(len(view) for view in views), len(actors), header.quiet)
+        streams = self._attach_streams()
+        hidden = header.quiet or not header.stream
         try:
-            run = Run(name, cell, views, displays.port, inside)
+            with streams.hiding(not header.quiet) if hidden else nullcontext():
+                run = Run(name, cell, views, displays.port, inside)
         except BaseException:
             displays.close()
             raise
-        streams = self._attach_streams()
-        if header.quiet or not header.stream:
-            for future in run.futures:
-                streams.hidden[future.port] = None if header.quiet else []
         return run, displays
 
     def _finish(self, mesh: Mesh | None, total: int, header: Header, run: Run, stopped: Stopped | None) -> Any:

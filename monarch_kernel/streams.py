@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 from monarch._actors.output import show
@@ -30,11 +33,27 @@ class Streams:
         self.log: list[str] = []
         self.hidden: dict[int, list[str] | None] = {}
         """Of ports whose output is not to be shown: where it is collected, or None."""
-        if kernel is not None:
-            runtime.on_open = self.opened
+        self._hiding: dict[int, bool] = {}
+        """Threads whose calls are to be hidden from their beginning; whether their output is collected."""
+        runtime.on_open = self.opened
+
+    @contextmanager
+    def hiding(self, collect: bool) -> Iterator[None]:
+        """Calls that this thread begins meanwhile show nothing: it is collected, or only kept for ``%mesh log``."""
+        self._hiding[get_ident()] = collect
+        try:
+            yield
+        finally:
+            del self._hiding[get_ident()]
 
     def opened(self, port: int) -> None:
         """A call begins: its output belongs to the cell that runs now."""
+        collect = self._hiding.get(get_ident())
+        if collect is not None:
+            # Before it is sent, so that no line is faster.
+            self.hidden[port] = [] if collect else None
+        if self._kernel is None:
+            return
         self._parents[port] = self._kernel.get_parent("shell")
         if len(self._parents) > _REMEMBERED:
             self._parents.popitem(last=False)

@@ -125,6 +125,28 @@ def test_quiet(notebook: Notebook) -> None:
     assert notebook.run("%mesh log").ok().said()["words"] == ALL
 
 
+FAST = """
+from monarch_kernel import magics
+
+class Fast(magics.Run):
+    def __init__(self, *args):
+        super().__init__(*args)
+        # All that the ranks print is there before anything else is done here.
+        for future in self.futures:
+            future.exception(30)
+
+magics.Run, run = Fast, magics.Run
+"""
+
+
+@pytest.mark.parametrize("how", ["--quiet", "--collect"])
+def test_ranks_that_are_faster_than_the_cell(notebook: Notebook, how: str) -> None:
+    notebook.run(FAST).ok()
+    cell = notebook.mesh("for number in range(100): print('word', number)\n1", how).ok()
+    notebook.run("magics.Run = run").ok()
+    assert cell.said() == ({} if how == "--quiet" else {f"word {number}": ALL for number in range(100)})
+
+
 def test_collect(notebook: Notebook) -> None:
     cell = notebook.mesh("print('a')\nprint('b', rank)", "--collect").ok()
     assert cell.said() == {"a": ALL, **{f"b {rank}": {rank} for rank in range(4)}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -86,8 +87,12 @@ def test_errors_of_any_kind_end_the_cell_and_no_more(notebook: Notebook, body: s
     assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
 
 
-def test_cells_after_an_error_do_not_run(notebook: Notebook) -> None:
-    cells = [notebook.send("%%mesh\n1 / 0", stop_on_error=True), notebook.send("after = 1")]
+def test_cells_after_an_error_do_not_run(notebook: Notebook, tmp_path: Path) -> None:
+    sent = tmp_path / "sent"
+    # It fails once the second one is there as well.
+    body = f"%%mesh\nimport os, time\nwhile not os.path.exists({str(sent)!r}): time.sleep(0.01)\n1 / 0"
+    cells = [notebook.send(body, stop_on_error=True), notebook.send("after = 1")]
+    sent.touch()
     for cell in cells:
         cell.wait()
     assert [cell.status for cell in cells] in (["error", "aborted"], ["error", "error"])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -417,9 +418,11 @@ def test_the_death_of_its_agent_ends_it(run: Callable[..., Program]) -> None:
 def test_what_is_left_of_a_dead_one_is_told_of_once(run: Callable[..., Program]) -> None:
     before = processes()
     record, _ = kept_by(run, 60)
-    # The zygotes too, who would clean up.
-    for pid in processes().keys() - before.keys():
-        os.kill(pid, signal.SIGKILL)
+    # The zygotes too, who would clean up: so all are stopped before the first one is killed.
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in processes().keys() - before.keys():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
     assert wait_until(lambda: not record.alive(), ENDS)
     assert [state for _, state in records()] == ["gone: the process that kept it has died"]
     assert not records()
