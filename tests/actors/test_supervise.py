@@ -172,7 +172,7 @@ def test_what_is_handled_is_told_to_nobody_else(
             mine.get(30)
         assert wait_until(lambda: bool(watch.failures))
         (failure,) = watch.failures
-        assert failure.ranks == (0,) and failure.running == ("workers.wait()",) and failure.mesh == mesh
+        assert failure.ranks == (0,) and failure.running == ("workers[gpus=0].wait()",) and failure.mesh == mesh
         # Calls to the others go on.
         assert not other.done
         open(path, "w").close()

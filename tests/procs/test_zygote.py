@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from leaks import processes
 from monarch._procs import posix
 from monarch._procs.forks import RankSpec, find_entry
 from monarch._procs.zygotes import Zygote
@@ -111,8 +112,9 @@ class Agent:
             os.kill(pid, signal.SIGKILL)
         self.process.wait()
         self.process.stdout.close()
-        for pid in self.pids:
-            # Those whose agent was killed have come to this process.
+        makers = [pid for pid, name in processes().items() if name == f"zombie of {os.getpid()}"]
+        for pid in (*self.pids, *makers):
+            # Those whose agent was killed have come to this process, and who has forked them for a killed zygote.
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
         assert not left, f"of {self.pids} there are left {left}"

@@ -17,6 +17,7 @@ from monarch._actors.procs import Procs
 from monarch._actors.runtime import Runtime
 from monarch._core.meshview import MeshView
 from monarch._core.region import Region
+from monarch._core.selection import called
 from monarch._core.tables import html_table, rich_table, text_table
 from monarch._wire import messages as m
 from monarch.exceptions import ArgumentError, StoppedError
@@ -116,6 +117,11 @@ class ActorMesh(Grouped, MeshView, Managed):
         return self._state.name
 
     @property
+    def _called(self) -> str:
+        """Its name with what this view has of it, as in ``trainers[gpus=1]``."""
+        return called(self._name, self._state.region, self._region)
+
+    @property
     def _key(self) -> str:
         """Its key, unique in the session."""
         return self._state.key
@@ -171,7 +177,7 @@ class ActorMesh(Grouped, MeshView, Managed):
         if lost and runtime.wait_settled(self._state.procs.uid):
             lost = self._lost()
         if lost:
-            raise died(f"{self._name}.{method}()", self._name, lost, self.extent, None)
+            raise died(f"{self._called}.{method}()", self._name, lost, self.extent, None, self._called)
 
     def _lost(self) -> dict[int, m.Dead]:
         return {rank: peer.dead for rank, peer in enumerate(self._members_at().peers) if peer.dead is not None}
@@ -224,7 +230,7 @@ class ActorMesh(Grouped, MeshView, Managed):
 
     def _title(self) -> str:
         axes = ", ".join(f"{label}={size}" for label, size in self.extent.items())
-        return f"{self._state.cls.__name__} mesh {self._name!r} ({axes})" + (" stopped" if self._stopped else "")
+        return f"{self._state.cls.__name__} mesh {self._called!r} ({axes})" + (" stopped" if self._stopped else "")
 
     def __repr__(self) -> str:
         return f"<{self._title()}>"

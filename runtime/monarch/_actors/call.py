@@ -62,7 +62,7 @@ class Endpoint(Generic[P, R]):
         mesh = self.mesh
         if len(mesh) != 1:
             raise ArgumentError(
-                f"call_one needs a mesh of exactly 1 actor, and {mesh._name} has {axes_text(mesh.extent)}; "
+                f"call_one needs a mesh of exactly 1 actor, and {mesh._called} has {axes_text(mesh.extent)}; "
                 f"slice it, or use call or choose"
             )
         return self._gather(args, kwargs, _single)
@@ -115,7 +115,7 @@ class Endpoint(Generic[P, R]):
         )
 
     def __repr__(self) -> str:
-        return f"<endpoint {self.name} of {self.mesh._name}>"
+        return f"<endpoint {self.name} of {self.mesh._called}>"
 
     def _gather(self, args: tuple[Any, ...], kwargs: dict[str, Any], finish: Any) -> Future[Any]:
         mesh = self.mesh
@@ -125,6 +125,7 @@ class Endpoint(Generic[P, R]):
         gather: Gather[Any] = Gather(
             mesh._runtime, targets.peers, mesh.extent, mesh._name, self.name, finish, mesh._key
         )
+        gather.view = mesh
         self._dispatch(prepared, gather.port, True)
         if mesh._runtime.deaths != deaths:
             gather.check()
@@ -228,7 +229,7 @@ class Stream:
         self._runtime = runtime
         self._mesh = mesh
         self._method = method
-        self.label = f"{mesh._name}.{method}()"
+        self.label = f"{mesh._called}.{method}()"
         self.targets: list[Peer] = mesh._members_at().peers
         self._answered = [False] * len(self.targets)
         self.futures: list[_Arrival[Any]] = [_Arrival(runtime, self) for _ in self.targets]
@@ -271,9 +272,11 @@ class Stream:
 
     def _part(self, rank: int) -> Gather[Any]:
         one = self._mesh._member(rank)
-        return Gather(
+        gather: Gather[Any] = Gather(
             self._runtime, [self.targets[rank]], one.extent, self._mesh._name, self._method, _single, self._mesh._key
         )
+        gather.view = one
+        return gather
 
     def _give(self, rank: int, part: Gather[Any]) -> None:
         self._answered[rank] = True
@@ -317,7 +320,8 @@ class _Relay:
         owed = [rank for rank in self._left if self.targets[rank] is peer]
         for rank in owed:
             mesh = self._mesh
-            self._target.exception(died(f"{mesh._name}.{self._method}()", mesh._name, {rank: dead}, mesh.extent, None))
+            label = f"{mesh._called}.{self._method}()"
+            self._target.exception(died(label, mesh._name, {rank: dead}, mesh.extent, None, mesh._called))
             self._answered(rank)
         return bool(owed)
 

@@ -61,6 +61,7 @@ class Gather(Future[R]):
         "port",
         "targets",
         "unanswered",
+        "view",
     )
 
     def __init__(
@@ -85,6 +86,8 @@ class Gather(Future[R]):
         self._finish = finish
         self._patient = patient
         self._why = ""
+        self.view: Any = None
+        """The mesh that was addressed, for errors: a slice of it has ranks of its own."""
         self.unanswered: list[Peer] = []
         """The procs that had not answered when a death ended the wait for them."""
         self.port = runtime.open_port(self)
@@ -98,7 +101,11 @@ class Gather(Future[R]):
     @property
     def label(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """What is waited for, as errors say it."""
-        return f"{self.mesh}.{self.method}()" if self.method else self.mesh
+        return f"{self._called}.{self.method}()" if self.method else self._called
+
+    @property
+    def _called(self) -> str:
+        return self.mesh if self.view is None else self.view._called
 
     @label.setter
     def label(self, value: str) -> None:
@@ -218,7 +225,7 @@ class Gather(Future[R]):
     ) -> BaseException:
         if not lost:
             return group(failures, self.extent, self.label, results)
-        return died(self.label, self.mesh, lost, self.extent, results)
+        return died(self.label, self.mesh, lost, self.extent, results, self._called)
 
 
 class _Load:
@@ -232,9 +239,23 @@ class _Load:
 
 
 def died(
-    label: str, mesh: str, lost: dict[int, Dead], extent: Extent, results: ValueMesh[Any] | None
+    label: str,
+    mesh: str,
+    lost: dict[int, Dead],
+    extent: Extent,
+    results: ValueMesh[Any] | None,
+    called: str = "",
 ) -> DeviceMeshError:
-    """The error of calls whose ranks have died: which, how, and the last that each kind of them wrote."""
+    """The error of calls whose ranks have died: which, how, and the last that each kind of them wrote.
+
+    Args:
+        label: of the call.
+        mesh: the name of the mesh.
+        lost: the deaths, by rank in the view that was addressed.
+        extent: of that view.
+        results: of the others.
+        called: what that view is called, if it is not all of the mesh.
+    """
     total = extent.nelements
     reasons: dict[str, list[int]] = {}
     for rank, dead in lost.items():
@@ -245,7 +266,7 @@ def died(
         kind = SpawnError
     lines: list[str] = []
     for reason, ranks in list(reasons.items())[:8]:
-        procs = f"the process{'es' if len(ranks) > 1 else ''} of {describe_ranks(ranks, total)} of {mesh}"
+        procs = f"the process{'es' if len(ranks) > 1 else ''} of {describe_ranks(ranks, total)} of {called or mesh}"
         how = "was stopped" if stopped else reason
         lines.append(f"{procs} {how.replace('was ', 'were ', 1) if len(ranks) > 1 else how}")
         tail = last_lines(lost[ranks[0]])

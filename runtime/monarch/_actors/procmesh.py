@@ -23,6 +23,7 @@ from monarch._actors.spec import ActorSpec
 from monarch._actors.starting import Starting
 from monarch._core.meshview import MeshView
 from monarch._core.region import Region
+from monarch._core.selection import called
 from monarch._core.supervision import Supervision
 from monarch._core.tables import html_table, rich_table, text_table
 from monarch._core.valuemesh import ValueMesh
@@ -252,7 +253,8 @@ class ProcMesh(Grouped, MeshView, Managed):
         if lost and runtime.wait_settled(state.procs.uid):
             lost = self._lost()
         if lost:
-            raise died(what, self.name, lost, self.extent, None)
+            whole = self._state.procs.region()
+            raise died(what, self.name, lost, self.extent, None, called(self.name, whole, self._region))
 
     def _lost(self) -> dict[int, m.Dead]:
         """Those of its processes that have died, by position."""
@@ -327,7 +329,9 @@ class ProcMesh(Grouped, MeshView, Managed):
 
     def _title(self) -> str:
         axes = ", ".join(f"{label}={size}" for label, size in self.extent.items())
-        return f"ProcMesh {self.name!r} ({axes})" + (" stopped" if self._state.stopped else "")
+        return f"ProcMesh {called(self.name, self._state.procs.region(), self._region)!r} ({axes})" + (
+            " stopped" if self._state.stopped else ""
+        )
 
     def __repr__(self) -> str:
         return f"<{self._title()}>"
