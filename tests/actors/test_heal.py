@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
+from monarch._actors.procs import Procs
 from monarch.actor import Actor, current_rank, endpoint, heal_mesh, this_host
 from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError, StoppedError, SupervisionError
 
@@ -129,6 +130,26 @@ def test_references_lead_to_the_new_ones(procs: Callable[..., Any]) -> None:
     assert user.ask.call_one(None).get(20) == [0, 1]
     # And the ranks reach each other.
     assert values(beside.ask.call(counters)) == [[0, 1], [0, 1]]
+
+
+def test_a_view_that_is_looked_up_while_its_rank_is_replaced(
+    procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters = procs(2).spawn("counters", Counter, 0)
+    view, find = counters.slice(gpus=1), Procs.proc
+
+    def meanwhile(self: Procs, rank: int) -> str:
+        found = find(self, rank)
+        monkeypatch.undo()
+        kill(counters, 1)
+        heal_mesh(counters)
+        return found
+
+    monkeypatch.setattr(Procs, "proc", meanwhile)
+    with pytest.raises(SupervisionError, match=r"rank 0 of counters\[gpus=1\] was killed"):
+        view.add.call_one().get(20)
+    # It has learned of the one that died, and does not keep it.
+    assert view.add.call_one().get(20) == 1
 
 
 def test_actors_of_which_only_views_and_references_are_kept(procs: Callable[..., Any]) -> None:
