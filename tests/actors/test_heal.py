@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from leaks import wait_until
+from monarch._actors import procmesh
 from monarch._actors.procs import Procs
 from monarch.actor import Actor, current_rank, endpoint, heal_mesh, this_host
 from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError, StoppedError, SupervisionError
@@ -150,6 +152,27 @@ def test_a_view_that_is_looked_up_while_its_rank_is_replaced(
         view.add.call_one().get(20)
     # It has learned of the one that died, and does not keep it.
     assert view.add.call_one().get(20) == 1
+
+
+def test_actors_that_are_spawned_while_a_rank_is_replaced(
+    procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = procs(2)
+    first, pack = mesh.spawn("first", Counter, 0), procmesh.dumps
+    healing = threading.Thread(target=heal_mesh, args=(mesh,))
+
+    def meanwhile(*args: Any) -> Any:
+        """Where it is settled in which processes they are made, and they are not known yet."""
+        monkeypatch.undo()
+        kill(first, 1)
+        healing.start()
+        healing.join(1.0)
+        return pack(*args)
+
+    monkeypatch.setattr(procmesh, "dumps", meanwhile)
+    late = mesh.spawn("late", Counter, 7)
+    healing.join(30)
+    assert values(late.add.call()) == [8, 8]
 
 
 def test_actors_of_which_only_views_and_references_are_kept(procs: Callable[..., Any]) -> None:

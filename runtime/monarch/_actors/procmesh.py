@@ -193,6 +193,12 @@ class ProcMesh(Grouped, MeshView, Managed):
         check_class(cls)
         init_arity_of(cls).check(args, kwargs)
         self._check(f"spawn({name!r})")
+        # Whose ranks are replaced just now has the actor made in the new ones either here or there, and not twice.
+        with self._state.lock:
+            mesh = self._spawn(name, cls, args, kwargs)
+        return cast("A", mesh)
+
+    def _spawn(self, name: str, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh:
         runtime = self._runtime
         key = f"{_short(name)}-{secrets.token_hex(4)}"
         here = current.get()
@@ -220,7 +226,7 @@ class ProcMesh(Grouped, MeshView, Managed):
         gather.check()
         runtime.meshes[key] = mesh
         runtime.owners[key] = own_by_current(mesh)
-        return cast("A", mesh)
+        return mesh
 
     def execute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> ValueMesh[Any]:
         """Calls a function in each process, and waits for what it returns there.
