@@ -161,7 +161,7 @@ def test_a_supervisor_in_a_cell(mortal: Notebook) -> None:
         "    print(len(a.pid.call().get(20)))\n"
         "print(watch.failures[0].ranks, watch.failures[0].running)"
     ).ok()
-    assert cell.stream() == "caught\n2\n(1,) ('a.end()',)\n"
+    assert cell.stream() == "caught\n2\n(1,) ('a[procs=1].end()',)\n"
 
 
 def test_a_rank_that_does_not_answer_is_shown(mortal: Notebook) -> None:

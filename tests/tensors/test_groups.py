@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from leaks import Kit, wait_until
-from monarch.actor import Actor, current_rank, endpoint
+from monarch.actor import Actor, current_rank, endpoint, supervise
 from monarch.distributed import device_mesh, group
 from monarch.exceptions import ActorError, AxisError, DeviceMeshError, GroupError, SupervisionError
 
@@ -27,6 +29,20 @@ class Member(Actor):
     @endpoint
     def total_of(self, mesh: Any, *axes: str) -> float:
         return self._sum(mesh.group(*axes))
+
+    @endpoint
+    def total_after(self, mesh: Any, seed: str) -> float:
+        """After a pause that is another one on each rank."""
+        time.sleep(random.Random(f"{seed} {current_rank().rank}").random() * 0.004)
+        return self._sum(mesh.group())
+
+    @endpoint
+    def making(self) -> bool:
+        """Whether a group is being made here."""
+        from monarch._actors.membership import membership
+
+        world = membership().world
+        return world is not None and bool(world.making)
 
     def _sum(self, given: Any) -> float:
         import torch
@@ -235,6 +251,48 @@ def test_actors_of_one_process_ask_for_different_groups(procs: Callable[..., Any
         by_rows = first.slice(dp=0).total_of.call(views[0])
         by_columns = second.slice(tp=0).total_of.call(views[1])
         assert values(by_rows) == [1.0, 1.0] and values(by_columns) == [1.0, 1.0]
+
+
+def test_members_that_have_made_different_groups_before(procs: Callable[..., Any]) -> None:
+    mesh = procs(4)
+    members = mesh.spawn("members", Member)
+    # Of ranks 0 and 2 one has made a group before, which the other has not.
+    for part in (slice(0, 2), slice(0, 4, 2), slice(0, 3), slice(2, 4)):
+        total = members.slice(gpus=part).total_of.call(mesh.slice(gpus=part))
+        assert set(values(total)) == {float(sum(range(len(range(4)[part]))))}
+
+
+def test_many_groups_that_are_begun_at_once_in_any_order(procs: Callable[..., Any]) -> None:
+    parts = [slice(first, last, step) for first in range(3) for last in (3, 4) for step in (1, 2, 3)]
+    parts = list({tuple(range(4)[part]): part for part in parts if len(range(4)[part]) > 1}.values())
+    for seed in range(3):
+        mesh = procs(4)
+        actors = [mesh.spawn(f"members {index}", Member) for index in range(len(parts))]
+        for each in actors:
+            values(each.pid.call())
+        both = list(zip(actors, parts, strict=True))
+        random.Random(seed).shuffle(both)
+        calls = [
+            (part, each.slice(gpus=part).total_after.call(mesh.slice(gpus=part), f"{seed} {part}"))
+            for each, part in both
+        ]
+        for part, call in calls:
+            assert set(values(call)) == {float(sum(range(len(range(4)[part]))))}
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_death_frees_the_others_from_the_making_of_a_group(procs: Callable[..., Any], victim: int) -> None:
+    mesh = procs(3)
+    members = mesh.spawn("members", Member)
+    pids = values(members.pid.call())
+    assert values(members.total.call()) == [3.0] * 3
+    waits = members.slice(gpus=1 - victim).total_of.call(mesh.slice(gpus=slice(0, 2)))
+    beside = mesh.spawn("beside", Member).slice(gpus=1 - victim)
+    assert wait_until(lambda: beside.making.call_one().get(20))
+    with supervise(mesh):
+        os.kill(pids[victim], signal.SIGKILL)
+        with pytest.raises(ActorError):
+            waits.get(20)
 
 
 class AsyncMember(Actor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import secrets
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from monarch._procs.helpers import in_helper
 from monarch._tensors.connections import of_collectives, shut_down, tcp_sockets
 from monarch._tensors.interfaces import choose_interface
-from monarch._tensors.rendezvous import meet
+from monarch._tensors.rendezvous import find_store, meet
+from monarch._tensors.subgroups import make_subgroup
 from monarch.exceptions import GroupError
 
 BOTH = "cpu:gloo,cuda:nccl"
@@ -47,10 +49,14 @@ class World:
     place: Place
     store: Store
     devices: list[str]
+    token: str
+    """Of this round alone, the same on all ranks."""
     sockets: set[tuple[int, int]] = field(default_factory=set)
     groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     turns: dict[tuple[int, ...], threading.Lock] = field(default_factory=dict)
+    making: dict[tuple[int, ...], set[tuple[int, int]]] = field(default_factory=dict)
+    """Groups that are being made, with the connections that there were before."""
 
     def group(self, ranks: Sequence[int]) -> Any:
         """The process group of some ranks, of which this is one; each of them is to ask for it."""
@@ -66,11 +72,15 @@ class World:
     def _make(self, key: tuple[int, ...]) -> Any:
         if key == tuple(range(self.place.size)):
             return dist.group.WORLD
-        before = tcp_sockets()
-        # Only its members take part, so that the others may do something else.
-        made = dist.new_group(list(key), backend=self.backend(key), use_local_synchronization=True, timeout=_TIMEOUT)
-        self.sockets |= tcp_sockets() - before
-        return made
+        before = self.making[key] = tcp_sockets()
+        try:
+            store = find_store(self.place.address, self.place.port, self.place.size)
+            store.set_timeout(_TIMEOUT)
+            # Only its members take part, so that the others may do something else.
+            return make_subgroup(key, self.backend(key), store, self.token, _TIMEOUT)
+        finally:
+            self.sockets |= tcp_sockets() - before
+            del self.making[key]
 
     def backend(self, ranks: Sequence[int]) -> str:
         """What a group of these ranks communicates by."""
@@ -86,7 +96,8 @@ class World:
 
     def free(self) -> int:
         """Frees whoever waits in a collective here, and with that spoils the groups; how many connections it cut."""
-        return shut_down(self.sockets) + _abort_nccl()
+        making = [tcp_sockets() - before for before in list(self.making.values())]
+        return shut_down(self.sockets.union(*making)) + _abort_nccl()
 
 
 def choose_backend(devices: Sequence[str]) -> str:
@@ -102,9 +113,9 @@ def form(place: Place, store: Store) -> World:
         GroupError: others did not come, or the group could not be made.
     """
     choose_interface(place.own_address)
-    said = meet(store, place.rank, place.size, f"{place.device}\n{_default_group()}")
-    devices = [each.partition("\n")[0] for each in said]
-    theirs = [each.partition("\n")[2] for each in said]
+    said = meet(store, place.rank, place.size, f"{place.device}\n{_default_group()}\n{secrets.token_hex(4)}")
+    devices, theirs, tokens = zip(*(each.split("\n") for each in said), strict=True)
+    devices, token = list(devices), tokens[0]
     if any(theirs):
         wrong = [rank for rank, each in enumerate(theirs) if each != f"{rank} of {place.size}"]
         if wrong:
@@ -113,7 +124,7 @@ def form(place: Place, store: Store) -> World:
                 f"rank {wrong[0]} of {place.size} has place {theirs[wrong[0]] or 'none'} in it; end it by "
                 f"dist.destroy_process_group() to use those of the mesh"
             )
-        world = World(place, store, devices, of_collectives([place.address, place.own_address]))
+        world = World(place, store, devices, token, of_collectives([place.address, place.own_address]))
         world.group(range(place.size))
         return world
     before = tcp_sockets()
@@ -127,7 +138,7 @@ def form(place: Place, store: Store) -> World:
         )
     except RuntimeError as error:
         raise GroupError(f"the process group could not be made on rank {place.rank}: {error}") from error
-    world = World(place, store, devices, tcp_sockets() - before)
+    world = World(place, store, devices, token, tcp_sockets() - before)
     world.group(range(place.size))
     return world
 
