@@ -128,13 +128,13 @@ def test_very_much_output_does_not_stall_the_page(opened: Open) -> None:
         begun = time.perf_counter()
         status = book.evaluate("book.sessionContext.session.kernel.status")
         slowest = max(slowest, time.perf_counter() - begun)
-        if status == "idle" and "line" in book.text(1):
+        # The last lines may be drawn after the kernel has ended its work.
+        if status == "idle" and "%mesh log shows them" in book.text(1):
             break
         book.page.wait_for_timeout(50)
     print(f"the page answered within {slowest:.2f} s")
     assert slowest < 5
-    shown = book.text(1)
-    assert "%mesh log shows them" in shown and len(shown.splitlines()) < 1100
+    assert len(book.text(1).splitlines()) < 1100
     book.run(2)
     book.idle(60)
     everything = book.evaluate("book.content.model.cells.get(2).outputs.get(0).toJSON().text")
