@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Generator
@@ -16,6 +17,8 @@ from IPython.core.interactiveshell import InteractiveShell
 import monarch_kernel
 
 _RUN_CODE = InteractiveShell.run_code.__code__
+_AGAIN = 0.02
+"""Seconds after which a Ctrl-C that came too early for the code of a cell comes again."""
 
 
 class MonarchKernel(IPythonKernel):
@@ -36,6 +39,29 @@ class MonarchKernel(IPythonKernel):
         # While the person reads, the process that ranks are forked from imports torch.
         threading.Thread(target=_warm_up, name="monarch-warm-up", daemon=True).start()
 
+    async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None:
+        """Runs a cell. A Ctrl-C is for its code: cut off in the middle of its work, the kernel would not answer."""
+        if threading.current_thread() is not threading.main_thread():
+            await super().execute_request(stream, ident, parent)
+            return
+        over = threading.Event()
+
+        def stop(number: int, frame: FrameType | None) -> None:
+            if _runs_cell(frame):
+                raise KeyboardInterrupt
+            # Just before the code of the cell, or after it; then nobody takes it.
+            again = threading.Timer(_AGAIN, lambda: over.is_set() or os.kill(os.getpid(), number))
+            again.daemon = True
+            again.start()
+
+        signal.signal(signal.SIGINT, stop)
+        try:
+            await super().execute_request(stream, ident, parent)
+        finally:
+            over.set()
+            # Until the next message, whose handler it gets then.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
     @contextmanager
     def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Generator[None]:
         """While a cell with a top-level ``await`` runs, a Ctrl-C stops it: at once, also where nothing else happens."""
@@ -43,11 +69,9 @@ class MonarchKernel(IPythonKernel):
         self.stopped_await = False
 
         def stop(_number: int, frame: FrameType | None) -> None:
-            while frame is not None:
-                if frame.f_code is _RUN_CODE:
-                    # It runs code of the cell and awaits nothing.
-                    raise KeyboardInterrupt
-                frame = frame.f_back
+            if _runs_cell(frame):
+                # And awaits nothing.
+                raise KeyboardInterrupt
             self.stopped_await = True
             # A loop that waits for input hears only of what comes from other threads.
             loop.call_soon_threadsafe(future.cancel)
@@ -79,6 +103,15 @@ class MonarchKernel(IPythonKernel):
 
         shutdown_context(2).get()
         return super().do_shutdown(restart)
+
+
+def _runs_cell(frame: FrameType | None) -> bool:
+    """Whether a thread is in the code of a cell."""
+    while frame is not None:
+        if frame.f_code is _RUN_CODE:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _shell(kernel: MonarchKernel) -> Any:

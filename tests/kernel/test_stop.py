@@ -130,6 +130,33 @@ def test_impatient_stops(notebook: Notebook) -> None:
     assert notebook.run("2").ok().shown == "2"
 
 
+EARLY = """
+import os, signal
+shell = get_ipython()
+
+def at(event):
+    def stop(*_):
+        shell.events.unregister(event, stop)
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+    return stop
+
+{}
+"""
+
+
+def test_a_stop_just_before_the_code_and_just_after_it(notebook: Notebook) -> None:
+    """Where it would cut off the kernel's own work: the first stops the code, the second stops nothing."""
+    stop = "stop = at('pre_run_cell'); shell.events.register('pre_run_cell', stop)"
+    notebook.run(EARLY.format(stop)).ok()
+    cell = notebook.run("import time\ntime.sleep(600)")
+    assert cell.reply["ename"] == "KeyboardInterrupt"
+    notebook.run("stop = at('post_run_cell'); shell.events.register('post_run_cell', stop)").ok()
+    assert notebook.run("'after'").ok().shown == "'after'"
+    assert notebook.run("'next'").ok().shown == "'next'"
+    assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
+
+
 def test_a_stop_while_nothing_runs_does_no_harm(notebook: Notebook) -> None:
     notebook.mesh("kept = 7").ok()
     notebook.interrupt()
