@@ -437,6 +437,20 @@ def path_of(record: Record) -> Path:
     return path
 
 
+def test_a_record_that_goes_while_it_is_read(run: Callable[..., Program], monkeypatch: pytest.MonkeyPatch) -> None:
+    record, _ = kept_by(run, 60)
+    path, look = path_of(record), os.fstat
+
+    def meanwhile(file: int) -> os.stat_result:
+        monkeypatch.undo()
+        keeping.end("mine")
+        assert wait_until(lambda: not path.parent.exists(), ENDS)
+        return look(file)
+
+    monkeypatch.setattr(os, "fstat", meanwhile)
+    assert records() == []
+
+
 def test_a_record_that_others_can_read_is_no_key(run: Callable[..., Program]) -> None:
     record, _ = kept_by(run, 60)
     path = path_of(record)

@@ -113,7 +113,11 @@ def read(path: Path) -> Record:
         raise NotKeptError(f"there is no record {path}: {error.strerror}") from None
     with open(file, "rb") as opened:
         known = os.fstat(file)
-        folder = os.stat(path.parent)
+        try:
+            folder = os.stat(path.parent)
+        except FileNotFoundError as error:
+            # Its lease has just ended.
+            raise NotKeptError(f"there is no record {path} any more: {error.strerror}") from None
         if not stat.S_ISREG(known.st_mode) or known.st_uid != os.getuid() or folder.st_uid != os.getuid():
             raise MonarchError(f"{path} is not a file of this user, so it is not used as the key of a mesh")
         if known.st_mode & 0o077 or folder.st_mode & 0o077:
