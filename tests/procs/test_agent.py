@@ -383,6 +383,7 @@ def test_frames_that_are_none_do_not_end_it(rig: Rig) -> None:
     rig.link.send(m.encode(m.Spawn("h/x", ["h/odd.0"], "none", b"", [], {}, {}, [], 1, "t", [], "")))
     rig.link.send(m.pack((12, "too few")))
     rig.is_well()
+    assert rig.process.poll() is None
 
 
 def test_a_peer_of_another_version_is_refused(rig: Rig) -> None:

@@ -11,7 +11,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from typing import IO, Any, cast
 
@@ -280,11 +279,14 @@ class Session:
             # What is said to an agent on its way out is lost with it, and the next one listens at the same address.
             link.send(self.runtime.hello)
             link.send(m.encode(m.Hosts({self.runtime.proc: self._table[self.runtime.proc]}, token)))
-            with suppress(CallTimeoutError):
+            try:
                 listening = answer.get(min(_AGAIN, left))
-                if host_of(listening.src) not in self._released:
-                    return listening
-            self._greeted.pop(token, None)
+            except CallTimeoutError:
+                continue
+            finally:
+                del self._greeted[token]
+            if host_of(listening.src) not in self._released:
+                return listening
 
     def _open_own_agent(self, keys: KeyPair, interface: str) -> None:
         """This host's agent joins in, so that its ranks and those of other hosts reach each other."""
