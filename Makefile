@@ -67,7 +67,9 @@ test-gpu: $(STAMP) $(RDMA) ## run what needs a GPU, and measure it into benchmar
 	@echo "measuring into benchmarks/results/"
 	@$(PY) benchmarks/run.py gpu --out benchmarks/results/$$(date +%F)-gpu.md benchmarks/results/$$(date +%F)-gpu.json
 
-chaos: $(STAMP) $(RDMA) ## kill, stop and cut off at random, SECONDS for each of these tests
+chaos: $(STAMP) $(RDMA) ## kill, stop and cut off at random, SECONDS for each of these tests; draw new examples for the others
+	@echo "drawing new examples for what holds for all"
+	@$(PY) -m pytest --hypothesis-profile=chaos $(if $(SEED),--hypothesis-seed=$(SEED)) tests/core tests/wire/test_bulk.py tests/wire/test_pickling.py
 	@echo "running each test of chaos for $(SECONDS) s"
 	@MONARCH_CHAOS_SECONDS=$(SECONDS) $(if $(SEED),MONARCH_CHAOS_SEED=$(SEED)) $(PY) -m pytest tests/chaos $(ARGS)
 

@@ -12,8 +12,16 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from leaks import Kit, Snapshot, mark_this_run, processes, session_folders, wait_until
+
+# The suite tries the same examples each time, so that a change fails for what it changed; `make chaos` draws new ones.
+settings.register_profile("usual", deadline=None, derandomize=True)
+settings.register_profile(
+    "chaos", deadline=None, max_examples=2000, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("usual")
 
 _FOLDER = mark_this_run()
 _start: Snapshot | None = None
