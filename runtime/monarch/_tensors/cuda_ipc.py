@@ -9,9 +9,10 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,6 +20,7 @@ from monarch._tensors.attach import Attach
 from monarch._tensors.memory import Memory
 from monarch._tensors.registry import Remote
 from monarch._tensors.transport import Move, lost_meanwhile
+from monarch.exceptions import TransferError
 
 _HANDLE = 64
 _OFFSET = struct.Struct("<Q")
@@ -42,6 +44,14 @@ class _CudaError(Exception):
     pass
 
 
+class _Opened(NamedTuple):
+    """Memory of another process, as it is in this one."""
+
+    base: int
+    context: int
+    """Of CUDA, in which it was opened."""
+
+
 def _call(name: str, *arguments: Any) -> None:
     status = getattr(_driver(), name)(*arguments)
     if status:
@@ -50,15 +60,23 @@ def _call(name: str, *arguments: Any) -> None:
         raise _CudaError(f"{name}: {(text.value or b'unknown error').decode()}")
 
 
+@contextmanager
+def _on(device: str) -> Iterator[None]:
+    """What is under way on a GPU is done, and calls of the driver by this thread are for it."""
+    with torch.cuda.device(device):
+        # A thread that is new has no context before torch does something there.
+        torch.cuda.synchronize()
+        yield
+
+
 def open_handle_of(memory: Memory) -> bytes:
     """How other processes open some memory of a GPU; empty for memory of the CPU, or if it cannot be opened."""
     if memory.device == "cpu" or _driver() is None:
         return b""
-    # What is still under way there is to be seen by those that read it.
-    torch.cuda.synchronize(memory.device)
     base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _IpcHandle()
     try:
-        with torch.cuda.device(memory.device):
+        # What is still under way there is to be seen by those that read it.
+        with _on(memory.device):
             address = ctypes.c_uint64(memory.address)
             _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address)
             _call("cuIpcGetMemHandle", ctypes.byref(handle), address)
@@ -76,7 +94,7 @@ class CudaIpc:
     def __init__(self, host: str) -> None:
         self._host = host
         self._slots = Attach(host)
-        self._opened: dict[tuple[str, bytes], int] = {}
+        self._opened: dict[tuple[str, bytes], _Opened] = {}
         self._lock = threading.Lock()
 
     def reason_against(self, remote: Remote, local_device: str) -> str:
@@ -88,7 +106,21 @@ class CudaIpc:
             return "this process has no GPU"
         if not remote.gpu:
             return "the memory cannot be opened from elsewhere, such as that of torch's expandable segments"
-        return self._slots.reason_against(remote._replace(device="cpu"), "cpu")
+        return self._slots.reason_against(remote._replace(device="cpu"), "cpu") or self._cannot_open(
+            remote, _device_of(local_device)
+        )
+
+    def _cannot_open(self, remote: Remote, device: str) -> str:
+        try:
+            self._slots.check([remote])
+            with _on(device):
+                self._address(remote)
+        except TransferError:
+            # It is gone, which is for the transfer to say.
+            return ""
+        except _CudaError as error:
+            return f"the driver does not open the memory of the other process here ({error})"
+        return ""
 
     def move(self, moves: Sequence[Move], writing: bool, timeout: float) -> None:
         remotes = [move.remote for move in moves]
@@ -96,9 +128,7 @@ class CudaIpc:
         try:
             for move in moves:
                 remote, local = move.remote, move.local
-                device = local.device if local.device != "cpu" else f"cuda:{torch.cuda.current_device()}"
-                with torch.cuda.device(device):
-                    torch.cuda.synchronize()
+                with _on(_device_of(local.device)):
                     base = self._address(remote) + remote.offset
                     for there, here, size in move.rows.tolist():
                         theirs, mine = base + there, local.address + here
@@ -113,21 +143,34 @@ class CudaIpc:
         """Where memory of another process is in this one. What was opened stays so until its owner's death."""
         handle, offset = remote.gpu[:_HANDLE], _OFFSET.unpack(remote.gpu[_HANDLE:])[0]
         with self._lock:
-            base = self._opened.get((remote.proc, handle))
-            if base is None:
-                opened = ctypes.c_uint64()
+            opened = self._opened.get((remote.proc, handle))
+            if opened is None:
+                base, context = ctypes.c_uint64(), ctypes.c_void_p()
                 packed = _IpcHandle.from_buffer_copy(handle)
-                _call("cuIpcOpenMemHandle_v2", ctypes.byref(opened), packed, ctypes.c_uint(_LAZY_PEER_ACCESS))
-                base = self._opened[remote.proc, handle] = opened.value
-        return base + offset
+                _call("cuCtxGetCurrent", ctypes.byref(context))
+                _call("cuIpcOpenMemHandle_v2", ctypes.byref(base), packed, ctypes.c_uint(_LAZY_PEER_ACCESS))
+                opened = self._opened[remote.proc, handle] = _Opened(base.value, context.value or 0)
+        return opened.base + offset
 
     def forget(self, proc: str) -> None:
         """A process has died: its memory goes when nobody has it open."""
         with self._lock:
             gone = [key for key in self._opened if key[0] == proc]
-            addresses = [self._opened.pop(key) for key in gone]
-        for address in addresses:
-            try:
-                _call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
-            except _CudaError:
-                continue
+            opened = [self._opened.pop(key) for key in gone]
+        if opened:
+            # The driver may wait for what is under way on the GPU: a collective, say, that lacks the one that died.
+            threading.Thread(target=_close, args=(opened,), name="monarch-cuda-close", daemon=True).start()
+
+
+def _close(opened: Sequence[_Opened]) -> None:
+    for each in opened:
+        try:
+            _call("cuCtxSetCurrent", ctypes.c_void_p(each.context))
+            _call("cuIpcCloseMemHandle", ctypes.c_uint64(each.base))
+        except _CudaError:
+            continue
+
+
+def _device_of(local_device: str) -> str:
+    """The GPU by which a transfer to or from some memory of this process goes."""
+    return local_device if local_device != "cpu" else f"cuda:{torch.cuda.current_device()}"

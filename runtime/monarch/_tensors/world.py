@@ -179,8 +179,11 @@ def own_device() -> str:
 
     if not torch.cuda.is_available():
         return "cpu"
+    index = torch.cuda.current_device()
+    # Of the GPU itself: each process may count those that it sees by other numbers.
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return f"cuda {os.uname().nodename} {visible or torch.cuda.current_device()}"
+    return f"cuda {uuid}" if uuid else f"cuda {os.uname().nodename} {visible} {index}"
 
 
 def _abort_nccl() -> int:

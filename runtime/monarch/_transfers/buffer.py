@@ -32,7 +32,8 @@ class RDMABuffer:
 
     It is made by the owner, and sent to others as an argument or a result; what arrives is a handle of it.
     The memory is kept until ``drop``, or until the actor that made the buffer has ended. Nothing tells the owner of a
-    read or a write: send it a message.
+    read or a write: send it a message. And nothing waits for the owner's GPU: what it has begun there after it made the
+    buffer is to be finished, by ``torch.cuda.synchronize()``, before it tells others that they can read.
 
     Args:
         data: a tensor on the CPU or a GPU, or a memoryview: one-dimensional, contiguous and not empty, parts of larger

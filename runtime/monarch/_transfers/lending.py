@@ -33,11 +33,17 @@ def lend(tensor: torch.Tensor, receivers: Sequence[str]) -> Reduced | None:
         return None
     import torch
 
+    runtime = get_runtime()
     _watch()
     flat = tensor.detach().clone(memory_format=torch.contiguous_format).view(-1)
     remote = plane().share(memory_of(flat.view(torch.uint8), "a tensor"), forever=True)
     with _lock:
         _lent[remote.key] = set(receivers)
+    for proc in receivers:
+        peer = runtime.peers.get(proc)
+        if peer is not None and peer.dead is not None:
+            # Its death was told of before.
+            returned(remote.key, proc)
     dtype = str(tensor.dtype).removeprefix("torch.")
     return take, (tuple(remote), dtype, tuple(tensor.shape), tensor.requires_grad)
 

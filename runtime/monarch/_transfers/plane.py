@@ -53,7 +53,8 @@ class Plane:
         self._ways = {way.name: way for way in ways}
         self._cells: dict[int, Cell] = {}
         """The actors that have shared something, by its key."""
-        self._chosen: dict[tuple[str, str, str], Transport] = {}
+        self._chosen: dict[tuple[str, str, bool, str], Transport] = {}
+        """By the owner, where its memory is, whether others can open that on a GPU, and where ours is."""
         runtime.at_close.append(self._close)
         runtime.at_death.append(self._forget)
 
@@ -99,7 +100,7 @@ class Plane:
         Raises:
             TransferError: there is none.
         """
-        key = (remote.proc, remote.device, local_device)
+        key = _kind_of(remote, local_device)
         chosen = self._chosen.get(key)
         if chosen is None:
             against: list[str] = []
@@ -115,7 +116,7 @@ class Plane:
 
     def known_way(self, remote: Remote, local_device: str) -> str:
         """The name of the transport that was chosen before; empty if none was."""
-        chosen = self._chosen.get((remote.proc, remote.device, local_device))
+        chosen = self._chosen.get(_kind_of(remote, local_device))
         return chosen.name if chosen is not None else ""
 
     def reasons(self, remote: Remote, local_device: str) -> list[tuple[str, str]]:
@@ -131,9 +132,9 @@ class Plane:
         """Moves bytes of pieces that belong to any processes, those of one process together."""
         for each in moves:
             check_spans(each)
-        together: dict[tuple[str, str], list[Move]] = {}
+        together: dict[tuple[str, str, bool, str], list[Move]] = {}
         for each in moves:
-            together.setdefault((each.remote.proc, each.local.device + each.remote.device), []).append(each)
+            together.setdefault(_kind_of(each.remote, each.local.device), []).append(each)
         for several in together.values():
             remote, local, _ = several[0]
             self._check_alive(remote)
@@ -215,6 +216,10 @@ def _allowed() -> list[str]:
     if unknown:
         raise ArgumentError(f"{VARIABLE} names {unknown[0]!r}, which is no transport; there are {', '.join(_ORDER)}")
     return [name for name in _ORDER if not names or name in names]
+
+
+def _kind_of(remote: Remote, local_device: str) -> tuple[str, str, bool, str]:
+    return remote.proc, remote.device, bool(remote.gpu), local_device
 
 
 def _title(runtime: Runtime) -> str:

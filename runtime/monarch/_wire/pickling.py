@@ -136,13 +136,20 @@ def _dump(obj: Any, receivers: Receivers | None = None, here: bool = False) -> t
         if shared:
             # Only now is it known which storages are used by more than one tensor.
             sink = _Sink()
+            # The tensors that were lent may have been of the moment, such as the data of a parameter.
+            _cancel(lent)
             _Pickler(sink, shared, receivers, lent, here).dump(obj)
     except BaseException:
-        for reduced in lent.values():
-            if lender is not None:
-                lender.cancel(reduced)
+        _cancel(lent)
         raise
     return b"".join(sink.chunks), sink.buffers
+
+
+def _cancel(lent: dict[int, Reduced]) -> None:
+    while lent:
+        _, reduced = lent.popitem()
+        if lender is not None:
+            lender.cancel(reduced)
 
 
 class _Sink:
