@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from monarch._core.extent import axes_text
@@ -17,10 +17,12 @@ class Elastic:
 
     Args:
         meshes: of the notebook.
+        names: its variables.
     """
 
-    def __init__(self, meshes: Meshes) -> None:
+    def __init__(self, meshes: Meshes, names: Mapping[str, Any]) -> None:
         self._meshes = meshes
+        self._names = names
 
     def verbs(self) -> dict[str, Callable[[list[str]], Any]]:
         """What follows ``%mesh``, and does what."""
@@ -61,9 +63,13 @@ class Elastic:
         parser.add_argument("names", nargs="*")
         parser.add_argument("--bare", action="store_true")
         parser.add_argument("--copy-from")
+        parser.add_argument("--hosts", default="")
+        parser.add_argument("--key", default="")
         given = parser.parse_intermixed_args(words)
         mesh, variables = self._named(given.names, given.copy_from is not None)
         source = self._source(mesh, given.copy_from)
+        if given.hosts:
+            mesh.hosts.add(given.hosts, given.key, self._names)
         new = mesh.heal(not given.bare)
         if not new:
             print(f"all ranks of mesh {mesh.name!r} live; there is nothing to heal")
@@ -108,7 +114,12 @@ class Elastic:
         """Makes a mesh larger or smaller."""
         sizes: dict[str, int] = {}
         name: str | None = None
-        for word in words:
+        parser = Parser("%mesh resize")
+        parser.add_argument("words", nargs="*")
+        parser.add_argument("--hosts", default="")
+        parser.add_argument("--key", default="")
+        given = parser.parse_intermixed_args(words)
+        for word in given.words:
             axis, equals, size = word.partition("=")
             if equals and size.isdecimal():
                 sizes[axis] = int(size)
@@ -121,6 +132,8 @@ class Elastic:
         mesh = self._meshes.get(name)
         if not sizes:
             raise Usage(f"%mesh resize needs the new size, as in %mesh resize {next(iter(mesh.procs.sizes), 'gpus')}=6")
+        if given.hosts:
+            mesh.hosts.add(given.hosts, given.key, self._names)
         before = len(mesh.procs)
         defined = mesh.resize(sizes)
         text = f"mesh {mesh.name!r} has {axes_text(mesh.procs.extent)} now"

@@ -35,6 +35,7 @@ USAGE = """\
 %mesh definitions [NAME] [drop N.. | clear]
                                    what new ranks are given; %%mesh --define adds a whole cell, --once nothing of it
 %mesh resize [NAME] AXIS=N         make the mesh larger or smaller; ranks that stay keep everything
+    [--hosts WHICH [--key FILE]]   hosts to grow onto, as for %mesh up; for heal those that take the place of lost ones
 %mesh checkpoint PATH [x y] [--wait]
                                    write variables of all ranks to disk, beside the cells that follow
 %mesh restore PATH [x y]           bring them back, on a mesh of any size, in this kernel or a new one

@@ -58,7 +58,7 @@ class MeshMagics(Magics):
         self.editor = Editor(shell, self.meshes)
         self._spawning = Spawning(shell, self.meshes, self.editor)
         self._verbs.more.update(update=self.editor.update, reload=self.editor.reload, run=self.run_program)
-        self._verbs.more.update(Elastic(self.meshes).verbs())
+        self._verbs.more.update(Elastic(self.meshes, shell.user_ns).verbs())
         self._verbs.more.update(Saving(shell, self.meshes).verbs())
         self.keeping = Keeping(shell, self.meshes, self._verbs.do_down)
         self._verbs.more.update(self.keeping.verbs())

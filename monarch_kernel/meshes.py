@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 from monarch._actors.actormesh import ActorMesh
@@ -20,6 +21,7 @@ from monarch._transfers.heal import heal_mesh
 from monarch.exceptions import CallTimeoutError, DeviceMeshError, MonarchError
 from monarch_kernel.definitions import Definitions
 from monarch_kernel.header import Header, HeaderError, ranks_of
+from monarch_kernel.hosts import Hosts
 from monarch_kernel.recipe import Recipe
 from monarch_kernel.running import STOPPED, Run
 
@@ -47,8 +49,7 @@ class Mesh:
         self.name = recipe.name
         self.procs = procs
         self.cells = cells
-        self.release = release
-        """Gives the hosts back."""
+        self.hosts = Hosts(recipe, procs, release)
         self.definitions = Definitions()
         self.unfinished: list[Run] = []
         """Cells that were stopped while ranks were inside C calls, which they leave when those return."""
@@ -104,7 +105,8 @@ class Mesh:
             The new ranks, each with how many cells of definitions it has got.
         """
         dead = self.dead()
-        heal_mesh(self.procs)
+        lost = self.hosts.lost()
+        heal_mesh(self.procs, hosts=self.hosts.free(lost) if lost else None)
         return [(rank, self._define(rank) if define else 0) for rank in dead]
 
     def copy(self, ranks: list[int], source: int | None, names: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -122,9 +124,16 @@ class Mesh:
 
     def resize(self, sizes: dict[str, int]) -> int:
         """Makes it larger or smaller; how many cells of definitions new ranks have got."""
-        before = len(self.procs)
-        self.procs.resize(**sizes)
-        self.recipe.axes = dict(self.procs.sizes)
+        before, procs = len(self.procs), self.procs._state.procs
+        now = dict(self.procs.sizes)
+        of_hosts = procs.labels[: procs.host_axes]
+        missing = prod(sizes.get(label, now[label]) for label in of_hosts) - len(procs.hosts) if of_hosts else 0
+        self.procs.resize(self.hosts.free(missing) if missing > 0 else None, **sizes)
+        # A restart makes it as it is now.
+        if not self.recipe.roles:
+            self.recipe.axes = {label: size for label, size in self.procs.sizes.items() if label not in of_hosts}
+        if self.recipe.hosts.isdecimal():
+            self.recipe.hosts = str(len(procs.hosts))
         return max((self._define(rank) for rank in range(before, len(self.procs))), default=0)
 
     def _define(self, rank: int) -> int:
@@ -155,7 +164,7 @@ class Mesh:
         try:
             self.procs.stop().get(15)
         finally:
-            self.release()
+            self.hosts.release()
 
     def choose(self, header: Header) -> list[ActorMesh]:
         """The ranks that a cell is for, as views of the namespaces."""

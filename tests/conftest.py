@@ -56,6 +56,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.fixture(autouse=True, scope="module")
+def few_objects() -> None:
+    """What there is already is not looked through after each test of a module, which would take most of its time."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def leaks() -> Iterator[Kit]:
     """Looks after each test whether it has left anything behind."""

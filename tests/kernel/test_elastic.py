@@ -185,3 +185,34 @@ def test_ranks_freed_from_a_collective_say_by_whose_death(mortal: Notebook) -> N
     assert "rank 1: SupervisionError: the process was killed by signal 9 (SIGKILL) at cell" in lines[1]
     assert "ranks 0,2: GroupError: a collective was broken off by the death of rank 1 at cell" in lines[3]
     assert "gloo" not in "\n".join(lines)
+
+
+def test_hosts_come_and_go(mortal: Notebook) -> None:
+    mortal.run("%mesh up m --hosts 1 --procs 2").ok()
+    mortal.mesh("def f():\n    return rank, world_size, point['hosts']\nkept = 1").ok()
+    # Hosts that are processes of this machine are started as they are needed.
+    text = mortal.run("%mesh resize hosts=3").ok().stream()
+    assert "mesh 'm' has hosts=3, procs=2 now; new: ranks 2-5, with what 1 cell defined" in text
+    assert mortal.mesh("f()", "[1,5]").ok().shown.splitlines() == ["[rank 1] (1, 6, 0)", "[rank 5] (5, 6, 2)"]
+    assert mortal.mesh("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()").ok().shown == "[ranks 0-5] 6.0"
+    # One is lost, and another takes its place.
+    cell = mortal.mesh("import os, signal, time\nos.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(60)", "[2]")
+    assert cell.status == "error", cell.text
+    text = mortal.run("%mesh heal").ok().stream()
+    assert "ranks 2-3 of mesh 'm': a new process, with what 1 cell defined" in text
+    assert mortal.mesh("f(), 'kept' in globals()", "m[hosts=0:2, procs=0]").ok().shown.splitlines() == [
+        "[rank 0] ((0, 6, 0), True)",
+        "[rank 2] ((2, 6, 1), False)",
+    ]
+    assert "mesh 'm' has hosts=2, procs=2 now\n" in mortal.run("%mesh resize hosts=2").ok().stream()
+    assert "is up again, with empty namespaces: hosts=2, procs=2" in mortal.run("%mesh restart m").ok().stream()
+    # Those that the notebook has by itself.
+    mortal.run("from monarch.testing import local_hosts\nmanager = local_hosts(1); spare = manager.__enter__()").ok()
+    assert "hosts=3" in mortal.run("%mesh resize hosts=3 --hosts spare").ok().stream()
+    assert mortal.mesh("f() if 'f' in globals() else world_size").ok().shown == "[ranks 0-5] 6"
+    cell = mortal.run("%mesh resize hosts=4 --hosts nix")
+    assert cell.status == "error" and "and not 'nix'" in cell.text
+    cell = mortal.run("%mesh resize mesh procs=5 --hosts spare")
+    assert cell.status == "error" and "mesh 'mesh' has no axis of hosts" in cell.text
+    mortal.run("%mesh down m").ok()
+    mortal.run("manager.__exit__(None, None, None)").ok()

@@ -88,9 +88,9 @@ def actors_of(shared: _Shared, runtime: Runtime) -> list[ActorMesh]:
 def _move(shared: _Shared, runtime: Runtime, dead: Sequence[int], hosts: Sequence[str]) -> dict[str, str]:
     """Of the hosts that are lost, which ones take their place."""
     procs = shared.procs
-    lost = [rank for rank in dead if not _reaches(runtime, procs.host(rank))]
+    lost = [rank for rank in dead if not reaches(runtime, procs.host(rank))]
     gone = list(dict.fromkeys(procs.host(rank) for rank in lost))
-    free = [host for host in dict.fromkeys(hosts) if host not in procs.hosts and _reaches(runtime, host)]
+    free = [host for host in dict.fromkeys(hosts) if host not in procs.hosts and reaches(runtime, host)]
     if len(free) < len(gone):
         raise SpawnError(
             f"{describe_ranks(lost)} of {procs.name} cannot be replaced: their host is lost; give as many others as "
@@ -102,7 +102,8 @@ def _move(shared: _Shared, runtime: Runtime, dead: Sequence[int], hosts: Sequenc
     return dict(zip(gone, free, strict=False))
 
 
-def _reaches(runtime: Runtime, host: str) -> bool:
+def reaches(runtime: Runtime, host: str) -> bool:
+    """Whether processes can be started on a host: it is not lost, as far as is known here."""
     return host == runtime.host or runtime.config is not None or host in runtime.hosts
 
 

@@ -123,8 +123,8 @@ class ProcMesh(Grouped, MeshView, Managed):
         ranks = state.roles[name]
         return self.slice(**{state.procs.labels[-1]: slice(ranks.start, ranks.stop)})
 
-    def resize(self, /, **sizes: int) -> ProcMesh:
-        """Makes the mesh larger or smaller while it lives: ``mesh.resize(gpus=6)``.
+    def resize(self, onto: HostMesh | None = None, /, **sizes: int) -> ProcMesh:
+        """Makes the mesh larger or smaller while it lives: ``mesh.resize(gpus=6)``, ``mesh.resize(more, hosts=3)``.
 
         Ranks keep their numbers: new ones come after the last, and the last ones go, after their actors have handled
         what was sent before and have cleaned up. Meshes of actors on all of it become larger or smaller with it, and
@@ -132,22 +132,28 @@ class ProcMesh(Grouped, MeshView, Managed):
         others were at first. Process groups are made anew when they are next used. Last, actors that have a method
         ``__resized__(old, new)`` are told, with the sizes by axis, before any call that is made after this.
 
+        A mesh of several hosts grows and shrinks by whole hosts. If one of them is lost, and no other one is to be had,
+        it may shrink by one, and ``heal_mesh(mesh, hosts=...)`` then puts the host that has left in the place of the
+        lost one.
+
         Args:
-            sizes: of the first axis. Of the others, and of hosts, only the sizes that there are.
+            onto: hosts for a mesh of several hosts to grow onto; those that it is on already are passed over.
+            sizes: of the first axis, which is that of the hosts if it has one. Of the others only what there is.
 
         Returns:
             This mesh, which may be awaited.
 
         Raises:
-            ShapeError: the size is not positive, or another axis is to change.
+            ShapeError: the size is not positive, another axis is to change, or there are not as many more hosts.
+            ArgumentError: ``onto`` is no mesh of hosts, or this mesh has no axis of hosts.
             AxisError: there is no such axis.
             StoppedError: this is a slice or a reference, or was stopped.
-            SupervisionError: some of its ranks are dead; heal it first.
+            SupervisionError: it is to grow, and some of its ranks are dead; heal it first.
             ActorError: the constructor of an actor, or ``__resized__``, raised.
         """
         from monarch._actors.resize import resize
 
-        return resize(self, sizes)
+        return resize(self, onto, sizes)
 
     @property
     def initialized(self) -> Future[bool]:

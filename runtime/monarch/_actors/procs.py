@@ -149,14 +149,14 @@ class Procs:
         there = tuple(hosts.get(host, host) for host in now.hosts)
         return replace(now, version=version, hosts=there, names={**now.names, **made})
 
-    def resized(self, per_host: int, sizes: Sequence[int]) -> Roster:
+    def resized(self, hosts: Sequence[str], per_host: int, sizes: Sequence[int]) -> Roster:
         """What there is when the first axis has grown or shrunk, for ``learn``: those at its end are new or gone."""
-        now, hosts = self.roster, self.hosts
+        now = self.roster
         version, count, old = now.version + 1, len(hosts) * per_host, self.size
         names = {rank: name for rank, name in now.names.items() if rank < count}
         # One that was there before must not be taken for a new one of its rank.
         names.update({rank: f"{self.uid}.{rank}~{version}" for rank in range(old, count)})
-        return Roster(version, hosts, per_host, tuple(sizes), names)
+        return Roster(version, tuple(hosts), per_host, tuple(sizes), names)
 
     # Looking up
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 from monarch._actors.actormesh import ActorMesh
 from monarch._actors.call import Endpoint
 from monarch._actors.cells import FUNCTION
 from monarch._actors.future import Future
-from monarch._actors.healing import actors_of, dead_ranks
+from monarch._actors.healing import actors_of, dead_ranks, reaches
+from monarch._actors.hostmesh import HostMesh
 from monarch._actors.membership import tell_of_new_ones
 from monarch._actors.peers import Peer
 from monarch._actors.procmesh import GRACE, Ended, ProcMesh
@@ -17,7 +19,7 @@ from monarch._actors.replace import Arrival, create
 from monarch._core.extent import axes_text
 from monarch._core.ranks import describe_ranks
 from monarch._wire import messages as m
-from monarch.exceptions import ShapeError, StoppedError, SupervisionError
+from monarch.exceptions import ArgumentError, ShapeError, StoppedError, SupervisionError
 
 _PATIENCE = 60.0
 """Seconds for new processes and actors to be there."""
@@ -25,8 +27,10 @@ _HOOK = "__resized__"
 _TELL = "monarch._actors.resize:tell"
 
 
-def resize(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
+def resize(mesh: ProcMesh, onto: HostMesh | None, sizes: Mapping[str, int]) -> ProcMesh:
     """See ``ProcMesh.resize``."""
+    if onto is not None and not isinstance(onto, HostMesh):
+        raise ArgumentError(f"resize takes a mesh of hosts and sizes of axes, and not {type(onto).__name__}")
     state, runtime = mesh._state, mesh._runtime
     shared = runtime.shared_of(state.procs.uid, state.procs.name, "resized")
     if mesh._region != shared.procs.region() or not shared.owned:
@@ -37,7 +41,10 @@ def resize(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
         new = {**old, **_checked(mesh, sizes)}
         if new == old:
             return mesh
-        dead = dead_ranks(shared, runtime)
+        hosts = _hosts(mesh, new, onto)
+        per_host = prod(list(new.values())[procs.host_axes :])
+        count = len(hosts) * per_host
+        dead = dead_ranks(shared, runtime) if count > procs.size else []
         if dead:
             raise SupervisionError(
                 f"{mesh.name} has {describe_ranks(dead)} dead; heal_mesh it before it is resized",
@@ -47,11 +54,10 @@ def resize(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
         actors = [
             each for each in actors_of(shared, runtime) if each._state.spec is not None and each._state.spec.whole
         ]
-        before, going = procs.size, _going(mesh, new)
-        per_host = procs.per_host * new[procs.labels[0]] // old[procs.labels[0]]
-        roster = procs.resized(per_host, tuple(new.values()))
+        before, going, left = procs.size, [procs.proc(rank) for rank in range(count, procs.size)], procs.hosts
+        roster = procs.resized(hosts, per_host, tuple(new.values()))
         # Before anybody can look them up and ask an agent of them, which knows nothing yet.
-        come = range(before, per_host * len(procs.hosts))
+        come = range(before, count)
         peers = [runtime.peer(roster.proc(procs.uid, rank), starting=True) for rank in come]
         procs.learn(roster)
         for actor in actors:
@@ -59,10 +65,12 @@ def resize(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
         made = _grow(mesh, peers, come, actors) if peers else []
         tell_of_new_ones(procs)
         if going:
-            _let_go(mesh, going)
+            _let_go(mesh, going, left[len(hosts) :])
         for each in made:
             each.get(_PATIENCE)
-        for told in [_tell(each, before, old, new) for each in actors if hasattr(each._state.cls, _HOOK)]:
+        stayed = [rank for rank in range(min(before, count)) if runtime.peer(procs.proc(rank)).dead is None]
+        hooked = [each for each in actors if hasattr(each._state.cls, _HOOK)]
+        for told in [future for each in hooked for future in _tell(each, stayed, old, new)]:
             told.get(_PATIENCE)
     return mesh
 
@@ -75,11 +83,6 @@ def _checked(mesh: ProcMesh, sizes: Mapping[str, int]) -> dict[str, int]:
             raise ShapeError(f"resize({axis}=...) takes a number of at least 1, and not {size!r}")
         if size == now:
             continue
-        if procs.host_axes:
-            raise ShapeError(
-                f"{mesh.name} is on several hosts ({axes_text(mesh.extent)}), where a resize would renumber its ranks; "
-                f"spawn a mesh of the new size beside it, and copy_state or a checkpoint takes the state over"
-            )
         if axis != procs.labels[0]:
             raise ShapeError(
                 f"only the first axis of {mesh.name} ({axes_text(mesh.extent)}) can be resized, which is "
@@ -88,11 +91,31 @@ def _checked(mesh: ProcMesh, sizes: Mapping[str, int]) -> dict[str, int]:
     return dict(sizes)
 
 
-def _going(mesh: ProcMesh, new: Mapping[str, int]) -> list[str]:
-    """The processes that leave."""
-    procs = mesh._state.procs
-    keep = procs.size * new[procs.labels[0]] // procs.sizes[0]
-    return [procs.proc(rank) for rank in range(keep, procs.size)]
+def _hosts(mesh: ProcMesh, new: Mapping[str, int], onto: HostMesh | None) -> tuple[str, ...]:
+    """The hosts that it is to be on."""
+    procs, runtime = mesh._state.procs, mesh._runtime
+    if not procs.host_axes:
+        if onto is not None:
+            raise ArgumentError(
+                f"{mesh.name} has no axis of hosts ({axes_text(mesh.extent)}), so it stays on the one that it is on"
+            )
+        return procs.hosts
+    axes = procs.labels[: procs.host_axes]
+    missing = prod(new[label] for label in axes) - len(procs.hosts)
+    if missing <= 0:
+        return procs.hosts[: len(procs.hosts) + missing]
+    given = dict.fromkeys(onto._hosts[rank] for rank in onto._region.base_ranks()) if onto is not None else ()
+    free = [host for host in given if host not in procs.hosts and reaches(runtime, host)]
+    if free and set(procs.hosts) == {runtime.host}:
+        # Its ranks were told of no address by which those of other hosts could reach them.
+        raise ShapeError(f"{mesh.name} is on the host of its owner alone, and stays there; spawn it on attached hosts")
+    if len(free) < missing:
+        raise ShapeError(
+            f"{mesh.name} is on all of its hosts ({axes_text(mesh.extent)}), and to grow along {axes[0]!r} it needs "
+            f"{missing} more that it is not on yet: mesh.resize(more, {axes[0]}={new[axes[0]]}), where more is a mesh "
+            f"of such hosts, from attach_to_workers for instance"
+        )
+    return (*procs.hosts, *free[:missing])
 
 
 def _follow(actor: ActorMesh) -> None:
@@ -103,19 +126,29 @@ def _follow(actor: ActorMesh) -> None:
         state.spec.region = state.region
 
 
-def _let_go(mesh: ProcMesh, going: list[str]) -> None:
+def _let_go(mesh: ProcMesh, going: Sequence[str], hosts: Sequence[str]) -> None:
+    """Ends the processes that leave, and what waits on hosts that do."""
     runtime, shared = mesh._runtime, mesh._state
+    assert shared.starting is not None
     for rank in range(shared.procs.size, shared.procs.size + len(going)):
         runtime.supervising.left(shared.procs.uid, rank)
-    ended = Ended(runtime, f"{mesh.name}.resize()", going)
+    living = [proc for proc in going if runtime.peer(proc).dead is None]
+    ended = Ended(runtime, f"{mesh.name}.resize()", living)
     by_host: dict[str, list[str]] = {}
     halt = m.encode(m.Halt(runtime.proc, "", 0, b"", "its mesh has become smaller"))
-    for proc in going:
+    for proc in living:
         by_host.setdefault(runtime.peer(proc).host, []).append(proc)
     for host, names in by_host.items():
         runtime.to_agent(host, m.Stop(runtime.proc, names, GRACE))
-    for proc in going:
+    for proc in living:
         runtime.peer(proc).send(halt)
+    for host in hosts:
+        shared.starting.leave(host)
+    for proc in living:
+        peer = runtime.peer(proc)
+        if peer.dead is not None:
+            # It may have died just before this waited for that.
+            ended.lost(peer, peer.dead)
     ended.get(_PATIENCE)
 
 
@@ -125,17 +158,21 @@ def _grow(mesh: ProcMesh, new: list[Peer], ranks: range, actors: list[ActorMesh]
         runtime.supervising.joined(shared.procs.uid, rank, peer.proc)
     there = Arrival(runtime, mesh.name, new)
     assert shared.starting is not None
+    if shared.procs.host_axes:
+        shared.starting.repeat(ranks)
     shared.starting.start(ranks, there.port)
+    shared.starting.fill()
     return [there, *(create(actor, rank) for actor in actors for rank in ranks)]
 
 
-def _tell(actor: ActorMesh, before: int, old: Mapping[str, int], new: Mapping[str, int]) -> Future[Any]:
-    region = actor._state.region
-    there = actor._view(region)
-    if before < region.nelements:
-        first = actor._state.procs.labels[0]
-        there = there.slice(**{first: slice(0, old[first])})
-    return Endpoint[..., Any](there, _TELL, None, FUNCTION).call(dict(old), dict(new))
+
+
+def _tell(actor: ActorMesh, stayed: list[int], old: Mapping[str, int], new: Mapping[str, int]) -> list[Future[Any]]:
+    whole, first = actor._view(actor._state.region), actor._state.procs.labels[0]
+    there = whole.slice(**{first: slice(0, min(old[first], new[first]))})
+    # Of one with dead ranks each by itself, since a call to all would fail.
+    views = [there] if len(there) == len(stayed) else [whole._member(rank) for rank in stayed]
+    return [Endpoint[..., Any](each, _TELL, None, FUNCTION).call(dict(old), dict(new)) for each in views]
 
 
 def tell(actor: Any, old: dict[str, int], new: dict[str, int]) -> Any:

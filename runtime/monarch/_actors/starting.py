@@ -80,6 +80,19 @@ class Starting:
                 return name
         return ""
 
+    def repeat(self, ranks: Sequence[int]) -> None:
+        """New ranks of new hosts are to differ from each other as those of the first host do."""
+        local = self.procs.per_host
+        alike = {rank: self.of_ranks[rank % local] for rank in ranks if rank % local in self.of_ranks}
+        self.of_ranks = {**self.of_ranks, **alike}
+
+    def leave(self, host: str) -> None:
+        """The mesh is on a host no more, so nothing waits there."""
+        waiting = self.spares.pop(host, [])
+        if waiting and self.runtime.peer(f"{host}/{waiting[0]}").dead is None:
+            names = [f"{host}/{name}" for name in waiting]
+            self.runtime.to_agent(host, m.Stop(self.runtime.proc, names, 0.0))
+
     def waiting(self) -> list[str]:
         """The proc ids of all spare processes."""
         return [f"{host}/{name}" for host, names in self.spares.items() for name in names]
