@@ -165,8 +165,6 @@ def _grow(mesh: ProcMesh, new: list[Peer], ranks: range, actors: list[ActorMesh]
     return [there, *(create(actor, rank) for actor in actors for rank in ranks)]
 
 
-
-
 def _tell(actor: ActorMesh, stayed: list[int], old: Mapping[str, int], new: Mapping[str, int]) -> list[Future[Any]]:
     whole, first = actor._view(actor._state.region), actor._state.procs.labels[0]
     there = whole.slice(**{first: slice(0, min(old[first], new[first]))})
