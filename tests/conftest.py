@@ -35,6 +35,7 @@ def pytest_sessionstart() -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Ends the shared session and looks whether anything at all is left."""
     assert _start is not None
+    gc.unfreeze()
     if session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput"):
         # The tests have run in other processes, each of which looks after its own.
         shutil.rmtree(_FOLDER, ignore_errors=True)
@@ -59,7 +60,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(autouse=True, scope="module")
 def few_objects() -> None:
     """What there is already is not looked through after each test of a module, which would take most of its time."""
-    gc.unfreeze()
     gc.collect()
     gc.freeze()
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 MARKER = "MONARCH_TEST_RUN"
@@ -132,11 +133,22 @@ def live_segments() -> int:
     return get_runtime().segments.stats().live if has_runtime() else 0
 
 
+def zygotes(pids: dict[int, str]) -> dict[int, int]:
+    """Which of some processes are zygotes, or on their way to be, with what a zygote and its successor share."""
+    found: dict[int, int] = {}
+    for pid, name in pids.items():
+        if name in ("monarch-zygote", "monarch-warming"):
+            with suppress(ProcessLookupError):
+                found[pid] = os.getsid(pid)
+    return found
+
+
 class Snapshot:
     """What there is at one moment."""
 
     def __init__(self) -> None:
         self.processes = processes()
+        self.zygotes = zygotes(self.processes)
         self.threads = threads()
         self.descriptors = descriptors()
         self.shared_memory = shared_memory()
@@ -145,7 +157,10 @@ class Snapshot:
 
     def since(self, before: Snapshot) -> list[str]:
         """What there is more than before, each in words."""
-        found = [f"process {pid} ({name})" for pid, name in self.processes.items() if pid not in before.processes]
+        # A zygote may be another process than before, as its successor.
+        known = {pid for pid, session in self.zygotes.items() if session in before.zygotes.values()}
+        known.update(before.processes)
+        found = [f"process {pid} ({name})" for pid, name in self.processes.items() if pid not in known]
         found += [f"thread {name}" for ident, name in self.threads.items() if ident not in before.threads]
         more = self.descriptors - before.descriptors
         # Of anonymous things only the number counts, since one may have gone and another come.

@@ -89,3 +89,8 @@ def say(config: bytes) -> None:
     subprocess.run(["sh", "-c", "echo from a subprocess; echo to stderr >&2"], check=True)
     print("\udc80 odd", file=sys.stderr)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def has(config: bytes) -> int:
+    """Whether a module is there without an import."""
+    return int(config.decode() in sys.modules)

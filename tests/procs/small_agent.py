@@ -11,7 +11,7 @@ from typing import Any
 
 from monarch._procs import posix
 from monarch._procs.output import read_tail
-from monarch._procs.zygotes import Failed, Forked, Gone, RankSpec, Ready, Zygote
+from monarch._procs.zygotes import Failed, Forked, Gone, RankSpec, Ready, Succeeded, Zygote
 
 
 def tell(event: str, **about: Any) -> None:
@@ -43,6 +43,8 @@ class SmallAgent:
         for report in self.zygote.receive():
             if isinstance(report, Ready):
                 tell("ready", problems=report.problems)
+            elif isinstance(report, Succeeded):
+                tell("succeeded", pid=report.pid)
             elif isinstance(report, Forked):
                 self.ranks.update(zip(report.pids, self.fds.pop(report.token), strict=True))
                 tell("forked", token=report.token, pids=report.pids)

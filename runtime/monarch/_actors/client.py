@@ -41,6 +41,14 @@ _LOOK = 200
 """Milliseconds between looks for hosts that have been attached since."""
 PRELOAD = ["torch", "numpy", "monarch.actor", "monarch._actors.rank"]
 """What the zygote has imported before it forks."""
+LATER = [
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.checkpoint",
+    "torch.distributed.pipelining",
+]
+"""What its successor has too: the first optimizer of a process imports torch._dynamo, which takes about a second."""
 
 
 class Session:
@@ -108,9 +116,8 @@ class Session:
                 return False
             runtime = self.runtime
             # A new agent after one that died has its name, so what is known of that one goes; ranks have new names.
-            config = AgentConfig(
-                runtime.host, self.folder, runtime.proc, os.getpid(), proc_start_time(os.getpid()) or 0, PRELOAD
-            )
+            start = proc_start_time(os.getpid()) or 0
+            config = AgentConfig(runtime.host, self.folder, runtime.proc, os.getpid(), start, PRELOAD, later=LATER)
             runtime.peers.pop(runtime.agent, None)
             runtime.peer(runtime.agent, starting=True)
             self._agent_errors = memfd("agent-stderr")

@@ -13,7 +13,7 @@ import msgspec
 
 from monarch._actors.actormesh import ActorMesh, _State
 from monarch._actors.adoption import make_spec
-from monarch._actors.client import PRELOAD, Session
+from monarch._actors.client import LATER, PRELOAD, Session
 from monarch._actors.execute import Runner
 from monarch._actors.failures import unpack_failure
 from monarch._actors.future import Future, Ready
@@ -145,7 +145,18 @@ def keep(name: str, duration: float | str) -> Kept:
     errors = memfd("kept-stderr")
     try:
         config = KeptConfig(
-            "", "", "", 0, 0, PRELOAD, f"tcp://{_HERE}", public, (public, secret), name=name, seconds=seconds
+            "",
+            "",
+            "",
+            0,
+            0,
+            PRELOAD,
+            f"tcp://{_HERE}",
+            public,
+            (public, secret),
+            later=LATER,
+            name=name,
+            seconds=seconds,
         )
         process = start_agent(config, stdout=subprocess.PIPE, stderr=errors, module="monarch._procs.kept_agent")
         assert process.stdout is not None

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from monarch._actors.client import PRELOAD, hand_over
+from monarch._actors.client import LATER, PRELOAD, hand_over
 from monarch._actors.future import Future
 from monarch._actors.hostmesh import HostMesh, attached
 from monarch._actors.process import get_runtime
@@ -84,7 +84,15 @@ class WorkerHosts:
         for index in range(count):
             address = addresses[index] if addresses else "127.0.0.1"
             config = AgentConfig(
-                "", "", runtime.proc, *parent(), PRELOAD, f"tcp://{address}", self.keys.public.decode(), lease=lease
+                "",
+                "",
+                runtime.proc,
+                *parent(),
+                PRELOAD,
+                f"tcp://{address}",
+                self.keys.public.decode(),
+                lease=lease,
+                later=LATER,
             )
             prefix = list(prefixes[index]) if prefixes else []
             self.processes.append(start_agent(config, prefix, env, subprocess.PIPE))
@@ -195,7 +203,7 @@ def run_worker_loop_forever(
     _address(address)
     public, secret = keys.public.decode(), keys.secret.decode()
     while True:
-        config = AgentConfig("", "", "", *parent(), PRELOAD, address, public, (public, secret), lease)
+        config = AgentConfig("", "", "", *parent(), PRELOAD, address, public, (public, secret), lease, LATER)
         process = start_agent(config, stdout=subprocess.PIPE)
         try:
             assert process.stdout is not None

@@ -64,6 +64,8 @@ class AgentConfig(msgspec.Struct):
     """Its own key pair, public and secret; a new one if there is none."""
     lease: float = LEASE_S
     """Seconds of silence after which another host counts as lost."""
+    later: list[str] = []
+    """Modules that ranks need, but not at once: they have them if they start a while after the agent has."""
 
 
 class Agent:
@@ -78,7 +80,7 @@ class Agent:
         self.children = Children(lambda proc: take_mark(self.folder, proc))
         # Of a folder that the agent has made itself, the controller knows nothing.
         cleaner = (config.owner_pid, config.owner_start) if config.folder else (0, 0)
-        self.forks = Forks(config.preload, self.folder, cleaner, self._died)
+        self.forks = Forks(config.preload, config.later, self.folder, cleaner, self._died)
         keys = KeyPair(config.keys[0].encode(), config.keys[1].encode()) if config.keys else KeyPair.new()
         self.switch = Switch(make_context(), self.proc, self.folder, keys, config.lease)
         self.casts = Casts(self.proc)

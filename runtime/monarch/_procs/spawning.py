@@ -9,7 +9,7 @@ from contextlib import suppress
 from monarch._procs.children import Children
 from monarch._procs.gpus import visible_gpus
 from monarch._procs.shares import affinity_plan, needs_cold_zygote, threads_plan
-from monarch._procs.zygotes import Failed, Forked, Gone, RankSpec, Ready, Zygote
+from monarch._procs.zygotes import Failed, Forked, Gone, RankSpec, Ready, Succeeded, Zygote
 from monarch._wire.messages import Dead, Spawn
 
 _COLD = 3
@@ -21,15 +21,22 @@ class Forks:
 
     Args:
         preload: modules that a zygote imports before it forks.
+        later: modules that the usual zygote's successor imports.
         folder: session folder.
         controller: its pid and start time, for the last one to clean up after.
         died: told of ranks that could not be started.
     """
 
     def __init__(
-        self, preload: list[str], folder: str, controller: tuple[int, int], died: Callable[[Dead], None]
+        self,
+        preload: list[str],
+        later: list[str],
+        folder: str,
+        controller: tuple[int, int],
+        died: Callable[[Dead], None],
     ) -> None:
         self._preload = preload
+        self._later = later
         self._folder = folder
         self._controller = controller
         self._died = died
@@ -46,7 +53,11 @@ class Forks:
         if zygote is None:
             self._make_room()
             zygote = Zygote(
-                preload=self._preload, env=env or None, session_dir=self._folder, controller=self._controller
+                preload=self._preload,
+                env=env or None,
+                session_dir=self._folder,
+                controller=self._controller,
+                later=[] if env else self._later,
             )
         # Kept in the order of use.
         self._zygotes[key] = zygote
@@ -116,8 +127,11 @@ class Forks:
             if zygote.wants_write():
                 with suppress(OSError):
                     zygote.flush()
+            before = zygote.pid
             for event in zygote.receive():
-                if isinstance(event, Forked):
+                if isinstance(event, Succeeded):
+                    self._ended.add(before)
+                elif isinstance(event, Forked):
                     spawn, _ = self._waiting.pop(event.token)
                     for proc, pid in zip(spawn.procs, event.pids, strict=True):
                         self._note(children.started(proc, pid))

@@ -7,6 +7,8 @@ A request goes to one fork, the maker, which forks the ranks, tells the agent th
 the ranks become children of the agent, which gets their exit statuses. A rank begins once the agent has been
 told of all ranks of its request; if the maker cannot do its work, the ranks that are there end by themselves.
 So the death of the zygote at any time neither ends a rank nor leaves one that nobody knows of.
+
+When nobody has asked for a while, a fork of it imports more and takes its place; see ``succession``.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import select
 import shutil
 import signal
 import socket
@@ -22,7 +25,7 @@ import traceback
 
 import msgspec
 
-from monarch._procs import forks, posix
+from monarch._procs import forks, posix, succession
 
 # The kernel takes 253 descriptors with a message.
 FDS_A_PACKET = 250
@@ -30,6 +33,8 @@ MORE, LAST = b"+", b"."
 _PACKET = 1 << 16
 # A controller that is killed together with its agent may be the second to die.
 _CONTROLLER_GRACE = 1.0
+_IDLE = 1.0
+"""Seconds without a request after which a successor is made ready."""
 
 
 class Setup(msgspec.Struct, tag=True):
@@ -43,6 +48,8 @@ class Setup(msgspec.Struct, tag=True):
     preload: list[str]
     restore: dict[str, str | None]
     """Variables that are as they should be for the imports only, and their values after that; None for unset."""
+    later: list[str] = []
+    """Modules that a successor imports when there is time."""
 
 
 class ForkRequest(msgspec.Struct, tag=True):
@@ -58,6 +65,12 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
     problems: list[str]
     """Modules that raised when they were imported, with tracebacks, and threads that were found."""
+
+
+class Succeeded(msgspec.Struct, tag=True, frozen=True):
+    """Another process is the zygote now, as a child of the agent; the one before has ended."""
+
+    pid: int
 
 
 class Forked(msgspec.Struct, tag=True, frozen=True):
@@ -104,19 +117,41 @@ def main(fd: int) -> int:
     if os.getppid() != setup.agent:
         end()
     posix.set_comm("monarch-zygote")
+    during = {key: os.environ[key] for key in setup.restore if key in os.environ}
     problems = _preload(setup)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     posix.set_pdeathsig(0)
     if not _send(agent, Ready(problems)):
         _farewell(setup)
         return 0
-    while (received := _receive(agent)) is not None:
-        request, fds = received
-        if isinstance(request, ForkRequest):
-            _serve(agent, setup.agent, request, fds)
-        _close_all(fds)
+    _reign(agent, setup, during)
     _farewell(setup)
     return 0
+
+
+def _reign(agent: socket.socket, setup: Setup, during: dict[str, str]) -> None:
+    """Serve until the agent has closed its end, in this process or in a successor, which returns from here too."""
+    later, heir = setup.later, None
+    while True:
+        watched = [agent.fileno(), *([heir.done] if heir is not None else [])]
+        ready, _, _ = select.select(watched, [], [], _IDLE if later else None)
+        if agent.fileno() in ready:
+            received = _receive(agent)
+            if received is None:
+                return
+            request, fds = received
+            if isinstance(request, ForkRequest):
+                _serve(agent, setup.agent, request, fds)
+            _close_all(fds)
+        elif heir is not None and ready:
+            if heir.hand_over():
+                os._exit(0)
+            heir = None
+        elif not ready:
+            pid, modules, later = os.getpid(), later, []
+            heir = succession.begin(modules, during)
+            if os.getpid() != pid and not _send(agent, Succeeded(os.getpid())):
+                return
 
 
 def _preload(setup: Setup) -> list[str]:
@@ -216,7 +251,7 @@ def _receive(agent: socket.socket) -> tuple[Setup | ForkRequest, list[int]] | No
         os.close(text)
 
 
-def _send(agent: socket.socket, report: Ready | Forked | Failed) -> bool:
+def _send(agent: socket.socket, report: Ready | Succeeded | Forked | Failed) -> bool:
     """Whether there still was an agent to take it."""
     try:
         agent.send(msgspec.msgpack.encode(report))
@@ -247,13 +282,13 @@ def _farewell(setup: Setup) -> None:
 
 def _end_orphans() -> None:
     """Kill what the ranks have started: with the agent gone, nobody else knows of it. All are of one session."""
-    own = os.getpid()
+    own, session = os.getpid(), os.getsid(0)
     found = True
     while found:
         found = False
         for name in os.listdir("/proc"):
             try:
-                if name.isdigit() and int(name) != own and os.getsid(int(name)) == own:
+                if name.isdigit() and int(name) != own and os.getsid(int(name)) == session:
                     os.kill(int(name), signal.SIGKILL)
                     found = found or posix.proc_start_time(int(name)) is not None
             except (ProcessLookupError, PermissionError):

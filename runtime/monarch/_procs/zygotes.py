@@ -16,9 +16,9 @@ import msgspec
 
 from monarch._procs import output, posix
 from monarch._procs.forks import RankSpec
-from monarch._procs.zygote import FDS_A_PACKET, LAST, MORE, Failed, Forked, ForkRequest, Ready, Setup
+from monarch._procs.zygote import FDS_A_PACKET, LAST, MORE, Failed, Forked, ForkRequest, Ready, Setup, Succeeded
 
-__all__ = ["Failed", "Forked", "Gone", "RankSpec", "Ready", "Zygote"]
+__all__ = ["Failed", "Forked", "Gone", "RankSpec", "Ready", "Succeeded", "Zygote"]
 
 _PACKET = 1 << 20
 _STDERR_LINES = 20
@@ -44,6 +44,8 @@ class Zygote:
         env: changes to this process's environment, None removes a variable; its ranks inherit them.
         session_dir: the folder that the zygote removes if both agent and controller have died.
         controller: pid and start time of the controller; zeros if it is on another host.
+        later: modules that ranks need, but not at once: when nothing is asked for, another process that has imported
+            them takes the zygote's place, and ``receive`` gives Succeeded; its pid is ``pid`` from then on.
         python: the interpreter; this one if not given.
     """
 
@@ -54,12 +56,13 @@ class Zygote:
         env: Mapping[str, str | None] | None = None,
         session_dir: str,
         controller: tuple[int, int],
+        later: list[str] | None = None,
         python: str | None = None,
     ) -> None:
         posix.set_child_subreaper()
         self._pending: set[int] = set()
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
-        self._decoder = msgspec.msgpack.Decoder(Ready | Forked | Failed)
+        self._decoder = msgspec.msgpack.Decoder(Ready | Succeeded | Forked | Failed)
         self._gone = False
         self._reason = "the zygote was closed"
         self._exit_code: int | None = None
@@ -67,7 +70,7 @@ class Zygote:
         self._stderr = posix.memfd("monarch-zygote")
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
-        setup = Setup(os.getpid(), controller, os.path.abspath(session_dir), preload, restore)
+        setup = Setup(os.getpid(), controller, os.path.abspath(session_dir), preload, restore, later or [])
         try:
             with theirs:
                 self._queue(msgspec.msgpack.encode(setup), [])
@@ -106,9 +109,9 @@ class Zygote:
         text = msgspec.msgpack.encode(ForkRequest(token, entry, ranks))
         self._queue(text, [fd for pair in fds for fd in pair])
 
-    def receive(self) -> list[Ready | Forked | Failed | Gone]:
+    def receive(self) -> list[Ready | Succeeded | Forked | Failed | Gone]:
         """What the zygote has to say; empty if nothing. After Gone, only what ``fork`` was asked since."""
-        reports: list[Ready | Forked | Failed | Gone] = []
+        reports: list[Ready | Succeeded | Forked | Failed | Gone] = []
         ended = False
         while not self._gone and not ended:
             try:
@@ -121,6 +124,11 @@ class Zygote:
             if packet:
                 report = self._decoder.decode(packet)
                 if isinstance(report, Ready):
+                    reports.append(report)
+                elif isinstance(report, Succeeded):
+                    # Nobody has to wait for the one before, which had ended when this was sent.
+                    self._process.returncode = 0
+                    self.pid, self._exit_code = report.pid, None
                     reports.append(report)
                 elif report.token in self._pending:
                     # The first answer counts: a maker that was killed may have given one before that.
@@ -163,7 +171,8 @@ class Zygote:
         self._gone = True
         self._pending.clear()
         self._drop()
-        if self._process.returncode is not None:
+        if self._exit_code is not None:
+            # It has ended; or it has just handed over, and its successor ends with the socket.
             return
         try:
             # Not Popen.kill: a pid that the agent has reaped may be another process's by now.

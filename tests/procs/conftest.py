@@ -1,0 +1,44 @@
+"""What tests of zygotes start."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch._procs import posix
+from small_agents import Agent
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
+    """Starts agents, and sees to it that they leave no process behind."""
+    agents: list[Agent] = []
+    posix.set_child_subreaper()
+
+    def make(**setup: Any) -> Agent:
+        session = tmp_path / f"session{len(agents)}"
+        session.mkdir()
+        (session / "socket").touch()
+        agents.append(Agent(session, **setup))
+        return agents[-1]
+
+    yield make
+    try:
+        for agent in agents:
+            agent.close()
+    finally:
+        posix.set_child_subreaper(False)
+
+
+@pytest.fixture
+def dead_controller() -> list[int]:
+    process = subprocess.Popen(["sleep", "60"])
+    start_time = posix.proc_start_time(process.pid)
+    process.kill()
+    process.wait()
+    assert start_time is not None
+    return [process.pid, start_time]

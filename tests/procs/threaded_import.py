@@ -1,0 +1,5 @@
+"""A module that starts a thread, which no fork would have."""
+
+import threading
+
+threading.Thread(target=threading.Event().wait, daemon=True).start()
