@@ -33,7 +33,7 @@ MORE, LAST = b"+", b"."
 _PACKET = 1 << 16
 # A controller that is killed together with its agent may be the second to die.
 _CONTROLLER_GRACE = 1.0
-_IDLE = 1.0
+_IDLE = 0.5
 """Seconds without a request after which a successor is made ready."""
 
 
