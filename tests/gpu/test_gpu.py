@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 from leaks import wait_until
 from monarch._actors.services import ask
+from monarch._procs.gpus import has_touched_gpus
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.distributed import copy_state, device_mesh, group
 from monarch.exceptions import ActorError, TransferError
@@ -92,6 +94,24 @@ class Rank(Actor):
 
 def values(future: Any) -> list[Any]:
     return list(future.get(120).values())
+
+
+def test_nobody_has_touched_a_gpu_before_it_forks(procs: Callable[..., Any]) -> None:
+    """Neither the zygote nor its successor; a rank that asks for one has."""
+    ranks = procs(1).spawn("rank", Rank)
+    ranks.device.call_one().get(120)
+    rank = ranks.pid.call_one().get(60)
+    agent = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
+    assert has_touched_gpus(rank)
+
+    def zygotes() -> list[int]:
+        found = [int(pid) for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split()]
+        return [pid for pid in found if Path(f"/proc/{pid}/comm").read_text() == "monarch-zygote\n"]
+
+    # A successor is not the leader of its session.
+    assert wait_until(lambda: [pid for pid in zygotes() if os.getsid(pid) != pid])
+    assert not any(map(has_touched_gpus, [agent, *zygotes()]))
+    assert procs(1).spawn("late", Rank).device.call_one().get(120)[1] == 1
 
 
 def test_each_rank_sees_one_gpu(procs: Callable[..., Any]) -> None:

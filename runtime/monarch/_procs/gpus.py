@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 
 
@@ -13,6 +14,16 @@ def visible_gpus(environment: Mapping[str, str] | None = None) -> list[str]:
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip() and name.strip() != "-1"]
     return [str(index) for index in range(_count())]
+
+
+def has_touched_gpus(pid: int | str = "self") -> bool:
+    """Whether a process has GPUs open, as CUDA has once it was asked anything: forks of it cannot use them."""
+    folder = f"/proc/{pid}/fd"
+    for fd in os.listdir(folder):
+        with suppress(OSError):
+            if os.readlink(f"{folder}/{fd}").startswith("/dev/nvidia"):
+                return True
+    return False
 
 
 def environment_of(pid: int) -> dict[str, str]:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from monarch._procs import posix
+from monarch._procs.gpus import has_touched_gpus
 
 _GRACE = 5.0
 """Seconds for a zygote to end once it has handed over."""
@@ -107,4 +108,4 @@ def _prepare(zygote: int, modules: Sequence[str], during: Mapping[str, str]) -> 
     gc.collect()
     gc.freeze()
     posix.set_pdeathsig(0)
-    return posix.thread_count() == 1 and os.getppid() == zygote
+    return posix.thread_count() == 1 and not has_touched_gpus() and os.getppid() == zygote

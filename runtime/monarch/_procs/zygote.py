@@ -26,6 +26,7 @@ import traceback
 import msgspec
 
 from monarch._procs import forks, posix, succession
+from monarch._procs.gpus import has_touched_gpus
 
 # The kernel takes 253 descriptors with a message.
 FDS_A_PACKET = 250
@@ -173,6 +174,8 @@ def _preload(setup: Setup) -> list[str]:
             os.environ[key] = value
     if (threads := posix.thread_count()) > 1:
         problems.append(f"the zygote has {threads} threads after its imports; its forks have only one of them")
+    if has_touched_gpus():
+        problems.append("an import has asked CUDA for its GPUs; ranks, which are forks, will not be able to use them")
     for problem in problems:
         print(problem, file=sys.stderr, flush=True)
     # A collection writes to every object, and a write unshares its page.
