@@ -8,12 +8,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from pathlib import Path
 
 MARKER = "MONARCH_TEST_RUN"
 """Environment variable that every descendant of this run inherits, and by which it is found."""
+_ZYGOTES = ("monarch-zygote", "monarch-warming")
 SOON = 5.0
 """Seconds for which something on its way out may still be seen."""
 
@@ -42,7 +43,10 @@ def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> bool:
 
 
 def processes(marker: str | None = None) -> dict[int, str]:
-    """Descendants of this run that live, by pid, and those that have ended and that one of them should have reaped."""
+    """Descendants of this run that live, by pid, and those that have ended and that one of them should have reaped.
+
+    A zygote and its successors are one, whose pid is that of the first.
+    """
     needle = f"{MARKER}={marker or os.environ[MARKER]}".encode()
     ours: dict[int, str] = {}
     zombies: dict[int, int] = {}
@@ -56,7 +60,7 @@ def processes(marker: str | None = None) -> dict[int, str]:
             if state in "ZX":
                 zombies[int(entry.name)] = int(parent)
             elif needle in Path(entry.path, "environ").read_bytes():
-                ours[int(entry.name)] = name
+                ours[_first_of(int(entry.name)) if name in _ZYGOTES else int(entry.name)] = name
         except (OSError, ValueError):
             # Gone meanwhile, or of another user.
             continue
@@ -64,6 +68,26 @@ def processes(marker: str | None = None) -> dict[int, str]:
         if parent in ours or parent == os.getpid():
             ours[pid] = f"zombie of {parent}"
     return ours
+
+
+def _first_of(zygote: int) -> int:
+    """It is the leader of a session, which its successors stay in."""
+    return os.getsid(zygote)
+
+
+def zygotes(before: Container[int] = ()) -> list[int]:
+    """The pids of the zygotes of this run, and of their successors to be, but for those that ``processes`` gave before."""
+    found: list[int] = []
+    for entry in os.scandir("/proc"):
+        with suppress(OSError, ValueError):
+            name, ours = Path(entry.path, "comm").read_text().strip(), f"{MARKER}={os.environ[MARKER]}".encode()
+            if (
+                name in _ZYGOTES
+                and ours in Path(entry.path, "environ").read_bytes()
+                and os.getsid(int(entry.name)) not in before
+            ):
+                found.append(int(entry.name))
+    return sorted(found)
 
 
 def threads() -> dict[int, str]:
@@ -133,22 +157,11 @@ def live_segments() -> int:
     return get_runtime().segments.stats().live if has_runtime() else 0
 
 
-def zygotes(pids: dict[int, str]) -> dict[int, int]:
-    """Which of some processes are zygotes, or on their way to be, with what a zygote and its successor share."""
-    found: dict[int, int] = {}
-    for pid, name in pids.items():
-        if name in ("monarch-zygote", "monarch-warming"):
-            with suppress(ProcessLookupError):
-                found[pid] = os.getsid(pid)
-    return found
-
-
 class Snapshot:
     """What there is at one moment."""
 
     def __init__(self) -> None:
         self.processes = processes()
-        self.zygotes = zygotes(self.processes)
         self.threads = threads()
         self.descriptors = descriptors()
         self.shared_memory = shared_memory()
@@ -157,10 +170,7 @@ class Snapshot:
 
     def since(self, before: Snapshot) -> list[str]:
         """What there is more than before, each in words."""
-        # A zygote may be another process than before, as its successor.
-        known = {pid for pid, session in self.zygotes.items() if session in before.zygotes.values()}
-        known.update(before.processes)
-        found = [f"process {pid} ({name})" for pid, name in self.processes.items() if pid not in known]
+        found = [f"process {pid} ({name})" for pid, name in self.processes.items() if pid not in before.processes]
         found += [f"thread {name}" for ident, name in self.threads.items() if ident not in before.threads]
         more = self.descriptors - before.descriptors
         # Of anonymous things only the number counts, since one may have gone and another come.

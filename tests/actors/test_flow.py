@@ -93,7 +93,8 @@ def test_a_hundred_thousand_broadcasts_to_a_slow_actor(procs: Any, cls: type) ->
     most = resident() - ours
     last, wrong, peak, _ = slow.state.call_one().get(timeout=60)
     assert (last, wrong) == (99_999, 0)
-    assert most < 100 * MB and peak - before < 150 * MB
+    # Without a bound the receiver would have most of them at once, which is 600 MB.
+    assert most < 100 * MB and peak - before < 300 * MB
 
 
 def test_messages_with_ballast_count_for_more(procs: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from leaks import processes
+from leaks import processes, zygotes
 from monarch.actor import Actor, endpoint, shutdown_context, this_host
 from monarch.exceptions import ActorError, DeadlockError, DeviceMeshError
 
@@ -202,6 +202,8 @@ def find(what: str, before: dict[int, str]) -> list[int]:
     ours = {pid: name for pid, name in processes().items() if pid not in before}
     if what == "rank":
         return sorted(pid for pid, name in ours.items() if "[" in name and name.startswith("m"))
+    if what == "zygote":
+        return zygotes(before)
     return sorted(pid for pid, name in ours.items() if f"monarch._procs.{what}" in command(pid) and "[" not in name)
 
 

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 import zmq
 
-from leaks import processes, wait_until
+from leaks import processes, wait_until, zygotes
 from monarch._procs import session
 from monarch._procs.agent import AgentConfig
 from monarch._procs.casts import Casts
@@ -324,9 +324,8 @@ def test_a_stop_that_overtakes_the_fork(rig: Rig) -> None:
 def test_a_zygote_that_is_killed_takes_no_rank_along_and_is_replaced(rig: Rig) -> None:
     rig.spawn(["h/a.0"], "wait")
     (pid,) = rig.there(1)
-    zygotes = [pid for pid, name in processes().items() if name == "monarch-zygote"]
-    assert len(zygotes) == 1
-    os.kill(zygotes[0], signal.SIGKILL)
+    (zygote,) = zygotes()
+    os.kill(zygote, signal.SIGKILL)
     # What it was asked meanwhile fails, with the reason; the next one has another zygote.
     rig.spawn(["h/b.0"], "leave", "7")
     assert rig.dead("h/b.0").reason.startswith(("could not be started: the ", "exited with code 7"))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from leaks import processes, session_folders, shared_memory, wait_until
+from leaks import processes, session_folders, shared_memory, wait_until, zygotes
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +100,7 @@ class Run:
         if what == "agent":
             return [pid for pid in ours if pid != self.process.pid and "monarch._procs.agent" in _command(pid)]
         if what == "zygote":
-            return [pid for pid in ours if "monarch._procs.zygote" in _command(pid) and "[" not in ours[pid]]
+            return zygotes(self.before)
         if what == "rank":
             return [pid for pid, name in ours.items() if re.fullmatch(r"procs\[\d+\]", name)]
         return [pid for pid, name in ours.items() if name == what]
