@@ -76,7 +76,7 @@ def _first_of(zygote: int) -> int:
 
 
 def zygotes(before: Container[int] = ()) -> list[int]:
-    """The pids of the zygotes of this run, and of their successors to be, but for those that ``processes`` gave before."""
+    """Pids of the zygotes of this run and of their successors to be, but for those that ``processes`` gave before."""
     found: list[int] = []
     for entry in os.scandir("/proc"):
         with suppress(OSError, ValueError):
