@@ -51,6 +51,8 @@ class Mesh:
         self.cells = cells
         self.hosts = Hosts(recipe, procs, release)
         self.definitions = Definitions()
+        self._bare: set[int] = set()
+        """Ranks that are new, or will be, and lack the definitions."""
         self.unfinished: list[Run] = []
         """Cells that were stopped while ranks were inside C calls, which they leave when those return."""
 
@@ -104,10 +106,10 @@ class Mesh:
         Returns:
             The new ranks, each with how many cells of definitions it has got.
         """
-        dead = self.dead()
+        self._bare.update(self.dead())
         lost = self.hosts.lost()
         heal_mesh(self.procs, hosts=self.hosts.free(lost) if lost else None)
-        return [(rank, self._define(rank) if define else 0) for rank in dead]
+        return self._fill(define)
 
     def copy(self, ranks: list[int], source: int | None, names: list[str]) -> tuple[list[str], dict[str, str]]:
         """Copies variables to some ranks from one that lives.
@@ -124,17 +126,33 @@ class Mesh:
 
     def resize(self, sizes: dict[str, int]) -> int:
         """Makes it larger or smaller; how many cells of definitions new ranks have got."""
-        before, procs = len(self.procs), self.procs._state.procs
+        procs = self.procs._state.procs
         now = dict(self.procs.sizes)
         of_hosts = procs.labels[: procs.host_axes]
         missing = prod(sizes.get(label, now[label]) for label in of_hosts) - len(procs.hosts) if of_hosts else 0
+        wanted = prod({**now, **{label: size for label, size in sizes.items() if size > 0}}.values())
+        self._bare.update(range(len(self.procs), wanted))
         self.procs.resize(self.hosts.free(missing) if missing > 0 else None, **sizes)
         # A restart makes it as it is now.
         if not self.recipe.roles:
             self.recipe.axes = {label: size for label, size in self.procs.sizes.items() if label not in of_hosts}
         if self.recipe.hosts.isdecimal():
             self.recipe.hosts = str(len(procs.hosts))
-        return max((self._define(rank) for rank in range(before, len(self.procs))), default=0)
+        return max((count for _, count in self._fill(True)), default=0)
+
+    def _fill(self, define: bool) -> list[tuple[int, int]]:
+        """Has the definitions run on ranks that lack them; also on those of a heal or resize that was interrupted."""
+        filled: list[tuple[int, int]] = []
+        for rank in sorted(self._bare):
+            try:
+                if rank < len(self.procs):
+                    filled.append((rank, self._define(rank) if define else 0))
+            except Exception:
+                # It would not be otherwise the next time.
+                self._bare.discard(rank)
+                raise
+            self._bare.discard(rank)
+        return filled
 
     def _define(self, rank: int) -> int:
         cells: Any = self.cells._member(rank)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +70,16 @@ class Picky(Actor):
     def __init__(self) -> None:
         if context().actor_instance.rank.rank > 2:
             raise RuntimeError("no more than three")
+
+
+class Gated(Member):
+    """On later ranks it is there once a file is."""
+
+    def __init__(self, gate: str) -> None:
+        super().__init__()
+        Path(f"{gate}.{current_rank().rank}").touch()
+        while current_rank().rank > 1 and not os.path.exists(gate):
+            time.sleep(0.005)
 
 
 class Booted(Actor):
@@ -161,6 +173,36 @@ def test_what_cannot_be_resized(procs: Callable[..., Any]) -> None:
     mesh.stop().get(30)
     with pytest.raises(StoppedError, match="was stopped, so it cannot be resized"):
         mesh.resize(gpus=2)
+
+
+@pytest.mark.parametrize("heals", [False, True])
+def test_an_interrupt_leaves_nothing_half_done(procs: Callable[..., Any], tmp_path: Path, heals: bool) -> None:
+    gate = tmp_path / "gate"
+    mesh = procs(2, name="mesh")
+    members = mesh.spawn("gated", Gated, str(gate))
+    if heals:
+        gate.touch()
+        mesh.resize(gpus=3)
+        gate.unlink()
+        os.kill(pid_of(members, 2), signal.SIGKILL)
+        assert wait_until(lambda: known_dead(mesh, 2))
+        (tmp_path / "gate.2").unlink()
+
+    def interrupt() -> None:
+        # In the midst of it: the constructor of the new actor runs.
+        assert wait_until((tmp_path / "gate.2").exists)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        heal_mesh(mesh) if heals else mesh.resize(gpus=3)
+    thread.join()
+    gate.touch()
+    # It goes on, and whoever asks again waits for its end.
+    heal_mesh(mesh) if heals else mesh.resize(gpus=3)
+    assert values(members.add.call()) == [1, 1, 1]
+    assert values(members.told.call()) == [[({"gpus": 2}, {"gpus": 3})]] * 2 + [[]]
 
 
 def test_ranks_that_die_are_started_again(procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from kernels import Notebook
-from leaks import Kit
+from leaks import Kit, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -102,6 +103,25 @@ def test_a_mesh_grows_and_shrinks(mortal: Notebook) -> None:
     ):
         cell = mortal.run(f"%mesh resize {line}")
         assert cell.status == "error" and said in cell.text, cell.text
+
+
+def test_an_interrupt_while_new_ranks_get_definitions(mortal: Notebook, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    mortal.run("%mesh up m --gpus 1").ok()
+    body = f"import os, time\nopen(f'{gate}.{{rank}}', 'w').close()\nmine = rank"
+    wait = f"while rank and not os.path.exists({str(gate)!r}):\n    time.sleep(0.005)"
+    mortal.run(f"%%mesh --define\n{body}\n{wait}\nready = True").ok()
+    cell = mortal.send("%mesh resize gpus=2")
+    assert wait_until(Path(f"{gate}.1").exists)
+    mortal.interrupt()
+    assert "KeyboardInterrupt" in cell.wait().text
+    gate.touch()
+    text = mortal.run("%mesh resize gpus=2").ok().stream()
+    assert "mesh 'm' has gpus=2 now" in text
+    assert mortal.mesh("mine, ready, world_size").ok().shown.splitlines() == [
+        "[rank 0] (0, True, 2)",
+        "[rank 1] (1, True, 2)",
+    ]
 
 
 def test_ranks_that_differ(mortal: Notebook) -> None:

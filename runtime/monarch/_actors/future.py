@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Generator
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch.exceptions import CallTimeoutError
@@ -211,6 +212,13 @@ def in_thread(runtime: Runtime, label: str, work: Callable[[], R]) -> Promise[R]
 
     threading.Thread(target=run, name=f"monarch-{label[:20]}", daemon=True).start()
     return promise
+
+
+def to_its_end(runtime: Runtime, label: str, work: Callable[[], R]) -> R:
+    """Does what must not be left half done: an interrupt of who waits for it here does not reach it."""
+    # It is done on behalf of the same actor.
+    here = copy_context()
+    return in_thread(runtime, label, lambda: here.run(work)).get()
 
 
 def then(source: Future[S], label: str, make: Callable[[], R]) -> Promise[R]:

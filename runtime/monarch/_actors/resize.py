@@ -9,12 +9,12 @@ from typing import Any
 from monarch._actors.actormesh import ActorMesh
 from monarch._actors.call import Endpoint
 from monarch._actors.cells import FUNCTION
-from monarch._actors.future import Future
+from monarch._actors.future import Future, to_its_end
 from monarch._actors.healing import actors_of, dead_ranks, reaches
 from monarch._actors.hostmesh import HostMesh
 from monarch._actors.membership import tell_of_new_ones
 from monarch._actors.peers import Peer
-from monarch._actors.procmesh import GRACE, Ended, ProcMesh
+from monarch._actors.procmesh import GRACE, Ended, ProcMesh, _Shared
 from monarch._actors.replace import Arrival, create
 from monarch._core.extent import axes_text
 from monarch._core.ranks import describe_ranks
@@ -35,6 +35,11 @@ def resize(mesh: ProcMesh, onto: HostMesh | None, sizes: Mapping[str, int]) -> P
     shared = runtime.shared_of(state.procs.uid, state.procs.name, "resized")
     if mesh._region != shared.procs.region() or not shared.owned:
         raise StoppedError(f"this is a slice of {mesh.name}, or a reference; resize the mesh itself", mesh=mesh.name)
+    return to_its_end(runtime, "resize", lambda: _resize(mesh, shared, onto, sizes))
+
+
+def _resize(mesh: ProcMesh, shared: _Shared, onto: HostMesh | None, sizes: Mapping[str, int]) -> ProcMesh:
+    runtime = mesh._runtime
     with shared.lock:
         procs = shared.procs
         old = dict(zip(procs.labels, procs.sizes, strict=True))

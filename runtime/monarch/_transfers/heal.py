@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from monarch._actors.actormesh import ActorMesh
+from monarch._actors.future import to_its_end
 from monarch._actors.healing import actors_of, heal
 from monarch._actors.hostmesh import HostMesh
-from monarch._actors.procmesh import ProcMesh
+from monarch._actors.procmesh import ProcMesh, _Shared
 from monarch._transfers.handing import Handing, giver_of, member_of
 from monarch.exceptions import ArgumentError
 
@@ -67,18 +68,35 @@ def heal_mesh(
     if hosts is not None and not isinstance(hosts, HostMesh):
         raise ArgumentError(f"hosts is a mesh of hosts, and not {type(hosts).__name__}")
     others = [hosts._hosts[rank] for rank in hosts._region.base_ranks()] if hosts is not None else []
-    replaced, renewed = heal(shared, runtime, timeout, others)
-    if not replaced and not renewed:
-        return mesh
     source = mesh._region.base_rank(copy_from) if isinstance(copy_from, int) else None
+
+    def work() -> None:
+        replaced, renewed = heal(shared, runtime, timeout, others)
+        if replaced or renewed:
+            _hand_over(mesh, shared, replaced, renewed, copy_from, source, copy, timeout)
+
+    to_its_end(runtime, "heal", work)
+    return mesh
+
+
+def _hand_over(
+    mesh: ProcMesh | ActorMesh,
+    shared: _Shared,
+    replaced: list[int],
+    renewed: list[tuple[ActorMesh, int]],
+    copy_from: int | str | None,
+    source: int | None,
+    copy: str,
+    timeout: float,
+) -> None:
+    """Gives new actors the state that is to be copied."""
     if copy and isinstance(mesh, ActorMesh):
         mine = [rank for each, rank in renewed if each._key == mesh._key]
         _copy(mesh, [*replaced, *mine], source, copy, timeout)
     elif copy_from is not None:
-        for each in [mesh] if isinstance(mesh, ActorMesh) else actors_of(shared, runtime):
+        for each in [mesh] if isinstance(mesh, ActorMesh) else actors_of(shared, mesh._runtime):
             mine = [rank for other, rank in renewed if other._key == each._key]
             Handing(each, [*replaced, *mine], source).run(timeout)
-    return mesh
 
 
 def _copy(mesh: ActorMesh, new: list[int], source: int | None, method: str, timeout: float) -> None:
