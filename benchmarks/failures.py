@@ -24,7 +24,9 @@ _NOTES = {
         "torchmonarch has no way to replace a rank: its time is that of the error, and of a new mesh",
         "ray restarts the actor by itself (max_restarts); its workers import torch anew",
     ],
-    "training": ["2 ranks, a small MLP; the new rank gets model and optimizer from the one that lives"],
+    "training": [
+        "2 ranks, a small MLP, some seconds old; the new rank gets model and optimizer from the one that lives"
+    ],
     "survivors": [],
 }
 

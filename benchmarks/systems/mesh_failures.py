@@ -15,6 +15,8 @@ from systems.survivors import survivors
 from systems.training import MODELS, RANKS
 
 _WAIT = 60
+_BEFORE = 4.0
+"""Seconds for which a training has gone on when a rank is killed for the first time."""
 
 
 class Mortal(Actor):
@@ -164,6 +166,10 @@ class Training(base.Task):
         self._procs = this_host().spawn_procs({"gpus": RANKS})
         self._ranks = self._procs.spawn("ranks", Replica, "small")
         self._ranks.prepare.call().get()
+        # Into the midst of a training, and not into its first second.
+        until = time.monotonic() + _BEFORE
+        while time.monotonic() < until:
+            self._ranks.step.call(-1).get()
 
     def run(self, count: int) -> list[float]:
         return [self._once() for _ in range(count)]
