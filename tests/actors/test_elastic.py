@@ -14,8 +14,17 @@ import pytest
 
 import monarch.actor
 from leaks import wait_until
+from monarch._actors.future import in_thread, to_its_end
 from monarch.actor import Actor, MeshFailure, Restart, Role, context, current_rank, endpoint, heal_mesh, supervise
-from monarch.exceptions import ActorError, ArgumentError, AxisError, DeviceMeshError, ShapeError, StoppedError
+from monarch.exceptions import (
+    ActorError,
+    ArgumentError,
+    AxisError,
+    DeviceMeshError,
+    ShapeError,
+    StoppedError,
+    SupervisionError,
+)
 
 
 class Member(Actor):
@@ -173,6 +182,36 @@ def test_what_cannot_be_resized(procs: Callable[..., Any]) -> None:
     mesh.stop().get(30)
     with pytest.raises(StoppedError, match="was stopped, so it cannot be resized"):
         mesh.resize(gpus=2)
+
+
+def test_what_a_supervisor_waits_for_does_not_wait_for_its_verdict(procs: Callable[..., Any]) -> None:
+    """Also where threads do it: a heal that meets one more that has died, say."""
+    mesh = procs(3, name="mesh")
+    members = mesh.spawn("members", Member)
+    pids = [each[3] for each in values(members.who.call())]
+    met: list[Any] = []
+
+    def meets_the_dead() -> BaseException | None:
+        try:
+            return members.slice(gpus=1).add.call_one().exception(20)
+        except DeviceMeshError as error:
+            return error
+
+    def on_failure(failure: MeshFailure) -> bool:
+        if not met:
+            os.kill(pids[1], signal.SIGKILL)
+            assert wait_until(lambda: known_dead(mesh, 1))
+            met.append(in_thread(mesh._runtime, "work", meets_the_dead).get(30))
+            met.append(to_its_end(mesh._runtime, "work", meets_the_dead))
+        heal_mesh(mesh)
+        return True
+
+    with supervise(mesh, on_failure=on_failure):
+        os.kill(pids[2], signal.SIGKILL)
+        assert wait_until(lambda: len(met) == 2, 60)
+        assert all(isinstance(each, SupervisionError) for each in met), met
+        assert wait_until(lambda: not known_dead(mesh, 1) and not known_dead(mesh, 2))
+        assert len(values(members.add.call())) == 3
 
 
 @pytest.mark.parametrize("heals", [False, True])

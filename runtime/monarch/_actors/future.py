@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Generator
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch.exceptions import CallTimeoutError
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 S = TypeVar("S")
+
+judging: ContextVar[bool] = ContextVar("monarch_judging", default=False)
+"""Whether what runs here judges or heals a mesh, and so must not wait for the end of that."""
 
 _PENDING: Any = object()
 
@@ -200,8 +203,10 @@ class Ready(Future[R]):
 def in_thread(runtime: Runtime, label: str, work: Callable[[], R]) -> Promise[R]:
     """A future of what a function returns that waits for other futures, in a thread of its own."""
     promise: Promise[R] = Promise(runtime, label)
+    judges = judging.get()
 
     def run() -> None:
+        judging.set(judges)
         try:
             value = work()
         except BaseException as error:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from monarch._actors.bulk import Bulk, Lending
 from monarch._actors.circles import Circles
 from monarch._actors.functions import function_of
+from monarch._actors.future import judging
 from monarch._actors.peers import WINDOW, Gateway, IpcPeer, LocalPeer, Peer, RemotePeer
 from monarch._actors.procs import split_proc
 from monarch._core.region import Region
@@ -388,10 +389,8 @@ class Runtime(Bulk):
 
     def wait_settled(self, uid: str) -> bool:
         """Waits until those who supervise a mesh have decided what becomes of its dead; whether that was open."""
-        from monarch._actors.supervise import judging
-
         settling = self.settling.get(uid)
-        if settling is None or settling.done or judging.active:
+        if settling is None or settling.done or judging.get():
             return False
         self.wait(settling, _VERDICT)
         return True

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.actormesh import ActorMesh
-from monarch._actors.future import Promise
+from monarch._actors.future import Promise, judging
 from monarch._actors.meshfailure import MeshFailure
 from monarch._actors.procmesh import ProcMesh
 from monarch._actors.runtime import Runtime
@@ -122,15 +122,6 @@ def asked_of(runtime: Runtime, uid: str, key: str, rank: int) -> list[Supervisor
     return [each for each in reversed(runtime.supervisors) if each.covers(uid, key, rank)]
 
 
-class _Judging(threading.local):
-    """Whether this thread judges or heals, and so must not wait for the end of that."""
-
-    active = False
-
-
-judging = _Judging()
-
-
 def expect_verdict(runtime: Runtime, uid: str) -> None:
     """From now on calls to a mesh that meet its dead wait until it was judged, or healed."""
     settling = runtime.settling.get(uid)
@@ -152,7 +143,7 @@ def in_judge(runtime: Runtime, uid: str, work: Callable[[], object]) -> None:
     runtime.judges[uid] = runtime.judges.get(uid, 0) + 1
 
     def run() -> None:
-        judging.active = True
+        judging.set(True)
         try:
             work()
         except Exception:
