@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 
 from leaks import wait_until
 from monarch.actor import Actor, endpoint
+from monarch.exceptions import DeviceMeshError
 
 MB = 1 << 20
 
@@ -143,10 +146,22 @@ def test_a_death_sets_a_sender_free_that_waits_for_room(procs: Any) -> None:
         @endpoint
         def take(self, number: int) -> None:
             if number == 100:
-                time.sleep(0.5)
-                os._exit(5)
+                signal.pause()
+
+        @endpoint
+        def pid(self) -> int:
+            return os.getpid()
 
     stuck = procs(1).spawn("stuck", Stuck).slice(gpus=0)
-    with pytest.raises(Exception, match="exited with code 5"):
+    pid, peer = stuck.pid.call_one().get(timeout=20), stuck._members_at().peers[0]
+
+    def kill() -> None:
+        assert wait_until(lambda: peer.sent >= peer.credit)
+        os.kill(pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(DeviceMeshError, match="was killed by signal 9"):
         for number in range(1_000_000):
             stuck.take.broadcast(number)
+    killer.join()

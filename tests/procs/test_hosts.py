@@ -139,16 +139,14 @@ def test_calls_and_slices(workers: Any, leaks: Any) -> None:
 def test_one_message_a_host(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Out for a call, and back for its answers."""
     workers.echo.call(0).get(timeout=30)
-    sent: list[int] = []
+    sent, got = list[int](), Counter[str]()
     cast, route, handle = Gateway.cast, Gateway.route, get_runtime()._handlers
-    got: Counter[str] = Counter()
 
     def count_cast(self: Gateway, src: str, procs: list[str], port: int, frames: Any) -> None:
         sent.append(len(procs))
         cast(self, src, procs, port, frames)
 
-    def not_a_call(self: Gateway, proc: str, frames: Any) -> None:
-        # Whoever does not answer for a second is asked whether it is there.
+    def not_a_call(self: Gateway, proc: str, frames: Any) -> None:  # Who is silent is asked whether it is there.
         assert not isinstance(m.decode(frames[0]), m.Call), "sent to one by itself"
         route(self, proc, frames)
 
