@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from harness import FLOOR, OURS, LaneError, Measure, Options, Samples, Target, calm, race
+from typing import NamedTuple
+
+from harness import FLOOR, OURS, LaneError, Measure, Options, Race, Samples, Target, calm, race
 
 AHEAD = 4
 """Calls that are sent before the result of the first is waited for."""
@@ -10,39 +12,80 @@ STEPS = {"small": 200, "large": 20}
 """Of each model, as many as are made before the next system's turn."""
 
 
+class Way(NamedTuple):
+    """One way to make the steps."""
+
+    name: str
+    hand: bool = False
+    """The program makes its process group by itself, with ``init_process_group``."""
+    ahead: int = 1
+    loop: bool = False
+    """One call makes all steps of a turn."""
+    least: float = 0.0
+    """Target, as a factor of torchrun's steps a second."""
+
+
+WAYS = (
+    Way("a call each", least=0.95),
+    Way(f"{AHEAD} calls ahead", ahead=AHEAD),
+    Way("loop in the rank", loop=True, least=1.1),
+    Way("own group, a call each", hand=True),
+    Way("own group, loop in the rank", hand=True, loop=True, least=1.0),
+)
+
+
 def run(options: Options) -> list[Measure]:
-    """Steps a second, with a call for each; the same steps in all, which their losses show."""
-    measures: list[Measure] = []
-    for model in STEPS:
-        measures += _train(options, model)
-    return measures
+    """Steps a second of the same steps in all systems, which their losses show."""
+    return [measure for model in STEPS for measure in _train(options, model)]
 
 
 def _train(options: Options, model: str) -> list[Measure]:
-    target = Target("≥ 0.97x floor", 0.97, FLOOR)
-    called = Measure("steps", f"{model} step", "/s", "more", target=target)
-    ahead = Measure("steps", f"{model} step, {AHEAD} ahead", "/s", "more")
-    notes, count = called.notes, STEPS[model]
+    notes: list[str] = []
     if "torchmonarch" in options.peers:
         notes.append("torchmonarch: it has no process groups of CPUs")
     # Systems with process groups; of the others nothing is to be seen here.
     systems = [name for name in options.systems() if name in (OURS, FLOOR, "ray")]
+    measures: list[Measure] = []
     with race(options, systems, notes) as entered:
-        entered.each("open", what="training", model=model)
-        entered.each("run", count=count)
-        called.load = ahead.load = calm(options)
-        for _ in range(options.rounds(15)):
-            for measure, calls in ((called, 1), (ahead, AHEAD)):
-                figures = entered.each("run", count=count, ahead=calls)
-                _check(figures)
-                for system, (seconds, _) in figures.items():
-                    measure.samples.setdefault(system, []).append(count / seconds)
-            entered.turn()
-    floor = called.value(FLOOR)
+        for hand in (False, True):
+            measures += _ways(options, entered, model, [way for way in WAYS if way.hand is hand], notes)
+    floor = measures[0].value(FLOOR)
     assert floor is not None
     notes.append(f"floor: torchrun with a plain script, {1e3 / floor:.1f} ms a {model} step")
-    notes.append(f"the result of each step is waited for; or, {AHEAD} ahead, that of the {AHEAD - 1}rd before it")
-    return [called, ahead]
+    notes.append(f"{AHEAD} calls ahead: the result of the {AHEAD - 1}rd call before each is waited for")
+    notes.append(
+        "ours: each rank is bound to its share of the cores, and gloo's threads are not; torchrun binds nothing"
+    )
+    return measures
+
+
+def _ways(options: Options, entered: Race, model: str, ways: list[Way], notes: list[str]) -> list[Measure]:
+    """The ways that share a process group, measured in turn."""
+    entered.each("open", what="training", model=model, hand=ways[0].hand)
+    measures = [
+        Measure(
+            "steps",
+            f"{model} step, {way.name}",
+            "/s",
+            "more",
+            target=Target(f"≥ {way.least:g}x floor", way.least, FLOOR) if way.least else None,
+            notes=notes,
+        )
+        for way in ways
+    ]
+    count = STEPS[model]
+    entered.each("run", count=count)
+    load = calm(options)
+    for measure in measures:
+        measure.load = load
+    for _ in range(options.rounds(15)):
+        for way, measure in zip(ways, measures, strict=True):
+            figures = entered.each("run", count=count, ahead=way.ahead, loop=way.loop)
+            _check(figures)
+            for system, (seconds, _) in figures.items():
+                measure.samples.setdefault(system, []).append(count / seconds)
+        entered.turn()
+    return measures
 
 
 def _check(figures: Samples) -> None:

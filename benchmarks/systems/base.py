@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -55,6 +56,12 @@ def timed(call: Any) -> float:
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def payload(kind: str, size: int) -> Any:
@@ -128,8 +135,13 @@ class System:
         """A process that reads so much memory of another one; each figure is the seconds of a read."""
         raise Unsupported("no reading of another process's memory")
 
-    def training(self, model: str) -> Task:
-        """Two ranks that train a model of ``systems.training``; the figures are the seconds of all and the loss."""
+    def training(self, model: str, hand: bool = False) -> Task:
+        """Two ranks that train a model of ``systems.training``; the figures are the seconds of all and the loss.
+
+        Args:
+            model: one of ``systems.training.MODELS``.
+            hand: whether the program makes its process group by itself, where the system has one of its own.
+        """
         raise Unsupported("no training")
 
     def failures(self, kind: str) -> Task:

@@ -208,7 +208,7 @@ class Floor(base.System):
     def failures(self, kind: str) -> base.Task:
         return Notices() if kind == "pending" else Forks(self._zygote)
 
-    def training(self, model: str) -> base.Task:
+    def training(self, model: str, hand: bool = False) -> base.Task:
         return torchrun.Training(model)
 
     def stop(self) -> None:

@@ -60,10 +60,10 @@ class Mesh(base.System):
 
         return failures(kind)
 
-    def training(self, model: str) -> base.Task:
+    def training(self, model: str, hand: bool = False) -> base.Task:
         from systems.mesh_training import Training
 
-        return Training(model)
+        return Training(model, hand)
 
     def stop(self) -> None:
         from monarch.actor import shutdown_context

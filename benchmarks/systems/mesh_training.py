@@ -14,29 +14,48 @@ class Rank(Actor):
     """A rank of the training."""
 
     @endpoint
-    def prepare(self, model: str) -> None:
-        from monarch.distributed import group
+    def prepare(self, model: str, port: int) -> None:
+        """Make the process group as torch's own scripts do if there is a port for it; else take the mesh's."""
+        rank = current_rank().rank
+        if port:
+            import torch.distributed as dist
 
-        self._trainer = Trainer(model, current_rank().rank, group())
+            dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
+            self._trainer = Trainer(model, rank)
+        else:
+            from monarch.distributed import group
+
+            self._trainer = Trainer(model, rank, group())
 
     @endpoint
     def step(self) -> float:
         return self._trainer.step()
 
+    @endpoint
+    def steps(self, count: int) -> float:
+        loss = 0.0
+        for _ in range(count):
+            loss = self._trainer.step()
+        return loss
+
 
 class Training(base.Task):
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, hand: bool = False) -> None:
         try:
             import monarch.distributed  # noqa: F401
         except ImportError:
             raise base.Unsupported("it has no process groups of CPUs") from None
         self._procs = this_host().spawn_procs({"gpus": RANKS})
         self._ranks = self._procs.spawn("ranks", Rank)
-        self._ranks.prepare.call(model).get()
+        self._ranks.prepare.call(model, base.free_port() if hand else 0).get()
         self.run(1)
 
-    def run(self, count: int, ahead: int = 1) -> list[float]:
+    def run(self, count: int, ahead: int = 1, loop: bool = False) -> list[float]:
         loss = 0.0
+
+        def at_once() -> None:
+            nonlocal loss
+            loss = self._ranks.steps.call(count).get().item(gpus=0)
 
         def steps() -> None:
             nonlocal loss
@@ -48,7 +67,7 @@ class Training(base.Task):
             while calls:
                 loss = calls.popleft().get().item(gpus=0)
 
-        return [base.timed(steps), loss]
+        return [base.timed(at_once if loop else steps), loss]
 
     def close(self) -> None:
         self._procs.stop().get(timeout=60)

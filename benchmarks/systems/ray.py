@@ -58,7 +58,7 @@ class Ray(base.System):
 
         return failures(kind)
 
-    def training(self, model: str) -> base.Task:
+    def training(self, model: str, hand: bool = False) -> base.Task:
         from systems.ray_tasks import Training
 
         return Training(model)

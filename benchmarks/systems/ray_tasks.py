@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from typing import Any
 
@@ -65,17 +64,26 @@ class Rank:
     def step(self) -> float:
         return self._trainer.step()
 
+    def steps(self, count: int) -> float:
+        loss = 0.0
+        for _ in range(count):
+            loss = self._trainer.step()
+        return loss
+
 
 class Training(base.Task):
     def __init__(self, model: str) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
+        port = base.free_port()
         kind = ray.remote(Rank).options(num_cpus=0)
         self._ranks = [kind.remote(model, rank, port) for rank in range(RANKS)]
         self.run(1)
 
-    def run(self, count: int, ahead: int = 1) -> list[float]:
+    def run(self, count: int, ahead: int = 1, loop: bool = False) -> list[float]:
         loss = 0.0
+
+        def at_once() -> None:
+            nonlocal loss
+            loss = ray.get([rank.steps.remote(count) for rank in self._ranks])[0]
 
         def steps() -> None:
             nonlocal loss
@@ -87,7 +95,7 @@ class Training(base.Task):
             while calls:
                 loss = ray.get(calls.popleft())[0]
 
-        return [base.timed(steps), loss]
+        return [base.timed(at_once if loop else steps), loss]
 
     def close(self) -> None:
         for rank in self._ranks:

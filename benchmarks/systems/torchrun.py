@@ -17,7 +17,7 @@ class Training(base.Task):
         )
         self.run(1)
 
-    def run(self, count: int, ahead: int = 1) -> list[float]:
+    def run(self, count: int, ahead: int = 1, loop: bool = False) -> list[float]:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{count}\n")
         self._process.stdin.flush()

@@ -39,7 +39,7 @@ _AGAIN = 0.25
 """Seconds after which a worker that does not answer is asked again."""
 _LOOK = 200
 """Milliseconds between looks for hosts that have been attached since."""
-PRELOAD = ["torch", "numpy", "monarch.actor", "monarch._actors.rank"]
+PRELOAD = ["torch", "numpy", "monarch.actor", "monarch._actors.rank", "monarch.distributed", "monarch._tensors.world"]
 """What the zygote has imported before it forks."""
 LATER = [
     "torch._dynamo",

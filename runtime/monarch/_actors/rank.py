@@ -25,6 +25,7 @@ from monarch._procs.children import STOPPED
 from monarch._procs.gpus import environment_of, visible_gpus
 from monarch._procs.helpers import let_helpers_use
 from monarch._procs.output import Capture
+from monarch._tensors.gloo_threads import free_gloo_threads
 from monarch._wire import messages as m
 from monarch._wire import pickling
 from monarch._wire.pickling import loads
@@ -51,6 +52,7 @@ class Rank:
         if not config.bound:
             # The agent may run on all cores that the host lets the session use.
             let_helpers_use(os.sched_getaffinity(os.getppid()))
+            free_gloo_threads()
         runtime.on_sibling_died = membership.member_died
         set_runtime(runtime)
         self.main = MainExecutor(runtime)

@@ -8,6 +8,7 @@ import socket
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from monarch._tensors.name_lookups import no_name_lookups
 from monarch.exceptions import GroupError
 
 JOIN_SECONDS = 60.0
@@ -18,22 +19,24 @@ def serve_store(address: str, clients: int) -> tuple[TCPStore, int]:
     """A store at a free port of an address of this machine, which is bound before anybody is told of it."""
     listener = socket.create_server((address, 0), backlog=max(128, clients))
     port = int(listener.getsockname()[1])
-    store = TCPStore(
-        address,
-        port,
-        clients,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=datetime.timedelta(seconds=JOIN_SECONDS),
-        # The store owns it from now on.
-        master_listen_fd=listener.detach(),
-    )
+    with no_name_lookups(address):
+        store = TCPStore(
+            address,
+            port,
+            clients,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=datetime.timedelta(seconds=JOIN_SECONDS),
+            # The store owns it from now on.
+            master_listen_fd=listener.detach(),
+        )
     return store, port
 
 
 def find_store(address: str, port: int, size: int) -> TCPStore:
     """The store that another rank serves."""
-    return TCPStore(address, port, size, is_master=False, wait_for_workers=False)
+    with no_name_lookups(address):
+        return TCPStore(address, port, size, is_master=False, wait_for_workers=False)
 
 
 def part_of(store: Store, number: int) -> Store:
@@ -57,4 +60,5 @@ def meet(store: Store, rank: int, size: int, says: str, seconds: float = JOIN_SE
             f"ranks {missing} of {size} did not join the process group within {seconds:g} s: they are in code that "
             f"keeps Python's lock, or cannot reach this one; stop what they do, and use the group again"
         ) from None
-    return [bytes(store.get(key)).decode() for key in keys]
+    # One round trip; a get for each key would cost n² of them in all.
+    return [bytes(each).decode() for each in store.multi_get(keys)]
