@@ -10,9 +10,9 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any, Literal, Protocol
 
 HERE = Path(__file__).resolve().parent
@@ -64,6 +64,14 @@ class Measure:
     words: dict[str, dict[str, str]] = field(default_factory=dict)
     """Of each system, what is no figure, by what it is about."""
 
+    def spread(self, system: str) -> tuple[float, float] | None:
+        """First and third quartile over the rounds; None where they are too few for that."""
+        samples = self.samples.get(system, [])
+        if len(samples) < 4:
+            return None
+        first, _, third = quantiles(samples, n=4, method="inclusive")
+        return first, third
+
     def value(self, system: str) -> float | None:
         """Median over the rounds, or the worst of them."""
         samples = self.samples.get(system)
@@ -110,6 +118,22 @@ class Options:
 
     def systems(self, *without: str) -> list[str]:
         return [name for name in (OURS, FLOOR, *self.peers) if name not in without]
+
+
+def with_p99(measure: Measure, seconds: dict[str, list[list[float]]], scale: float) -> list[Measure]:
+    """The measure with its medians by round, and another one with the 99th percentile of all figures.
+
+    Args:
+        measure: to be filled.
+        seconds: of each system the figures of each round.
+        scale: from seconds to the unit of the measure.
+    """
+    tail = replace(measure, name=f"{measure.name}, p99", samples={}, target=None, notes=measure.notes)
+    for system, rounds in seconds.items():
+        measure.samples[system] = [median(figures) * scale for figures in rounds]
+        every = [figure * scale for figures in rounds for figure in figures]
+        tail.samples[system] = [quantiles(every, n=100, method="inclusive")[-1]]
+    return [measure, tail]
 
 
 class Lane(Protocol):
@@ -205,12 +229,17 @@ class Race:
 
     def rounds(self, number: int, what: str, /, **options: Any) -> Samples:
         """Asks each system in turn so many times; one figure of each a round, the median of what it gave."""
-        samples: Samples = {}
+        everything = self.all_figures(number, what, **options)
+        return {system: [median(figures) for figures in rounds] for system, rounds in everything.items()}
+
+    def all_figures(self, number: int, what: str, /, **options: Any) -> dict[str, list[list[float]]]:
+        """The same with all figures of each round."""
+        figures: dict[str, list[list[float]]] = {}
         for _ in range(number):
-            for system, figures in self.each(what, **options).items():
-                samples.setdefault(system, []).append(median(figures))
+            for system, found in self.each(what, **options).items():
+                figures.setdefault(system, []).append(found)
             self.turn()
-        return {system: samples[system] for system in samples if system in self.lanes}
+        return {system: figures[system] for system in figures if system in self.lanes}
 
     def turn(self) -> None:
         """Another one goes first in the next round."""

@@ -96,22 +96,22 @@ class Lane:
     # Payloads
 
     def share(self, kind: str, size: int, count: int = 1) -> list[float]:
-        """To all workers, which read from every page."""
+        """To all workers, which read all of it."""
         array = self._payload(kind, size)
         return [self._right(size, self.pool.all, "touch", array) for _ in range(count)]
 
     def give(self, kind: str, size: int, count: int = 1) -> list[float]:
-        """To the first worker, which reads from every page."""
+        """To the first worker, which reads all of it."""
         array = self._payload(kind, size)
         return [self._right(size, self.pool.one, "touch", array) for _ in range(count)]
 
     def take(self, kind: str, size: int, count: int = 1) -> list[float]:
-        """From the first worker; every page is read here."""
+        """From the first worker; all of it is read here."""
         self.pool.one("keep", kind, size)
         return [self._right(size, lambda: touch(self.pool.one("fetch"))) for _ in range(count)]
 
-    def memcpy(self, size: int, copies: int, count: int = 1) -> list[float]:
-        """Copies of memory, each into memory that is there already."""
+    def memcpy(self, size: int, copies: int, count: int = 1, reads: int = 0) -> list[float]:
+        """Copies of memory, each into memory that is there already, and reads of all of it."""
         import numpy
 
         source, target = numpy.ones(size, numpy.uint8), numpy.zeros(size, numpy.uint8)
@@ -121,6 +121,8 @@ class Lane:
             begin = _now()
             for _ in range(copies):
                 numpy.copyto(target, source)
+            for _ in range(reads):
+                touch(target.view(numpy.float32))
             times.append(_now() - begin)
         return times
 
@@ -148,7 +150,7 @@ class Lane:
         result = call(*args)
         taken = _now() - begin
         results = result if isinstance(result, list) else [result]
-        if any(value != size / 4096 for value in results):
+        if any(value != size / 4 for value in results):
             raise ValueError(f"wrong answer: {results}")
         return taken
 

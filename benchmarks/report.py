@@ -23,7 +23,8 @@ def number(value: float) -> str:
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
-def _rows(measures: Sequence[Measure], systems: Sequence[str]) -> list[list[str]]:
+def _rows(measures: Sequence[Measure], systems: Sequence[str], spread: bool = False) -> list[list[str]]:
+    """A line for each measure; with ``spread``, the quartiles beside each median."""
     rows: list[list[str]] = []
     for measure in measures:
         row = [measure.name, measure.unit]
@@ -32,7 +33,12 @@ def _rows(measures: Sequence[Measure], systems: Sequence[str]) -> list[list[str]
             if value is None:
                 row.append("-")
             else:
-                row.append(number(value) + (f" x{number(ratio)}" if system != OURS and ratio is not None else ""))
+                between = measure.spread(system) if spread else None
+                row.append(
+                    number(value)
+                    + (f" [{number(between[0])}-{number(between[1])}]" if between else "")
+                    + (f" x{number(ratio)}" if system != OURS and ratio is not None else "")
+                )
         rows.append(row)
     return rows
 
@@ -123,8 +129,9 @@ def markdown(measures: Sequence[Measure], about: dict[str, Any]) -> str:
     """The same for a file."""
     lines = [f"# Benchmarks, {about['date']}", ""]
     lines += [f"- {key}: {value}" for key, value in about.items() if key != "date"]
-    lines += ["", "Medians over the rounds of runs in which the systems take turns. `x` after a figure is its ratio"]
-    lines += ["to ours, as the median of the ratios round by round; of times, more than 1 is slower than ours."]
+    lines += ["", "Medians [first to third quartile] over the rounds of runs in which the systems take turns. `x`"]
+    lines += ["after a figure is its ratio to ours, as the median of the ratios round by round; of times, more than"]
+    lines += ["1 is slower than ours. p99 is that of all figures of all rounds."]
     lines += ["", "## Targets", ""]
     lines += _markdown(["what", "target", "reached", "holds"], _verdicts(measures))
     for benchmark in dict.fromkeys(measure.benchmark for measure in measures):
@@ -134,7 +141,7 @@ def markdown(measures: Sequence[Measure], about: dict[str, Any]) -> str:
         if any(measure.words for measure in its):
             lines += [f"In {its[0].unit}.", "", *_markdown(*_words(its))]
         else:
-            lines += _markdown(["what", "unit", *systems], _rows(its, systems))
+            lines += _markdown(["what", "unit", *systems], _rows(its, systems, spread=True))
         notes = dict.fromkeys(note for measure in its for note in measure.notes)
         lines += ["", *(f"- {note}" for note in notes)] if notes else []
     return "\n".join(lines) + "\n"

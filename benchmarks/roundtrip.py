@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness import FLOOR, Measure, Options, Target, calm, workers
+from harness import FLOOR, Measure, Options, Target, calm, with_p99, workers
 
 
 def run(options: Options) -> list[Measure]:
@@ -11,6 +11,5 @@ def run(options: Options) -> list[Measure]:
     with workers(options, options.systems(), 1, measure.notes) as race:
         race.rounds(1, "one", count=100)
         measure.load = calm(options)
-        seconds = race.rounds(options.rounds(25, 8), "one", count=100)
-    measure.samples = {system: [value * 1e6 for value in values] for system, values in seconds.items()}
-    return [measure]
+        seconds = race.all_figures(options.rounds(25, 8), "one", count=100)
+    return with_p99(measure, seconds, 1e6)

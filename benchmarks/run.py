@@ -24,6 +24,7 @@ import buffers
 import cells
 import failures
 import fanout
+import groups
 import inflight
 import interrupts
 import memory
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Callable[[Options], list[Measure]]] = {
     "buffers": buffers.run,
     "states": states.run,
     "steps": steps.run,
+    "groups": groups.run,
     "failures": failures.run,
     "spawn": spawn.run,
     "gpu": gpu.run,

@@ -53,9 +53,7 @@ def _train(options: Options, model: str) -> list[Measure]:
     assert floor is not None
     notes.append(f"floor: torchrun with a plain script, {1e3 / floor:.1f} ms a {model} step")
     notes.append(f"{AHEAD} calls ahead: the result of the {AHEAD - 1}rd call before each is waited for")
-    notes.append(
-        "ours: each rank is bound to its share of the cores, and gloo's threads are not; torchrun binds nothing"
-    )
+    notes.append("ours: ranks are bound to their share of the cores, gloo's threads are not; torchrun binds nothing")
     return measures
 
 

@@ -30,7 +30,7 @@ class Worker:
         return os.getpid() if float((torch.ones(4) + 1).sum()) == 8.0 else 0
 
     def touch(self, array: Any) -> float:
-        """Reads from every page of 4 KiB, so that bytes which were only promised count for nothing."""
+        """Read all bytes, so that those which were only promised count for nothing."""
         return touch(array)
 
     def keep(self, kind: str, size: int) -> int:
@@ -39,6 +39,17 @@ class Worker:
 
     def fetch(self) -> Any:
         return self.kept
+
+    def first_sum(self, port: int, rank: int, size: int) -> float:
+        """The sum of a one from each rank of a process group, which is made for that."""
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        return total.item()
 
     def copy(self, size: int, count: int) -> list[float]:
         """Seconds of copies of memory by torch, each into memory that is there already."""
@@ -76,8 +87,8 @@ def payload(kind: str, size: int) -> Any:
 
 
 def touch(array: Any) -> float:
-    """The sum of one element of each page."""
-    return float(array.reshape(-1)[::1024].sum())
+    """The sum of all elements."""
+    return float(array.sum())
 
 
 class Pool:
@@ -143,6 +154,10 @@ class System:
             hand: whether the program makes its process group by itself, where the system has one of its own.
         """
         raise Unsupported("no training")
+
+    def groups(self, ranks: int) -> Task:
+        """So many new ranks make a process group and sum over it; each figure is the seconds that takes."""
+        raise Unsupported("no process groups")
 
     def failures(self, kind: str) -> Task:
         """Processes that are killed, and what follows: see ``failures.py`` for the kinds; figures in seconds."""

@@ -43,6 +43,12 @@ class FloorPool(base.Pool):
         self._socket.send_multipart([self._names[0], method.encode(), pickle.dumps(args)])
         return pickle.loads(self._socket.recv_multipart()[1])
 
+    def each(self, method: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Has every worker do the same with arguments of its own."""
+        for worker, its in zip(self._names, args, strict=True):
+            self._socket.send_multipart([worker, method.encode(), pickle.dumps(its)])
+        return [pickle.loads(self._socket.recv_multipart()[1]) for _ in self._names]
+
     def all(self, method: str, *args: Any) -> list[Any]:
         body, name = pickle.dumps(args), method.encode()
         for worker in self._names:
@@ -72,6 +78,29 @@ class FloorPool(base.Pool):
         self._context.term()
         os.unlink(f"{self._folder}/s")
         os.rmdir(self._folder)
+
+
+class FirstSums(base.Task):
+    """New workers make a process group by torch's own means, at the same time."""
+
+    def __init__(self, zygote: Zygote, ranks: int) -> None:
+        self._zygote, self._ranks = zygote, ranks
+
+    def run(self, count: int) -> list[float]:
+        return [self._once() for _ in range(count)]
+
+    def _once(self) -> float:
+        pool, port = FloorPool(self._zygote, self._ranks, True), base.free_port()
+        totals: list[float] = []
+        args = [(port, rank, self._ranks) for rank in range(self._ranks)]
+        seconds = base.timed(lambda: totals.extend(pool.each("first_sum", args)))
+        pool.close()
+        if set(totals) != {self._ranks}:
+            raise ValueError(f"wrong sums: {totals}")
+        return seconds
+
+    def close(self) -> None:
+        """Nothing is kept between the runs."""
 
 
 class Copies(base.Task):
@@ -204,6 +233,9 @@ class Floor(base.System):
 
     def states(self, ranks: int) -> base.Task:
         return Copies(FloorPool(self._zygote, ranks, True), state.SIZE, ranks)
+
+    def groups(self, ranks: int) -> base.Task:
+        return FirstSums(self._zygote, ranks)
 
     def failures(self, kind: str) -> base.Task:
         return Notices() if kind == "pending" else Forks(self._zygote)

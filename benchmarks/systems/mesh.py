@@ -55,6 +55,11 @@ class Mesh(base.System):
 
         return States(ranks)
 
+    def groups(self, ranks: int) -> base.Task:
+        from systems.mesh_training import FirstSums
+
+        return FirstSums(ranks)
+
     def failures(self, kind: str) -> base.Task:
         from systems.mesh_failures import failures
 

@@ -39,6 +39,51 @@ class Rank(Actor):
         return loss
 
 
+class Summer(Actor):
+    """A rank that has no process group yet."""
+
+    @endpoint
+    def ready(self) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+
+    @endpoint
+    def total(self) -> float:
+        import torch
+        import torch.distributed as dist
+
+        from monarch.distributed import group
+
+        total = torch.ones(1)
+        dist.all_reduce(total, group=group())
+        return total.item()
+
+
+class FirstSums(base.Task):
+    """New ranks make the process group of their mesh."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+
+    def run(self, count: int) -> list[float]:
+        return [self._once() for _ in range(count)]
+
+    def _once(self) -> float:
+        procs = this_host().spawn_procs({"gpus": self._ranks})
+        mesh = procs.spawn("summers", Summer)
+        mesh.ready.call().get()
+        totals: list[float] = []
+        seconds = base.timed(lambda: totals.extend(mesh.total.call().get().values()))
+        procs.stop().get(timeout=60)
+        if set(totals) != {self._ranks}:
+            raise ValueError(f"wrong sums: {totals}")
+        return seconds
+
+    def close(self) -> None:
+        """Nothing is kept between the runs."""
+
+
 class Training(base.Task):
     def __init__(self, model: str, hand: bool = False) -> None:
         try:
