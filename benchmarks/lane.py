@@ -110,6 +110,23 @@ class Lane:
         self.pool.one("keep", kind, size)
         return [self._right(size, lambda: touch(self.pool.one("fetch"))) for _ in range(count)]
 
+    def put(self, kind: str, size: int, count: int = 1) -> list[float]:
+        """An argument of any kind to the first worker, which reads all of it and answers with a number."""
+        value = self._payload(kind, size)
+        expected = touch(value)
+        return _repeat(count, lambda _: self._same(expected, self.pool.one("touch", value)))
+
+    def get(self, kind: str, size: int, count: int = 1) -> list[float]:
+        """A result of any kind from the first worker; all of it is read here."""
+        self.pool.one("keep", kind, size)
+        expected = touch(payload(kind, size))
+        return _repeat(count, lambda _: self._same(expected, touch(self.pool.one("fetch"))))
+
+    def small(self, kind: str, size: int, count: int = 1) -> list[float]:
+        """A value of any kind to the first worker and back."""
+        value = self._payload(kind, size)
+        return _repeat(count, lambda _: self.pool.one("echo", value))
+
     def memcpy(self, size: int, copies: int, count: int = 1, reads: int = 0) -> list[float]:
         """Copies of memory, each into memory that is there already, and reads of all of it."""
         import numpy
@@ -144,6 +161,10 @@ class Lane:
         if (kind, size) not in self._payloads:
             self._payloads[kind, size] = payload(kind, size)
         return self._payloads[kind, size]
+
+    def _same(self, expected: float, value: float) -> None:
+        if value != expected:
+            raise ValueError(f"wrong answer: {value} and not {expected}")
 
     def _right(self, size: int, call: Callable[..., Any], *args: Any) -> float:
         begin = _now()

@@ -31,6 +31,7 @@ import memory
 import payload
 import roundtrip
 import simulation
+import sizes
 import spawn
 import startup
 import states
@@ -46,6 +47,7 @@ BENCHMARKS: dict[str, Callable[[Options], list[Measure]]] = {
     "fanout": fanout.run,
     "inflight": inflight.run,
     "payload": payload.run,
+    "sizes": sizes.run,
     "buffers": buffers.run,
     "states": states.run,
     "steps": steps.run,

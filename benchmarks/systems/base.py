@@ -76,7 +76,11 @@ def free_port() -> int:
 
 
 def payload(kind: str, size: int) -> Any:
-    """So many bytes of float32 ones: a ``torch`` tensor or a ``numpy`` array."""
+    """So many bytes of float32 ones: a ``torch`` tensor or a ``numpy`` array; or ``bytes``, or an ``int``."""
+    if kind == "int":
+        return 1
+    if kind == "bytes":
+        return bytes(size)
     if kind == "torch":
         import torch
 
@@ -88,6 +92,10 @@ def payload(kind: str, size: int) -> Any:
 
 def touch(array: Any) -> float:
     """The sum of all elements."""
+    if isinstance(array, bytes):
+        import numpy
+
+        array = numpy.frombuffer(array, numpy.uint8)
     return float(array.sum())
 
 

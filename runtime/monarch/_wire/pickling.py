@@ -27,10 +27,12 @@ from typing import Any, Protocol
 
 import cloudpickle
 
+from monarch._wire.small import PLAIN, SMALL, dump_small, is_small
 from monarch.exceptions import SerializationError
 
-THRESHOLD = 64 * 1024
-"""Bytes from which a buffer is sent beside the body. At least pickle's frame size: see ``_Sink``."""
+THRESHOLD = 120 * 1024
+"""Bytes from which a buffer is sent beside the body: below, one more copy costs less than shared memory does. Copies of
+128 KiB and more cost far more, since the allocator maps each anew. At least pickle's frame size: see ``_Sink``."""
 
 _PLAIN_NODES = 50
 _ATOMS = frozenset({int, float, complex, bool, str, type(None)})
@@ -77,8 +79,13 @@ def dumps(
         SerializationError: a part cannot be pickled; the text begins with the path to it.
     """
     try:
-        if type(obj) in _ATOMS or _is_plain(obj):
+        if type(obj) in _ATOMS:
             return pickle.dumps(obj, 5), []
+        plain = _plainness(obj)
+        if plain is PLAIN:
+            return pickle.dumps(obj, 5), []
+        if plain is SMALL:
+            return dump_small(obj), []
         return _dump(obj, receivers, here)
     except MemoryError:
         raise
@@ -107,9 +114,11 @@ def loads(body: bytes, buffers: Sequence[memoryview | bytes] = ()) -> Any:
         raise SerializationError(text) from error
 
 
-def _is_plain(obj: Any) -> bool:
-    """Whether plain pickle does: a few objects of builtin types, none of them large bytes."""
+def _plainness(obj: Any) -> object:
+    """Whether plain pickle does: for a few objects of builtin types (PLAIN), with small arrays and tensors (SMALL)."""
     nodes = [obj]
+    found: object = PLAIN
+    storages: dict[int, Any] = {}
     for node in nodes:  # grows while it is walked
         kind = type(node)
         if kind in _ATOMS:
@@ -119,11 +128,16 @@ def _is_plain(obj: Any) -> bool:
         elif kind is dict:
             nodes += node
             nodes += node.values()
-        elif kind is not bytes or len(node) >= THRESHOLD:
-            return False
+        elif kind is bytes:
+            if len(node) >= THRESHOLD:
+                return None
+        elif is_small(node, kind, THRESHOLD, storages):
+            found = SMALL
+        else:
+            return None
         if len(nodes) > _PLAIN_NODES:
-            return False
-    return True
+            return None
+    return found
 
 
 def _dump(obj: Any, receivers: Receivers | None = None, here: bool = False) -> tuple[bytes, list[memoryview]]:
@@ -163,7 +177,7 @@ class _Sink:
     __slots__ = ("buffers", "chunks")
 
     def __init__(self) -> None:
-        self.chunks: list[bytes | bytearray] = []
+        self.chunks: list[bytes | bytearray | memoryview] = []
         self.buffers: list[memoryview] = []
 
     def keep(self, buffer: pickle.PickleBuffer) -> bool:
@@ -174,12 +188,16 @@ class _Sink:
         self.buffers.append(raw)
         return False
 
-    def write(self, data: bytes | bytearray) -> None:
+    def write(self, data: bytes | bytearray | pickle.PickleBuffer) -> None:
+        if type(data) is pickle.PickleBuffer:
+            # One that stays in the body, and that is written by itself as it is larger than a frame.
+            self.chunks.append(data.raw())
+            return
         size = len(data)
         # A chunk of opcodes can be as large, but it is the first, or begins with a frame that fits into it.
         opcodes = not self.chunks or (data[:1] == pickle.FRAME and int.from_bytes(data[1:9], "little") <= size)
         if size >= THRESHOLD and not opcodes:
-            before = self.chunks[-1]
+            before = bytes(self.chunks[-1])
             for header, call in _headers(data, size):
                 if before.endswith(header):
                     self.chunks[-1] = before[: -len(header)] + call

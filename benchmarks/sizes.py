@@ -1,0 +1,55 @@
+"""Arguments and results of growing size, and small values of several kinds, to one actor while eight are alive."""
+
+from __future__ import annotations
+
+from harness import FLOOR, OURS, Measure, Options, Race, Target, calm, workers
+
+KB = 1 << 10
+SIZES = (
+    0,
+    KB,
+    32 * KB,
+    64 * KB,
+    100 * KB,
+    118 * KB,
+    120 * KB,
+    128 * KB,
+    192 * KB,
+    256 * KB,
+    KB * KB,
+    16 * KB * KB,
+    64 * KB * KB,
+)
+WAYS = {"put": "argument", "get": "result"}
+
+
+def run(options: Options) -> list[Measure]:
+    """Microseconds of a call: what carries the value, and ours beside raw ZeroMQ with one pickle at each end."""
+    measures: list[Measure] = []
+    systems = [OURS, FLOOR]
+    notes: list[str] = []
+    with workers(options, systems, 8, notes, torch=True) as race:
+        race.rounds(1, "small", kind="int", size=0, count=50)
+        load = calm(options)
+        for kind in ("int", "numpy", "torch"):
+            measures.append(_measure(f"echo of a small {kind}", Target("≤ 1.5x floor", 1.5, FLOOR), load))
+            _rounds(race, measures[-1], options, "small", 40, kind=kind, size=16)
+        sizes = SIZES[::3] if options.quick else SIZES
+        for kind in ("bytes", "numpy"):
+            for way, what in WAYS.items():
+                for size in sizes:
+                    name = f"{size // KB:,} KB {kind} as {what}"
+                    measures.append(_measure(name, Target("≤ 1.5x floor", 1.5, FLOOR), load))
+                    count = max(2, min(30, (4 << 20) // max(1, size)))
+                    _rounds(race, measures[-1], options, way, count, kind=kind, size=size)
+    measures[0].notes += [*notes, "floor: ROUTER and DEALER, pickle protocol 5, no shared memory"]
+    return measures
+
+
+def _measure(name: str, target: Target, load: float) -> Measure:
+    return Measure("sizes", name, "us", "less", target=target, load=load)
+
+
+def _rounds(race: Race, measure: Measure, options: Options, what: str, count: int, **with_: object) -> None:
+    seconds = race.rounds(options.rounds(9, 3), what, count=count, **with_)
+    measure.samples = {system: [value * 1e6 for value in values] for system, values in seconds.items()}
