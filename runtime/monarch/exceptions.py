@@ -15,6 +15,7 @@ Everything below is a MonarchError:
         TransferError                       memory of another process could not be read or written
     DeadlockError                       actors wait for each other in a circle
     CallTimeoutError                    ``get(timeout=...)`` ran out; the call goes on
+        SendTimeoutError                    a receiver is too far behind; the message was not sent
     ProtocolError                       a peer speaks another version, or is not who it should be
 """
 
@@ -39,6 +40,7 @@ __all__ = [
     "NotKeptError",
     "PointError",
     "ProtocolError",
+    "SendTimeoutError",
     "SerializationError",
     "ShapeError",
     "SpawnError",
@@ -182,6 +184,25 @@ class DeadlockError(MonarchError, RuntimeError):
 
 class CallTimeoutError(MonarchError, TimeoutError):
     """``get(timeout=...)`` ran out. The call goes on; a later ``get`` can still have its result."""
+
+
+class SendTimeoutError(CallTimeoutError):
+    """A receiver stayed too far behind for too long, so a message was not sent, to none of its receivers.
+
+    Attributes:
+        mesh: name of the mesh that was called.
+        rank: position in the addressed mesh of the receiver without room.
+        behind: how far it is behind, in messages; a large one counts as several.
+    """
+
+    def __init__(self, message: str, *, mesh: str = "", rank: int = 0, behind: int = 0) -> None:
+        super().__init__(message)
+        self.mesh = mesh
+        self.rank = rank
+        self.behind = behind
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), str(self), self.__dict__)
 
 
 class ProtocolError(MonarchError):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from monarch._actors.gather import Gather
 from monarch._actors.peers import WINDOW, Peer
-from monarch._actors.runtime import Runtime
 from monarch._core.extent import Extent
+from monarch._core.flow import Finished
 from monarch._procs.casts import Casts
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
@@ -241,25 +241,6 @@ def test_every_call_is_answered_or_failed_exactly_once(data: st.DataObject) -> N
         assert handled == sorted(set(handled))
 
 
-class Receiver:
-    """As much of a runtime as is needed to say what it has finished."""
-
-    def __init__(self) -> None:
-        self.proc = "h/p.0"
-        self._finished: dict[str, int] = {}
-        self._reported: dict[str, int] = {}
-        self.said: deque[int] = deque()
-
-    def peer(self, proc: str) -> Receiver:
-        assert proc == CALLER
-        return self
-
-    def send(self, frame: bytes, more: Any = ()) -> None:
-        credit = m.decode(frame)
-        assert isinstance(credit, (m.Credit, m.Reply))
-        self.said.append(credit.done)
-
-
 @settings(deadline=None, max_examples=200)
 @given(
     costs=st.lists(st.sampled_from([1, 2, 25, 700, 20_000]), min_size=1, max_size=300),
@@ -270,7 +251,8 @@ def test_a_sender_that_waits_for_room_always_gets_it(costs: list[int], replies: 
     """And is never further ahead than the window and one message."""
     caller: Any = Caller()
     peer = Peer(caller, "h/p.0")
-    receiver: Any = Receiver()
+    receiver = Finished()
+    said: deque[int] = deque()
     under_way: deque[int] = deque()
     finished = 0
 
@@ -278,25 +260,25 @@ def test_a_sender_that_waits_for_room_always_gets_it(costs: list[int], replies: 
         nonlocal finished
         done = under_way.popleft()
         finished += done
-        Runtime.has_finished(receiver, CALLER, done, replies)
         if replies:
-            receiver._reported[CALLER] = receiver._finished[CALLER]
-            receiver.said.append(receiver._finished[CALLER])
+            said.append(receiver.report(done))
+        elif total := receiver.due(done):
+            said.append(total)
 
     def hear() -> None:
-        if receiver.said:
-            peer.finished(receiver.said.popleft())
+        if said:
+            peer.finished(said.popleft())
 
     chance = data.draw(st.randoms(use_true_random=False))
     for cost in costs:
         while not peer.done:
             # All that is under way is handled in the end, and then there is room.
-            assert under_way or receiver.said, "waits for ever"
-            if under_way and (not receiver.said or chance.random() < 0.5):
+            assert under_way or said, "waits for ever"
+            if under_way and (not said or chance.random() < 0.5):
                 handle()
             else:
                 hear()
-        peer.sent += cost
+        assert peer.window.take(cost)
         under_way.append(cost)
         assert peer.sent - finished <= WINDOW + cost
         if chance.random() < 0.3 and under_way:

@@ -19,9 +19,12 @@ import pytest
 import zmq
 
 from leaks import processes, wait_until, zygotes
+from monarch._actors.failures import unpack_failure
 from monarch._procs import session
 from monarch._procs.agent import AgentConfig
 from monarch._procs.casts import Casts
+from monarch._procs.children import Children
+from monarch._procs.mishaps import AgentMishaps
 from monarch._procs.posix import proc_start_time
 from monarch._procs.session import ipc_address
 from monarch._wire import messages as m
@@ -383,6 +386,39 @@ def test_frames_that_are_none_do_not_end_it(rig: Rig) -> None:
     rig.link.send(m.pack((12, "too few")))
     rig.is_well()
     assert rig.process.poll() is None
+
+
+def test_frames_that_are_none_are_told_of_seldom(rig: Rig) -> None:
+    for _ in range(2_000):
+        rig.link.send(b"garbage", [b"more"])
+    rig.link.send(m.encode(m.Level("h/x", 3)))
+    rig.is_well()
+    said = rig.says().splitlines()
+    assert len(said) == 5 and all("was dropped: ProtocolError" in line for line in said)
+    assert "1,000 of this kind by now" in said[3] and "a host agent takes no Level" in said[4]
+    faults = [rig.hear(m.Fault) for _ in said]
+    assert {(fault.src, fault.actor) for fault in faults} == {("h/agent", m.INTERNAL)}
+    texts = [msgspec.msgpack.decode(fault.body, type=m.Failure).text for fault in faults]
+    assert [text in line for text, line in zip(texts, said, strict=True)] == [True] * 5
+
+
+def test_a_spawn_that_cannot_be_read_is_a_death_of_its_procs(rig: Rig) -> None:
+    rig.link.send(m.encode(m.Spawn(OWNER, ["h/odd.0", "h/odd.1"], "none", b"", [0], {}, {}, [], 1, "t", [], "")))
+    for proc in ("h/odd.0", "h/odd.1"):
+        assert rig.dead(proc).reason.startswith("could not be started: ValueError: ")
+    rig.is_well()
+
+
+def test_a_call_that_an_agent_cannot_pass_on_is_answered() -> None:
+    told: list[tuple[str, Any]] = []
+    mishaps = AgentMishaps("h/agent", Children(), lambda proc, message: told.append((proc, message)), lambda dead: None)
+    call = m.encode(m.Call("x/c", "a", "b", 7, b"", "", 0, b""))
+    mishaps.failed("x/c", [m.encode(m.Cast("x/c", ["h/p.0", "h/p.1"], 7, 1)), call], OSError(24, "Too many open files"))
+    mishaps.failed("x/c", [m.encode(m.Route("h/p.2", 1)), call], OSError(24, "Too many open files"))
+    assert [(proc, reply.src, reply.port, reply.rank, reply.status) for proc, reply in told] == [
+        ("x/c", f"h/p.{rank}", 7, m.NOWHERE, m.ERROR) for rank in range(3)
+    ]
+    assert "could not pass a message on to h/p.0: OSError: [Errno 24]" in unpack_failure(told[0][1].body).text
 
 
 def test_a_peer_of_another_version_is_refused(rig: Rig) -> None:

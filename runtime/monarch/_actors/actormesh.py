@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.call import Endpoint, Undecorated
@@ -11,7 +12,7 @@ from monarch._actors.future import Future
 from monarch._actors.gather import Gather, died
 from monarch._actors.groups import Grouped
 from monarch._actors.owned import Managed
-from monarch._actors.peers import Targets
+from monarch._actors.peers import Shape, Targets
 from monarch._actors.process import get_runtime
 from monarch._actors.procs import Procs
 from monarch._actors.runtime import Runtime
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from monarch._actors.spec import ActorSpec
 
+_following = Lock()
+"""So that no thread takes an older shape for the newest."""
 SHOWN = 32
 """Rows that a mesh shows at most."""
 
@@ -71,17 +74,29 @@ class ActorMesh(Grouped, MeshView, Managed):
 
     def __init__(self, state: _State, region: Region, runtime: Runtime) -> None:
         self._state = state
-        self._region = region
+        # Replaced as a whole when the mesh is resized, by the thread that learns of it; any thread reads it.
+        self._shape = Shape.of(region)
         self._runtime = runtime
-        self._view_bytes = m.pack(region.pack())
-        self._found: tuple[int, Targets] | None = None
-        if region == state.region and region == state.procs.region():
+        # Made by any thread; one of another shape or version is made again.
+        self._found: Targets | None = None
+        self._follows = region == state.region and region == state.procs.region()
+        if self._follows:
             state.procs.follow(self)
 
     @classmethod
     def _make(cls, key: str, name: str, actor: type, procs: Procs, region: Region, owned: bool) -> ActorMesh:
         """A mesh of this process's runtime."""
         return cls(_State(key, name, actor, procs, region, owned), region, get_runtime())
+
+    @property
+    def _region(self) -> Region:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Which ranks it has."""
+        return self._shape.region
+
+    @property
+    def _view_bytes(self) -> bytes:
+        """That for the wire."""
+        return self._shape.packed
 
     def _view(self, region: Region) -> Self:
         return type(self)(self._state, region, self._runtime)
@@ -93,7 +108,7 @@ class ActorMesh(Grouped, MeshView, Managed):
     # Endpoints
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or (name.startswith("_") and name in ("_state", "_region", "_runtime")):
+        if name.startswith("__") or (name.startswith("_") and name in ("_state", "_region", "_runtime", "_shape")):
             raise AttributeError(name)
         cls = self._state.cls
         if name in methods_of(cls):
@@ -140,28 +155,46 @@ class ActorMesh(Grouped, MeshView, Managed):
         return future
 
     def _members_at(self) -> Targets:
-        """Where its members are."""
+        """Where its members are: one consistent state, for all that one call needs."""
         found, procs = self._found, self._state.procs
         # What is looked up while it changes counts as what there was before.
         version = procs.version
-        if found is None or found[0] != version:
-            runtime = self._runtime
-            if runtime.closed:
+        if found is not None and found.version == version and found.shape is self._shape:
+            return found
+        while True:
+            if self._runtime.closed:
                 raise StoppedError(f"{self._name} was ended by the shutdown of its session", mesh=self._name)
-            procs.check(self._region, self._name)
-            targets = Targets(runtime, [runtime.peer(procs.proc(rank)) for rank in self._region.base_ranks()])
-            found = self._found = version, targets
-        return found[1]
+            if self._follows and self._region != procs.region():
+                # Another thread is about to say so.
+                self._follow()
+            try:
+                found = self._found = self._locate(self._shape, version)
+                return found
+            except StoppedError:
+                if not self._follows or procs.version == version:
+                    raise
+                # Its processes have become fewer just now.
+                version = procs.version
+
+    def _locate(self, shape: Shape, version: int) -> Targets:
+        runtime, procs, region = self._runtime, self._state.procs, shape.region
+        procs.check(region, self._name)
+        return Targets(runtime, [runtime.peer(procs.proc(rank)) for rank in region.base_ranks()], shape, version)
 
     def _member(self, position: int) -> ActorMesh:
         """The mesh of one member."""
-        return self._view(Region((), self._region.base_rank(position), (), ()))
+        return self._member_of(self._shape, position)
+
+    def _member_of(self, shape: Shape, position: int) -> ActorMesh:
+        """The mesh of the member at a position that a shape of this mesh has."""
+        return self._view(Region((), shape.region.base_rank(position), (), ()))
 
     def _follow(self) -> None:
         """The processes are more or fewer than before, and this is a mesh of actors on all of them."""
         state = self._state
-        state.region = self._region = state.procs.region()
-        self._view_bytes, self._found = m.pack(self._region.pack()), None
+        with _following:
+            region = state.procs.region()
+            state.region, self._shape = region, Shape.of(region)
 
     def _check_alive(self, method: str) -> None:
         """Raises what says that members have died."""
@@ -206,8 +239,9 @@ class ActorMesh(Grouped, MeshView, Managed):
         def finish(_: Gather[None], __: list[Any]) -> None:
             return None
 
-        gather: Gather[None] = Gather(runtime, targets.peers, self.extent, self._name, "stop", finish, patient=True)
-        halt = m.encode(m.Halt(runtime.proc, state.key, gather.port, self._view_bytes, reason))
+        extent = targets.shape.region.extent
+        gather: Gather[None] = Gather(runtime, targets.peers, extent, self._name, "stop", finish, patient=True)
+        halt = m.encode(m.Halt(runtime.proc, state.key, gather.port, targets.shape.packed, reason))
         for peer in targets.peers:
             peer.send(halt)
         gather.check()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
 from monarch._actors.functions import function_of
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 
 _SWEEP = 0.5
 """Seconds between looks for shared memory that is not used any more, while some is."""
-_PATIENCE = 2.0
-"""Seconds to wait for room in shared memory."""
+SPACE_S = 2.0
+"""Seconds to wait for receivers that hold more shared memory than its bound. They may never let go of it, so after that
+buffers go through the socket."""
 _LENDING = "monarch._transfers.lending"
 
 
@@ -39,23 +41,35 @@ class Bulk:
     def begin_bulk(self) -> None:
         """Before anything is sent."""
         self.segments = Segments()
+        # Appended to by garbage collections, in any thread, so no lock.
         self.releases: deque[tuple[int, int]] = deque()
         """Shared memory that was let go of here, and that its owner was not told of yet: pid and segment."""
         self.mappings = Mappings(self._on_release)
-        self._space: _Space | None = None
+        self._bulk_lock = Lock()
+        # These three under _bulk_lock.
+        self._spaces: set[_Space] = set()
         self._mapped = 0
         self._sweeping = False
+        # By pid; an entry is written again with the same value only.
         self._bulk_owners: dict[int, str] = {}
 
     def put(self, buffers: Sequence[memoryview], receivers: Sequence[str]) -> m.PackedBulk | None:
         """Writes large buffers into shared memory, once for all receivers; None if that is and stays full."""
-        if self.segments.over_limit:
-            space = self._space = _Space(self.segments)
-            # Whoever holds it all may never let go of it; then these buffers go through the socket.
-            if not self.wait(space, _PATIENCE):
-                return None
+        if self.segments.over_limit and not self._wait_for_space():
+            return None
         ref = self.segments.put(list(buffers), receivers)
         return (self.proc, ref.pid, ref.fd, ref.segment, list(ref.spans))
+
+    def _wait_for_space(self) -> bool:
+        """Waits until receivers hold less shared memory than its bound; False if they do not in time."""
+        space = _Space(self.segments)
+        with self._bulk_lock:
+            self._spaces.add(space)
+        try:
+            return self.wait(space, SPACE_S)
+        finally:
+            with self._bulk_lock:
+                self._spaces.discard(space)
 
     def load(self, message: m.Call | m.Create | m.Reply, frames: Sequence[Any] = ()) -> Any:
         """Unpickles the body of a message, with what came beside it."""
@@ -65,10 +79,11 @@ class Bulk:
         owner, pid, fd, segment, spans = bulk
         ref = BulkRef(pid, fd, segment, tuple((offset, length) for offset, length in spans))
         self._bulk_owners[pid] = owner
-        self._mapped += 1
-        if not self._sweeping:
+        with self._bulk_lock:
+            self._mapped += 1
+            sweeping, self._sweeping = self._sweeping, True
+        if not sweeping:
             # For what is let go of while this process sends nothing.
-            self._sweeping = True
             self.pump.call_later(_SWEEP, self._sweep)
         return loads(message.body, self.mappings.open(ref))
 
@@ -78,35 +93,56 @@ class Bulk:
 
     def _sweep(self) -> None:
         self.settle()
-        self._sweeping = self._mapped > 0
-        if self._sweeping:
+        with self._bulk_lock:
+            self._sweeping = again = self._mapped > 0
+        if again:
             self.pump.call_later(_SWEEP, self._sweep)
 
     def settle(self) -> None:
         """Does what was put off: tells the owners of shared memory what is not used here any more, and the like."""
         while self.deferred:
-            self.deferred.popleft()()
+            try:
+                action = self.deferred.popleft()
+            except IndexError:
+                # Another thread does it.
+                break
+            action()
         if self.releases:
             self._send_releases()
 
     def _send_releases(self) -> None:
         owners: dict[str, list[int]] = {}
         while self.releases:
-            pid, segment = self.releases.popleft()
-            self._mapped -= 1
+            try:
+                pid, segment = self.releases.popleft()
+            except IndexError:
+                break
             owners.setdefault(self._bulk_owners[pid], []).append(segment)
+        with self._bulk_lock:
+            self._mapped -= sum(map(len, owners.values()))
         for owner, segments in owners.items():
             if owner == self.proc:
-                for segment in segments:
-                    self.segments.release(segment, self.proc)
+                self._on_released(m.Release(owner, segments), ())
             else:
                 self.peer(owner).send(m.encode(m.Release(self.proc, segments)))
 
     def _on_released(self, release: m.Release, _: Sequence[Any]) -> None:
         for segment in release.segments:
             self.segments.release(segment, release.src)
-        if self._space is not None and self._space.done:
-            self.pump.notify(cast("Waiter", self._space))
+        self._tell_of_space()
+
+    def forget_holder(self, proc: str) -> None:
+        """A receiver has died: what it held is free."""
+        self.segments.forget(proc)
+        self._tell_of_space()
+
+    def _tell_of_space(self) -> None:
+        """Wakes all that wait for room in shared memory, if there is some."""
+        if self._spaces and not self.segments.over_limit:
+            with self._bulk_lock:
+                spaces = list(self._spaces)
+            for space in spaces:
+                self.pump.notify(cast("Waiter", space))
 
 
 class Lending:

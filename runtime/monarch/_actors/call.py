@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from monarch._actors.cells import EXPLICIT, UNDECORATED
 from monarch._actors.channel import Port
 from monarch._actors.endpoint import Arity, methods_of
 from monarch._actors.future import Future
-from monarch._actors.gather import Gather, died
+from monarch._actors.gather import Gather, died, replaced
 from monarch._actors.peers import cost_of
+from monarch._actors.room import take_room
 from monarch._actors.runtime import Runtime, current
 from monarch._core.extent import axes_text
 from monarch._core.valuemesh import ValueMesh
@@ -21,7 +22,7 @@ from monarch.exceptions import ArgumentError, MonarchError, NotAnEndpointError, 
 
 if TYPE_CHECKING:
     from monarch._actors.actormesh import ActorMesh
-    from monarch._actors.peers import Peer
+    from monarch._actors.peers import Peer, Targets
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,6 +35,12 @@ def _values(gather: Gather[Any], values: list[Any]) -> Any:
 def _single(gather: Gather[Any], values: list[Any]) -> Any:
     value = values[0]
     return value.read() if hasattr(value, "read") and type(value).__name__ == "Deferred" else value
+
+
+class _Answers(Protocol):
+    """What takes the answers to a call."""
+
+    port: int
 
 
 class Endpoint(Generic[P, R]):
@@ -77,8 +84,9 @@ class Endpoint(Generic[P, R]):
         mesh = self.mesh
         deaths = mesh._runtime.deaths
         prepared = self._prepare(args, kwargs)
-        stream = Stream(mesh._runtime, mesh, self.name)
-        self._dispatch(prepared, stream.port, False)
+        targets = mesh._members_at()
+        stream = Stream(mesh._runtime, mesh, targets, self.name)
+        self._dispatch(prepared, targets, stream, False)
         if mesh._runtime.deaths != deaths:
             stream.check()
         return iter(stream.futures)
@@ -88,7 +96,7 @@ class Endpoint(Generic[P, R]):
 
         An endpoint that raises then has nobody to tell: its actor fails, and its owner hears of it.
         """
-        self._send(args, kwargs, 0, True)
+        self._send(args, kwargs)
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """For distributed tensors, which this version does not have."""
@@ -98,14 +106,15 @@ class Endpoint(Generic[P, R]):
         """Sends with a port of the caller's choice for the answers."""
         mesh = self.mesh._member(random.randrange(len(self.mesh))) if choose else self.mesh
         if port is None:
-            Endpoint[P, R](mesh, self.name, self._arity, self._flags)._send(args, kwargs, 0, True)
+            Endpoint[P, R](mesh, self.name, self._arity, self._flags)._send(args, kwargs)
             return
         endpoint = Endpoint[P, R](mesh, self.name, self._arity, self._flags)
         prepared = endpoint._prepare(args, kwargs)
         method = methods_of(mesh._state.cls).get(self.name)
         explicit = bool(self._flags & EXPLICIT) or (method is not None and method.explicit)
-        relay = _Relay(mesh, self.name, port, explicit)
-        endpoint._dispatch(prepared, relay.port, not explicit)
+        targets = mesh._members_at()
+        relay = _Relay(mesh, targets, self.name, port, explicit)
+        endpoint._dispatch(prepared, targets, relay, not explicit)
         relay.check()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -123,16 +132,17 @@ class Endpoint(Generic[P, R]):
         prepared = self._prepare(args, kwargs)
         targets = mesh._members_at()
         gather: Gather[Any] = Gather(
-            mesh._runtime, targets.peers, mesh.extent, mesh._name, self.name, finish, mesh._key
+            mesh._runtime, targets.peers, targets.shape.region.extent, mesh._name, self.name, finish, mesh._key
         )
         gather.view = mesh
-        self._dispatch(prepared, gather.port, True)
+        self._dispatch(prepared, targets, gather, True)
         if mesh._runtime.deaths != deaths:
             gather.check()
         return gather
 
-    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], port: int, gathered: bool) -> None:
-        self._dispatch(self._prepare(args, kwargs), port, gathered)
+    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        prepared = self._prepare(args, kwargs)
+        self._dispatch(prepared, self.mesh._members_at(), None, True)
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, list[memoryview]]:
         if self._arity is not None:
@@ -149,37 +159,63 @@ class Endpoint(Generic[P, R]):
         except SerializationError as error:
             raise SerializationError(f"{mesh._name}.{self.name}() was not sent: {error}") from error.__cause__
 
-    def _dispatch(self, prepared: tuple[bytes, list[memoryview]], port: int, gathered: bool) -> None:
+    def _dispatch(
+        self, prepared: tuple[bytes, list[memoryview]], targets: Targets, sink: _Answers | None, gathered: bool
+    ) -> None:
+        """Sends to all targets or, if this raises, to none; the port of the sink is closed then."""
         mesh = self.mesh
         runtime = mesh._runtime
         body, buffers = prepared
+        port = sink.port if sink is not None else 0
         here = current.get()
         sender = here[0].key if here is not None else ""
         cost = cost_of(body, buffers)
+        try:
+            # What was let go of since the last call is free for the answers of this one.
+            runtime.settle()
+            take_room(runtime, targets.peers, cost, mesh, self.name)
+            bulk = _into_memory(runtime, targets, buffers, cost) if buffers and targets.near else None
+        except BaseException:
+            if port:
+                # Nobody will answer.
+                runtime.close_port(port)
+            raise
         call = m.Call(
-            runtime.proc, mesh._key, self.name, port, mesh._view_bytes, sender, self._flags, body, None, 0, cost
+            runtime.proc, mesh._key, self.name, port, targets.shape.packed, sender, self._flags, body, None, 0, cost
         )
-        send_to_all(runtime, mesh, call, buffers, cost, gathered)
+        send_to_all(runtime, targets, call, buffers, bulk, gathered)
+
+
+def _into_memory(runtime: Runtime, targets: Targets, buffers: Sequence[memoryview], cost: int) -> m.PackedBulk | None:
+    """Writes large buffers into shared memory for those of this host; None if they go through the socket."""
+    receivers = [peer for peer in targets.near if peer.dead is None]
+    if not receivers:
+        return None
+    try:
+        bulk = runtime.put(buffers, [peer.proc for peer in receivers])
+    except BaseException:
+        for peer in targets.peers:
+            peer.give_back(cost)
+        raise
+    for peer in receivers:
+        if peer.dead is not None:
+            # It died meanwhile, and will release nothing.
+            runtime.forget_holder(peer.proc)
+    return bulk
 
 
 def send_to_all(
-    runtime: Runtime, mesh: ActorMesh, call: m.Call, buffers: Sequence[memoryview], cost: int, gathered: bool
+    runtime: Runtime,
+    targets: Targets,
+    call: m.Call,
+    buffers: Sequence[memoryview],
+    bulk: m.PackedBulk | None,
+    gathered: bool,
 ) -> None:
     """Sends one message to all members of a view: directly on this host, once a host to the others."""
-    targets = mesh._members_at()
-    # What was let go of since the last call is free for the answers of this one.
-    runtime.settle()
-    for peer in targets.peers:
-        if peer.sent >= peer.credit:
-            runtime.make_room(targets.peers)
-            break
-    for peer in targets.peers:
-        peer.sent += cost
-    near = targets.near
-    if near:
-        bulk = runtime.put(buffers, [peer.proc for peer in near if peer.dead is None]) if buffers else None
+    if targets.near:
         frame = m.encode(_with(call, bulk, 0 if bulk else len(buffers))) if buffers else m.encode(call)
-        for peer in near:
+        for peer in targets.near:
             peer.send(frame, () if bulk else buffers)
     if targets.far:
         far = m.encode(_with(call, None, len(buffers))) if buffers else m.encode(call)
@@ -225,12 +261,13 @@ class _Arrival(Future[R]):
 class Stream:
     """Gives each reply, as it arrives, to the next of its futures."""
 
-    def __init__(self, runtime: Runtime, mesh: ActorMesh, method: str) -> None:
+    def __init__(self, runtime: Runtime, mesh: ActorMesh, targets: Targets, method: str) -> None:
         self._runtime = runtime
         self._mesh = mesh
         self._method = method
+        self._shape = targets.shape
         self.label = f"{mesh._called}.{method}()"
-        self.targets: list[Peer] = mesh._members_at().peers
+        self.targets: list[Peer] = targets.peers
         self._answered = [False] * len(self.targets)
         self.futures: list[_Arrival[Any]] = [_Arrival(runtime, self) for _ in self.targets]
         self._next = 0
@@ -238,6 +275,8 @@ class Stream:
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
         """Takes an answer."""
+        if not 0 <= reply.rank < len(self.targets):
+            reply = replaced(reply, self.targets, self.label)
         if not self._answered[reply.rank]:
             part = self._part(reply.rank)
             part.reply(m.Reply(reply.src, part.port, 0, reply.status, 0, reply.body, reply.bulk), frames)
@@ -271,7 +310,7 @@ class Stream:
         return failed
 
     def _part(self, rank: int) -> Gather[Any]:
-        one = self._mesh._member(rank)
+        one = self._mesh._member_of(self._shape, rank)
         gather: Gather[Any] = Gather(
             self._runtime, [self.targets[rank]], one.extent, self._mesh._name, self._method, _single, self._mesh._key
         )
@@ -290,18 +329,21 @@ class Stream:
 class _Relay:
     """Passes answers on to a port, which may be of another process. Explicit ports may answer more than once."""
 
-    def __init__(self, mesh: ActorMesh, method: str, port: Port[Any], explicit: bool) -> None:
+    def __init__(self, mesh: ActorMesh, targets: Targets, method: str, port: Port[Any], explicit: bool) -> None:
         self._runtime = mesh._runtime
         self._mesh = mesh
         self._method = method
         self._target = port
         self._explicit = explicit
-        self.targets = mesh._members_at().peers
+        self._shape = targets.shape
+        self.targets = targets.peers
         self._left = set(range(len(self.targets)))
         self.port = self._runtime.open_port(self)
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
         """Takes an answer."""
+        if not 0 <= reply.rank < len(self.targets):
+            reply = replaced(reply, self.targets, f"{self._mesh._called}.{self._method}()")
         if self._explicit or reply.rank in self._left:
             try:
                 self._pass_on(reply, frames)
@@ -321,8 +363,11 @@ class _Relay:
         for rank in owed:
             mesh = self._mesh
             label = f"{mesh._called}.{self._method}()"
-            self._target.exception(died(label, mesh._name, {rank: dead}, mesh.extent, None, mesh._called))
+            self._target.exception(died(label, mesh._name, {rank: dead}, self._shape.region.extent, None, mesh._called))
             self._answered(rank)
+        if self._explicit and all(target.dead is not None for target in self.targets):
+            # Nobody is left that might answer more than once.
+            self._runtime.close_port(self.port)
         return bool(owed)
 
     def _answered(self, rank: int) -> None:

@@ -20,7 +20,14 @@ from monarch._actors.spec import ActorSpec
 from monarch._core.extent import Point
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps, loads
-from monarch.exceptions import ArgumentError, MonarchError, SerializationError, StoppedError, SupervisionError
+from monarch.exceptions import (
+    ArgumentError,
+    MonarchError,
+    PointError,
+    SerializationError,
+    StoppedError,
+    SupervisionError,
+)
 
 if TYPE_CHECKING:
     from monarch._actors.executors import Executor
@@ -73,7 +80,11 @@ class Cell:
         """Name and coordinates, as in ``trainers[gpus=3]``."""
         if self.spec is None:
             return self.key
-        point = Point(self.spec.region.position_of(self.rank) or 0, self.spec.region.extent)
+        position = self.spec.region.position_of(self.rank)
+        if position is None:
+            # Of a mesh that has become smaller.
+            return f"{self.spec.name}[rank {self.rank}]"
+        point = Point(position, self.spec.region.extent)
         at = ", ".join(f"{label}={point[label]}" for label in point)
         return f"{self.spec.name}[{at}]" if at else self.spec.name
 
@@ -204,7 +215,12 @@ class Cell:
         if place is None:
             if len(self._places) > _PLACES:
                 self._places.clear()
-            place = self._places[view] = self.runtime.region_of(view).position_of(self.rank) or 0
+            position = self.runtime.region_of(view).position_of(self.rank)
+            if position is None:
+                raise PointError(
+                    f"{self.title()} was sent a message that is not for it: rank {self.rank} is not in its view"
+                )
+            place = self._places[view] = position
         return place
 
     # Answers
@@ -217,13 +233,13 @@ class Cell:
         if call.port and not method.explicit:
             try:
                 body, buffers = dumps(value, "", lambda: [call.src])
+                place = self._places.get(call.view)
+                if place is None:
+                    place = self._place(call.view)
+                runtime.reply(call.src, call.port, place, m.RESULT, body, buffers, call.cost)
             except Exception as error:
-                self._answer_error(call, _unpicklable(self, call, error))
-                return
-            place = self._places.get(call.view)
-            if place is None:
-                place = self._place(call.view)
-            runtime.reply(call.src, call.port, place, m.RESULT, body, buffers, call.cost)
+                # Nothing of it was sent or counted.
+                self._answer_error(call, error if type(error) is PointError else _unpicklable(self, call, error))
         else:
             runtime.has_finished(call.src, call.cost, False)
 
@@ -237,7 +253,7 @@ class Cell:
         failure = pack_failure(error, own)
         runtime.has_finished(call.src, call.cost, bool(call.port))
         if call.port:
-            runtime.reply(call.src, call.port, self._place(call.view), m.ERROR, failure)
+            runtime.answer(call.src, call.port, call.view, m.ERROR, failure)
         else:
             self.fail(failure)
 
@@ -312,15 +328,14 @@ class Cell:
             self._not_made(create, error, False)
         else:
             runtime.idle()
-            runtime.reply(create.src, create.port, self._place(create.view), m.RESULT, NOTHING)
+            runtime.answer(create.src, create.port, create.view, m.RESULT, NOTHING)
         finally:
             current.reset(token)
 
     def _not_made(self, create: m.Create, error: BaseException, own: bool) -> None:
         self.runtime.idle()
         self.failed = pack_failure(error, own)
-        place = self.runtime.region_of(create.view).position_of(self.runtime.rank) or 0
-        self.runtime.reply(create.src, create.port, place, m.ERROR, self.failed)
+        self.runtime.answer(create.src, create.port, create.view, m.ERROR, self.failed)
 
     def halt(self, reason: str, stopped: Callable[[bytes | None], None]) -> None:
         """Stops the actor once it has handled what came before; then says so, with the failure of its cleanup."""
@@ -415,7 +430,6 @@ def refuse(runtime: Runtime, call: m.Call, reason: str | None) -> None:
     runtime.has_finished(call.src, call.cost, bool(call.port))
     failure = pack_failure(error, True)
     if call.port:
-        place = runtime.region_of(call.view).position_of(runtime.rank) or 0
-        runtime.reply(call.src, call.port, place, m.ERROR, failure)
+        runtime.answer(call.src, call.port, call.view, m.ERROR, failure)
     else:
         runtime.peer(call.src).send(m.encode(m.Fault(runtime.proc, call.actor, runtime.rank, failure)))

@@ -36,7 +36,7 @@ class ActorInstance:
         self.class_name = f"{spec.cls.__module__}.{spec.cls.__qualname__}" if spec is not None else "root"
         self.actor_id = f"{cell.key if cell is not None else 'root'}@{runtime.proc}"
         if cell is not None and spec is not None:
-            self.rank = Point(spec.region.position_of(cell.rank) or 0, spec.region.extent)
+            self.rank = Point(spec.region.place_of(cell.rank), spec.region.extent)
         else:
             self.rank = Point(0, Extent((), ()))
 
@@ -77,14 +77,14 @@ class Context:
             return Point(0, Extent((), ()))
         cell, call = self._here
         region = view_of(cell, call)
-        return Point(region.position_of(cell.rank) or 0, region.extent)
+        return Point(region.place_of(cell.rank), region.extent)
 
 
 def view_of(cell: Cell, call: m.Call) -> Region:
     """The view that a message was sent to; the whole mesh for what is no message."""
     if call.view:
         return cell.runtime.region_of(call.view)
-    return cell.spec.region if cell.spec is not None else Region((), 0, (), ())
+    return cell.spec.region if cell.spec is not None else Region((), cell.rank, (), ())
 
 
 def context() -> Context:

@@ -30,9 +30,10 @@ def execute(
     if not callable(function):
         raise ArgumentError(f"execute takes a function and its arguments, and not {function!r}")
     shared = mesh._state
-    if shared.runner is None:
-        # Of the whole mesh, so that all views of it share one.
-        whole = type(mesh)(shared, shared.procs.region(), mesh._runtime)
-        shared.runner = whole.spawn("execute", Runner)
-    runner: Any = shared.runner
+    with shared.runner_lock:
+        if shared.runner is None:
+            # Of the whole mesh, so that all views of it share one.
+            whole = type(mesh)(shared, shared.procs.region(), mesh._runtime)
+            shared.runner = whole.spawn("execute", Runner)
+        runner: Any = shared.runner
     return runner._view(mesh._region).run.call(function, args, kwargs).get()

@@ -13,9 +13,9 @@ import msgspec
 
 from monarch._core.extent import Extent, Point
 from monarch._core.ranks import describe_ranks
-from monarch._wire.messages import encode
+from monarch._wire.messages import VERSION, Failure, encode
 from monarch._wire.pickling import dumps, loads
-from monarch.exceptions import ActorError, MonarchError
+from monarch.exceptions import ActorError, MonarchError, ProtocolError
 
 if TYPE_CHECKING:
     from monarch._core.valuemesh import ValueMesh
@@ -24,29 +24,17 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MAX_TEXT = 100_000
 
 
-class Failure(msgspec.Struct, array_like=True):
-    """An exception as it goes over the wire."""
-
-    kind: str
-    """Qualified name of its class."""
-    text: str
-    """Its message."""
-    where: str
-    """The line of the user's code at which it was raised; empty if there is none."""
-    trace: str
-    """Its traceback: frames of the user's code, ours folded."""
-    pickled: bytes | None
-    """The exception itself, if it can be pickled and made again."""
-    own: bool
-    """Whether it is an error of Monarch, to be raised as it is, and not of the endpoint."""
-
-
 _unpack = msgspec.msgpack.Decoder(Failure).decode
 
 
 def unpack_failure(data: bytes) -> Failure:
-    """The failure that ``pack_failure`` packed."""
-    return _unpack(data)
+    """The failure that ``pack_failure`` packed; for what is none, one that says so and is raised as ProtocolError."""
+    try:
+        return _unpack(data)
+    except msgspec.DecodeError as error:
+        text = f"an error arrived as {len(data)} bytes that are no failure of protocol version {VERSION}: {error}"
+        known = ProtocolError(text)
+        return Failure("ProtocolError", text, "", f"ProtocolError: {text}", _pickled(known), True)
 
 
 def pack_failure(error: BaseException, own: bool = False) -> bytes:

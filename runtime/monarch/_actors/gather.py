@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from monarch._actors.failures import Failure, group, unpack_failure
+from monarch._actors.failures import Failure, group, pack_failure, unpack_failure
 from monarch._actors.future import Future
 from monarch._actors.procs import split_proc
 from monarch._core.extent import Extent
 from monarch._core.ranks import describe_ranks
 from monarch._core.valuemesh import Deferred, ValueMesh
-from monarch._wire.messages import RESULT, Dead, Reply
-from monarch.exceptions import ActorError, DeviceMeshError, SpawnError, StoppedError, SupervisionError
+from monarch._wire.messages import ERROR, RESULT, Dead, Reply
+from monarch.exceptions import ActorError, DeviceMeshError, ProtocolError, SpawnError, StoppedError, SupervisionError
 
 if TYPE_CHECKING:
     from monarch._actors.peers import Peer
@@ -112,10 +112,17 @@ class Gather(Future[R]):
         pass
 
     def reply(self, reply: Reply, frames: Sequence[bytes]) -> None:
-        """Takes the reply of one of the actors; a second one of the same is no reply."""
+        """Takes the reply of one of the actors; a second one of the same is no reply.
+
+        One from a position that the view does not have counts as an error of its sender.
+        """
         with self._lock:
             replies = self._replies
-            if not self._left or replies[reply.rank] is not None:
+            if not self._left:
+                return
+            if not 0 <= reply.rank < len(replies):
+                reply = replaced(reply, self.targets, self.label)
+            if replies[reply.rank] is not None:
                 return
             replies[reply.rank] = (reply, frames) if frames else reply
             self._left -= 1
@@ -226,6 +233,22 @@ class Gather(Future[R]):
         if not lost:
             return group(failures, self.extent, self.label, results)
         return died(self.label, self.mesh, lost, self.extent, results, self._called)
+
+
+def replaced(reply: Reply, targets: Sequence[Peer], label: str) -> Reply:
+    """A reply from a position that a view does not have, as the error of the member that has sent it.
+
+    Raises:
+        ProtocolError: its sender is no member.
+    """
+    places = [place for place, peer in enumerate(targets) if peer.proc == reply.src]
+    what = f"{reply.src} answered {label} from position {reply.rank}, of {len(targets)} that were addressed"
+    if not places:
+        raise ProtocolError(f"{what}, and is none of them")
+    status, body = reply.status, reply.body
+    if status == RESULT:
+        status, body = ERROR, pack_failure(ProtocolError(what), True)
+    return Reply(reply.src, reply.port, places[0], status, reply.done, body)
 
 
 class _Load:

@@ -19,7 +19,7 @@ from monarch._actors.procmesh import ProcMesh, _Shared
 from monarch._actors.procs import Procs, Roster
 from monarch._actors.roles import Role, axes_of, environments, ranges_of
 from monarch._actors.runtime import Runtime, current
-from monarch._actors.silence import Silence
+from monarch._actors.silence import Silence, check_bound
 from monarch._actors.starting import Starting
 from monarch._core.extent import Extent, axes_text
 from monarch._core.meshview import MeshView
@@ -126,6 +126,7 @@ class HostMesh(MeshView, Managed):
         rule = restart_of(restart)
         if not isinstance(spares, int) or isinstance(spares, bool) or spares < 0:
             raise ArgumentError(f"spares is a number of processes of each host, and not {spares!r}")
+        check_bound(silence)
         local = _local_extent(self.extent, axes_of(per_host, roles))
         variables = _environment(bootstrap_command, env)
         extent = Extent((*self.extent.labels, *local.labels), (*self.extent.sizes, *local.sizes))

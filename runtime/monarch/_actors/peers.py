@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from monarch._core.flow import WINDOW, Window
+from monarch._core.region import Region
 from monarch._procs.session import host_of, ipc_address
 from monarch._wire.links import Link
-from monarch._wire.messages import Cast, Dead, Route, encode
+from monarch._wire.messages import Cast, Dead, Route, encode, pack
 
 if TYPE_CHECKING:
     from monarch._actors.runtime import Runtime
     from monarch._procs.pump import Turn
 
-WINDOW = 16_384
-"""How far a sender may be ahead of a receiver: in messages, each counted once more for every 4 KiB of it."""
-
-PATIENCE = 0.1
-"""Seconds for which an actor waits for room at first, where nothing moves and messages wait for it: see go_beyond."""
+__all__ = ["WINDOW", "Gateway", "IpcPeer", "LocalPeer", "Peer", "RemotePeer", "Shape", "Targets", "cost_of"]
 
 
 def cost_of(body: bytes, buffers: Sequence[memoryview]) -> int:
@@ -30,36 +28,43 @@ def cost_of(body: bytes, buffers: Sequence[memoryview]) -> int:
 class Peer:
     """Another process, or this one; ``send`` puts a message on the one path to it."""
 
-    __slots__ = ("credit", "dead", "host", "patience", "proc", "runtime", "sent", "thread")
+    __slots__ = ("dead", "host", "proc", "runtime", "thread", "window")
 
     def __init__(self, runtime: Runtime, proc: str) -> None:
         self.runtime = runtime
         self.proc = proc
         self.host = host_of(proc)
+        # Set once, by the receiving thread; any thread reads it.
         self.dead: Dead | None = None
-        self.sent = 0
-        self.credit = WINDOW
-        self.patience = PATIENCE
+        # Has a lock of its own.
+        self.window = Window()
+        # Of a thread that waits for room; the pump's.
         self.thread: Turn | None = None
+
+    @property
+    def sent(self) -> int:
+        """Cost of all that was sent to it."""
+        return self.window.sent
+
+    @property
+    def credit(self) -> float:
+        """Up to which cost more may be sent."""
+        return self.window.limit
 
     @property
     def done(self) -> bool:
         """Whether it has room for one message more: what a sender waits for."""
-        return self.sent < self.credit or self.dead is not None
+        return self.window.has_room
 
-    def finished(self, done: int) -> None:
-        """It has finished messages of this process, ``done`` in all."""
-        if done + WINDOW > self.credit:
-            full = self.sent >= self.credit
-            self.credit = done + WINDOW
-            self.patience = PATIENCE
-            if full:
-                self.runtime.pump.notify(self)
+    def finished(self, total: int) -> None:
+        """It has finished messages of this process, of that cost in all."""
+        if self.window.finished(total):
+            self.runtime.pump.notify(self)
 
-    def go_beyond(self) -> None:
-        """One window more, since it may itself wait for room at the sender. It takes twice as long to have another."""
-        self.credit += WINDOW
-        self.patience *= 2
+    def give_back(self, cost: int) -> None:
+        """Room that was reserved for a message is not needed."""
+        if self.window.give_back(cost):
+            self.runtime.pump.notify(self)
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
         """Sends a message, whatever the window."""
@@ -71,6 +76,7 @@ class Peer:
     def end(self, dead: Dead) -> None:
         """It has died: nothing more goes there."""
         self.dead = dead
+        self.window.open()
         self.runtime.pump.notify(self)
 
 
@@ -181,12 +187,35 @@ class Gateway:
         self.closed.set()
 
 
+class Shape(NamedTuple):
+    """Which ranks a view has; one object, so that whoever reads it reads one state."""
+
+    region: Region
+    packed: bytes
+    """The region for the wire."""
+
+    @classmethod
+    def of(cls, region: Region) -> Shape:
+        """The shape of a region."""
+        return cls(region, pack(region.pack()))
+
+
 class Targets:
-    """Where the members of a view are: those that are sent to directly, and those of other hosts, by host."""
+    """Where the members of a view are at a time: those that are sent to directly, and those of other hosts, by host.
 
-    __slots__ = ("far", "near", "peers")
+    Everything about one call comes from one of these: whom it is sent to, the view it names, whose answers are awaited.
+    It does not change once it is made.
 
-    def __init__(self, runtime: Runtime, peers: Iterable[Peer]) -> None:
+    Args:
+        shape: of the view.
+        version: of the roster that says which processes the members are.
+    """
+
+    __slots__ = ("far", "near", "peers", "shape", "version")
+
+    def __init__(self, runtime: Runtime, peers: Iterable[Peer], shape: Shape, version: int) -> None:
+        self.shape = shape
+        self.version = version
         self.peers = list(peers)
         self.near: list[Peer] = []
         hosts: dict[str, list[str]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
-from threading import RLock
+from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from monarch._actors.actor import Actor, check_class
@@ -53,6 +53,7 @@ class _Shared:
         "restarts",
         "roles",
         "runner",
+        "runner_lock",
         "starting",
         "stopped",
         "stopping",
@@ -65,8 +66,9 @@ class _Shared:
         self.stopped: str | None = None
         self.stopping: Future[None] | None = None
         self.initialized: Future[Any] | None = None
+        self.runner_lock = Lock()
         self.runner: Any = None
-        """The actors that ``execute`` has made."""
+        """The actors that ``execute`` has made; under runner_lock."""
         self.starting: Starting | None = None
         """How its processes are started; only its owner has this."""
         self.supervision = Supervision()
@@ -218,7 +220,7 @@ class ProcMesh(Grouped, MeshView, Managed):
         body, buffers = dumps(spec, f"spawn({name!r}, {cls.__name__})", mesh._receivers)
         gather: Gather[Any] = Gather(runtime, targets.peers, self.extent, name, "__init__", lambda _, __: None, key)
         state.initialized = gather
-        create = m.Create(runtime.proc, key, gather.port, mesh._view_bytes, body)
+        create = m.Create(runtime.proc, key, gather.port, targets.shape.packed, body)
         if targets.near:
             bulk = runtime.put(buffers, [peer.proc for peer in targets.near]) if buffers else None
             inline = () if bulk else buffers

@@ -42,6 +42,7 @@ class _Life:
     __slots__ = ("__weakref__", "ranks", "region", "roster", "views")
 
     def __init__(self, roster: Roster) -> None:
+        # These three are written under _lock; a roster and a region are not changed once made.
         self.roster = roster
         self.region: Region | None = None
         """All of its processes; None until somebody asks."""
@@ -165,7 +166,9 @@ class Procs:
         life = self._life
         region = life.region
         if region is None:
-            region = life.region = Region.full(Extent(self.labels, life.roster.sizes))
+            with _lock:
+                # Or that of a roster that is no more could be kept.
+                region = life.region = Region.full(Extent(self.labels, life.roster.sizes))
         return region
 
     def host(self, rank: int) -> str:

@@ -106,8 +106,7 @@ class Rank:
         if self._set_up is not None and self._assumed is not None:
             runtime, (status, body) = self.runtime, self._set_up
             view = m.pack(self.config.procs.region().pack())
-            place = runtime.region_of(view).position_of(runtime.rank) or 0
-            runtime.reply(self.config.owner, self._assumed, place, status, body)
+            runtime.answer(self.config.owner, self._assumed, view, status, body)
 
     def _bootstrap(self, packed: bytes) -> None:
         result = loads(packed)()
@@ -186,9 +185,8 @@ class Rank:
             cell = runtime.actors.get(halt.actor)
 
             def answer(failure: bytes | None) -> None:
-                place = runtime.region_of(halt.view).position_of(runtime.rank) or 0
                 status = m.RESULT if failure is None else m.ERROR
-                runtime.reply(halt.src, halt.port, place, status, NOTHING if failure is None else failure)
+                runtime.answer(halt.src, halt.port, halt.view, status, NOTHING if failure is None else failure)
 
             if cell is None:
                 answer(None)

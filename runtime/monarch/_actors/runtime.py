@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from itertools import count, islice
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import zmq
 
 from monarch._actors.bulk import Bulk, Lending
 from monarch._actors.circles import Circles
+from monarch._actors.failures import pack_failure
 from monarch._actors.functions import function_of
 from monarch._actors.future import judging
-from monarch._actors.peers import WINDOW, Gateway, IpcPeer, LocalPeer, Peer, RemotePeer
+from monarch._actors.mishaps import Mishaps
+from monarch._actors.peers import Gateway, IpcPeer, LocalPeer, Peer, RemotePeer
 from monarch._actors.procs import split_proc
+from monarch._core.flow import Finished
 from monarch._core.region import Region
 from monarch._procs.output import brief
 from monarch._procs.pump import Pump, Waiter
@@ -24,7 +29,7 @@ from monarch._wire import messages as m
 from monarch._wire import pickling
 from monarch._wire.links import LEASE_S, Inbox, Link, make_context
 from monarch._wire.pickling import dumps, loads
-from monarch.exceptions import StoppedError
+from monarch.exceptions import PointError, ProtocolError, StoppedError
 
 if TYPE_CHECKING:
     from monarch._actors.actormesh import ActorMesh
@@ -39,7 +44,6 @@ if TYPE_CHECKING:
 
 _EARLY = 5.0
 """Seconds that a message waits for the actor that it is for to be made."""
-_CREDIT_EVERY = WINDOW // 4
 _VIEWS = 4096
 _OLDEST = 256
 """Calls that are looked at for ranks that do not answer, so that it costs little also where many are under way."""
@@ -49,6 +53,9 @@ _FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch})
 
 current: ContextVar[tuple[Cell, m.Call] | None] = ContextVar("monarch_call", default=None)
 """The actor whose code runs here, and the message that it handles."""
+
+
+_H = TypeVar("_H", bound=Callable[..., object])
 
 
 class Sink(Protocol):
@@ -85,9 +92,12 @@ class Runtime(Bulk):
         self.last_port = 0
         """The number that was given last."""
         self._gathers: dict[int, Gather[Any]] = {}
-        self._finished: dict[str, int] = {}
-        self._reported: dict[str, int] = {}
+        # By sender; grows by setdefault only, and each has a lock of its own.
+        self._finished: dict[str, Finished] = {}
+        # A cache without a lock: two threads that miss the same view make two equal regions.
         self._views: dict[bytes, Region] = {}
+        self._gateway_lock = Lock()
+        # Made under _gateway_lock, by host.
         self._gateways: dict[str, Gateway] = {}
         self.hosts: dict[str, tuple[str, str]] = {}
         """Owner address and public key of the other hosts that this process talks to by itself."""
@@ -101,6 +111,7 @@ class Runtime(Bulk):
         self.deferred: deque[Callable[[], None]] = deque()
         """What a garbage collection found to do, for when there is time."""
         self.circles = Circles(self)
+        self.mishaps = Mishaps(self)
         self.closed = False
         self.at_close: list[Callable[[], object]] = []
         """What others have left to do when this ends."""
@@ -155,25 +166,27 @@ class Runtime(Bulk):
         """How the environment of this program has changed since the agent of a host was started."""
         self.output_options: Callable[[str, bool, float | None], None] = lambda *options: None
         self.on_done: Callable[[int], None] | None = None
-        self._handlers: dict[type, Callable[[Any, Sequence[Any]], None]] = {
-            m.Call: self._on_call,
-            m.Reply: self._on_reply,
-            m.Credit: self._on_credit,
-            m.Create: self._on_create_message,
-            m.Halt: lambda halt, _: self.on_halt and self.on_halt(halt),
-            m.Ready: self._on_ready,
-            m.Dead: lambda dead, _: self.peer_died(dead),
-            m.Release: self._on_released,
-            m.Output: lambda output, _: self.on_output and self.on_output(output),
-            m.Fault: lambda fault, _: self.on_fault and self.on_fault(fault),
-            m.Probe: lambda probe, _: self.circles.on_probe(probe),
-            m.Level: lambda level, _: self.on_level and self.on_level(level),
-            m.Ask: self._on_ask,
-            m.Batch: self._on_batch,
-            m.Hello: self._on_hello,
-            m.Refused: self._on_refused,
-            m.Listening: lambda listening, _: self.on_listening and self.on_listening(listening),
-        }
+        self._handlers = _Handlers(
+            {
+                m.Call: self._on_call,
+                m.Reply: self._on_reply,
+                m.Credit: self._on_credit,
+                m.Create: self._on_create_message,
+                m.Halt: self._on_halt_message,
+                m.Ready: self._on_ready,
+                m.Dead: lambda dead, _: self.peer_died(dead),
+                m.Release: self._on_released,
+                m.Output: lambda output, _: _wanted(self.on_output)(output),
+                m.Fault: self._on_fault_message,
+                m.Probe: lambda probe, _: self.circles.on_probe(probe),
+                m.Level: lambda level, _: _wanted(self.on_level)(level),
+                m.Ask: self._on_ask,
+                m.Batch: self._on_batch,
+                m.Hello: self._on_hello,
+                m.Refused: self._on_refused,
+                m.Listening: lambda listening, _: _wanted(self.on_listening)(listening),
+            }
+        )
         pickling.lender = Lending()
         self.inbox = Inbox(self.context, ipc_address(folder, proc))
         self._recv = self.inbox.socket.recv
@@ -182,20 +195,43 @@ class Runtime(Bulk):
     # Receiving
 
     def _on_frame(self, frame: bytes) -> None:
-        message = m.decode(frame)
-        kind = type(message)
-        if kind in _FRAMED and message.frames:  # pyright: ignore[reportAttributeAccessIssue]
-            number: int = message.frames  # pyright: ignore[reportAttributeAccessIssue]
-            self._handlers[kind](message, [self.inbox.socket.recv(copy=False).buffer for _ in range(number)])
+        try:
+            message = m.decode(frame)
+            kind = type(message)
+            more: Sequence[Any] = ()
+            if kind in _FRAMED and message.frames:  # pyright: ignore[reportAttributeAccessIssue]
+                more = self._rest(message.frames)  # pyright: ignore[reportAttributeAccessIssue]
+        except ProtocolError as error:
+            self._drop_rest()
+            self.mishaps.undecodable(error)
             return
-        handler = self._handlers.get(kind)
-        if handler is not None:
-            handler(message, ())
+        try:
+            self._handlers[kind](message, more)
+        except Exception as error:
+            self._drop_rest()
+            self.mishaps.failed(message, error)
 
     def on_message(self, frame: bytes, more: Sequence[Any] = ()) -> None:
         """Handles a message from within this process."""
         message = m.decode(frame)
-        self._handlers[type(message)](message, more)
+        try:
+            self._handlers[type(message)](message, more)
+        except Exception as error:
+            self.mishaps.failed(message, error)
+
+    def _rest(self, number: int) -> list[Any]:
+        """The frames that follow the first one of a message."""
+        socket, more = self.inbox.socket, []
+        while socket.get(zmq.RCVMORE):
+            more.append(socket.recv(copy=False).buffer)
+        if len(more) != number:
+            raise ProtocolError(f"a message of {number + 1} frames has come as {len(more) + 1}")
+        return more
+
+    def _drop_rest(self) -> None:
+        """Of a message that is not understood; its other frames are not messages of their own."""
+        while self.inbox.socket.get(zmq.RCVMORE):
+            self.inbox.socket.recv(copy=False)
 
     def _on_call(self, call: m.Call, more: Sequence[Any]) -> None:
         cell = self.actors.get(call.actor)
@@ -231,14 +267,21 @@ class Runtime(Bulk):
             self._refuse(call)
 
     def _on_create_message(self, create: m.Create, more: Sequence[Any]) -> None:
-        if self.on_create is None:
-            return
-        self.on_create(create, more)
+        _wanted(self.on_create)(create, more)
         if self._early:
             with self.peer_lock:
                 waiting = self._early.pop(create.actor, [])
             for call, frames in waiting:
                 self._on_call(call, frames)
+
+    def _on_halt_message(self, halt: m.Halt, _: Sequence[Any]) -> None:
+        _wanted(self.on_halt)(halt)
+
+    def _on_fault_message(self, fault: m.Fault, _: Sequence[Any]) -> None:
+        if fault.actor == m.INTERNAL:
+            self.mishaps.show(fault)
+        else:
+            _wanted(self.on_fault)(fault)
 
     def _on_reply(self, reply: m.Reply, more: Sequence[Any]) -> None:
         peer = self.peers.get(reply.src)
@@ -252,10 +295,15 @@ class Runtime(Bulk):
         self.peer(credit.src).finished(credit.done)
 
     def _on_batch(self, batch: m.Batch, more: Sequence[Any]) -> None:
+        if sum(batch.parts) != len(more):
+            raise ProtocolError(f"a batch of {sum(batch.parts)} frames has come with {len(more)}")
         at = 0
         for size in batch.parts:
-            reply = m.decode(more[at])
-            self._handlers[type(reply)](reply, more[at + 1 : at + size])
+            try:
+                self.on_message(more[at], more[at + 1 : at + size])
+            except ProtocolError as error:
+                # Those that came with it are good.
+                self.mishaps.undecodable(error)
             at += size
 
     def _on_ready(self, ready: m.Ready, _: Sequence[Any]) -> None:
@@ -278,14 +326,12 @@ class Runtime(Bulk):
             service = function_of(ask.service)
             status, body = m.RESULT, dumps(service(*loads(ask.body)))[0]
         except Exception as error:
-            from monarch._actors.failures import pack_failure
-
             if not ask.port:
                 # Nobody waits for an answer, and it is an error of this package.
                 raise
             status, body = m.ERROR, pack_failure(error)
         if ask.port:
-            self.reply(ask.src, ask.port, self.region_of(ask.view).position_of(self.rank) or 0, status, body)
+            self.answer(ask.src, ask.port, ask.view, status, body)
 
     # Peers
 
@@ -294,34 +340,41 @@ class Runtime(Bulk):
         peer = self.peers.get(proc)
         if peer is not None:
             return peer
-        if proc == self.proc:
-            made: Peer = LocalPeer(self, proc)
-        elif host_of(proc) == self.host:
-            made = IpcPeer(self, proc, starting)
-        else:
-            made = RemotePeer(self, proc, self.gateway(host_of(proc)))
+        # Before the lock, which is not to be held while another is waited for.
+        gateway = self.gateway(host_of(proc)) if host_of(proc) != self.host else None
         with self.peer_lock:
-            peer = self.peers.setdefault(proc, made)
+            # One only, since two connections would not keep the order.
+            peer = self.peers.get(proc)
+            if peer is not None:
+                return peer
+            if gateway is not None:
+                peer = RemotePeer(self, proc, gateway)
+            else:
+                peer = LocalPeer(self, proc) if proc == self.proc else IpcPeer(self, proc, starting)
+            self.peers[proc] = peer
         # An agent is missed by the loss of its host, and what this process belongs to takes it along.
-        if peer is made and not starting and proc not in (self.proc, self.root) and not proc.endswith("/agent"):
+        if not starting and proc not in (self.proc, self.root) and not proc.endswith("/agent"):
             # A rank asks the agent of its own host, which hears of the loss of others as well.
             self.to_agent(self.host if self.config is not None else host_of(proc), m.Watch(self.proc, proc))
         return peer
 
     def gateway(self, host: str) -> Gateway:
-        """The way to another host."""
+        """The way to another host; one only, since two connections would not keep the order."""
         gateway = self._gateways.get(host)
         if gateway is None:
-            agent = f"{host}/agent"
-            if host in self.hosts and self.keys is not None:
-                address, public = self.hosts[host]
-                link = Link(self.context, address, self.hello, self.keys, public.encode(), self.lease)
-                gateway = Gateway(link, agent, True)
-            else:
-                link = Link(self.context, ipc_address(self.folder, self.agent), self.hello)
-                gateway = Gateway(link, agent, False)
-            self._gateways[host] = gateway
+            with self._gateway_lock:
+                gateway = self._gateways.get(host)
+                if gateway is None:
+                    gateway = self._gateways[host] = self._new_gateway(host)
         return gateway
+
+    def _new_gateway(self, host: str) -> Gateway:
+        agent = f"{host}/agent"
+        if host in self.hosts and self.keys is not None:
+            address, public = self.hosts[host]
+            link = Link(self.context, address, self.hello, self.keys, public.encode(), self.lease)
+            return Gateway(link, agent, True)
+        return Gateway(Link(self.context, ipc_address(self.folder, self.agent), self.hello), agent, False)
 
     def adopt_gateway(self, host: str, link: Link) -> None:
         """Takes a connection that there is already as the way to another host."""
@@ -343,7 +396,7 @@ class Runtime(Bulk):
             return
         peer.end(dead)
         self.deaths += 1
-        self.segments.forget(dead.proc)
+        self.forget_holder(dead.proc)
         self.on_dying(dead)
         calls = [gather.label for gather in list(self._gathers.values()) if gather.lost(peer, dead)]
         if not dead.expected:
@@ -438,53 +491,47 @@ class Runtime(Bulk):
 
     # Sending
 
-    def make_room(self, peers: Iterable[Peer]) -> None:
-        """Waits until each may be sent a message more: a sender that is far ahead slows down here."""
-        for peer in peers:
-            if peer.sent >= peer.credit and peer.dead is None:
-                here = current.get()
-                if here is None:
-                    self.wait(peer, None)
-                else:
-                    self._wait_for_room(here[0], peer)
-
-    def _wait_for_room(self, cell: Cell, peer: Peer) -> None:
-        """In an actor: what it waits for may itself wait for room here, so a standstill is to end.
-
-        Where nothing moves, and messages wait for this actor, it goes beyond the window: but so seldom that it is not
-        far beyond if the receiver is only slow.
-        """
-        while not self.pump.wait(peer, peer.patience):
-            self.idle()
-            if cell.queue or peer.proc == self.proc:
-                peer.go_beyond()
-                return
-
     def reply(
         self, to: str, port: int, rank: int, status: int, body: bytes, buffers: Sequence[memoryview] = (), cost: int = 0
     ) -> None:
-        """Sends a value or an error to a port of a process, after a message of it was handled of that cost."""
-        done = self._finished[to] = self._finished.get(to, 0) + cost
+        """Sends a value or an error to a port of a process, after a message of it was handled of that cost.
+
+        What it raises, it raises before anything is sent or counted.
+        """
+        bulk, frames = None, len(buffers)
         peer = self.peers.get(to) or self.peer(to)
-        if not buffers:
-            self._reported[to] = done
-            peer.send(m.encode(m.Reply(self.proc, port, rank, status, done, body)))
-        elif peer.host == self.host:
+        if buffers and peer.host == self.host:
             bulk = self.put(buffers, [to])
-            frames = 0 if bulk else len(buffers)
-            peer.send(
-                m.encode(m.Reply(self.proc, port, rank, status, done, body, bulk, frames)), () if bulk else buffers
-            )
-        else:
-            frames = len(buffers)
-            peer.send(m.encode(m.Reply(self.proc, port, rank, status, done, body, None, frames)), buffers)
+            if bulk is not None:
+                buffers, frames = (), 0
+        done = (self._finished.get(to) or self._finished_of(to)).report(cost)
+        peer.send(m.encode(m.Reply(self.proc, port, rank, status, done, body, bulk, frames)), buffers)
+
+    def answer(self, to: str, port: int, view: bytes, status: int, body: bytes) -> None:
+        """Answers a message from this rank's position in the view that it addressed.
+
+        A rank that is not in that view answers with an error, never from the position of another one.
+        """
+        try:
+            place = self.region_of(view).place_of(self.rank) if view else 0
+        except Exception as error:
+            place = m.NOWHERE
+            if status == m.RESULT:
+                name = self.config.procs.name if self.config is not None else self.proc
+                text = f"rank {self.rank} of {name} was sent a message that is not for it: {error}"
+                status, body = m.ERROR, pack_failure(PointError(text), True)
+        self.reply(to, port, place, status, body)
 
     def has_finished(self, src: str, cost: int, replying: bool) -> None:
-        """A message of a process was handled: its sender may send more."""
-        done = self._finished[src] = self._finished.get(src, 0) + cost
-        if not replying and done - self._reported.get(src, 0) >= _CREDIT_EVERY:
-            self._reported[src] = done
-            self.peer(src).send(m.encode(m.Credit(self.proc, done)))
+        """A message of a process was handled: its sender may send more. With ``replying``, an answer will say so."""
+        finished = self._finished.get(src) or self._finished_of(src)
+        if replying:
+            finished.add(cost)
+        elif total := finished.due(cost):
+            self.peer(src).send(m.encode(m.Credit(self.proc, total)))
+
+    def _finished_of(self, src: str) -> Finished:
+        return self._finished.setdefault(src, Finished())
 
     def region_of(self, view: bytes) -> Region:
         """The region that a message addressed."""
@@ -526,5 +573,19 @@ class Runtime(Bulk):
         self.context.term()
 
 
+class _Handlers(dict[type, Callable[[Any, Sequence[Any]], None]]):
+    """What is done with each kind of message."""
+
+    def __missing__(self, kind: type) -> Callable[[Any, Sequence[Any]], None]:
+        raise ProtocolError(f"this process takes no {kind.__name__}")
+
+
 def _nothing() -> None:
     pass
+
+
+def _wanted(handler: _H | None) -> _H:
+    """What this process does with a message, if it does anything with such messages."""
+    if handler is None:
+        raise ProtocolError("this process takes no messages of this kind")
+    return handler

@@ -9,7 +9,6 @@ from monarch._actors.future import Future
 from monarch._actors.gather import Gather
 from monarch._actors.process import get_runtime
 from monarch._core.extent import Extent
-from monarch._core.region import Region
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 
@@ -22,8 +21,8 @@ def ask(mesh: ActorMesh, service: str, *args: Any) -> Future[dict[int, Any]]:
     def finish(_: Gather[Any], values: list[Any]) -> dict[int, Any]:
         return dict(enumerate(values))
 
-    gather: Gather[Any] = Gather(runtime, targets.peers, mesh.extent, mesh._name, service, finish)
-    frame = m.encode(m.Ask(runtime.proc, gather.port, mesh._view_bytes, service, dumps(args)[0]))
+    gather: Gather[Any] = Gather(runtime, targets.peers, targets.shape.region.extent, mesh._name, service, finish)
+    frame = m.encode(m.Ask(runtime.proc, gather.port, targets.shape.packed, service, dumps(args)[0]))
     for peer in targets.peers:
         peer.send(frame)
     gather.check()
@@ -33,9 +32,8 @@ def ask(mesh: ActorMesh, service: str, *args: Any) -> Future[dict[int, Any]]:
 def ask_proc(proc: str, service: str, *args: Any) -> Future[Any]:
     """Asks one process; the result is what it answers, or its error."""
     runtime = get_runtime()
-    view = m.pack(Region((), 0, (), ()).pack())
     gather: Gather[Any] = Gather(runtime, [runtime.peer(proc)], Extent((), ()), proc, "", lambda _, values: values[0])
-    gather.targets[0].send(m.encode(m.Ask(runtime.proc, gather.port, view, service, dumps(args)[0])))
+    gather.targets[0].send(m.encode(m.Ask(runtime.proc, gather.port, b"", service, dumps(args)[0])))
     gather.check()
     return gather
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from monarch._actors.procs import split_proc
 from monarch._actors.runtime import Runtime
-from monarch._core.region import Region
 from monarch._procs.session import host_of
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
@@ -27,6 +26,12 @@ _STATES = {
     "D": "its process waits in the kernel for a disk or a device",
     "Z": "its process has ended, and nobody has taken note yet",
 }
+
+
+def check_bound(bound: float | None) -> None:
+    """ArgumentError for what is no number of seconds."""
+    if bound is not None and not (bound > 0 and math.isfinite(bound)):
+        raise ArgumentError(f"silence is a number of seconds above 0, and not {bound!r}")
 
 
 class Silence:
@@ -48,8 +53,7 @@ class Silence:
 
     def watch(self, uid: str, bound: float | None) -> None:
         """Watches a mesh from now on."""
-        if bound is not None and not (bound > 0 and math.isfinite(bound)):
-            raise ArgumentError(f"silence is a number of seconds above 0, and not {bound!r}")
+        check_bound(bound)
         self.bounds[uid] = USUAL if bound is None else bound
         if not self._ticking:
             self._ticking = True
@@ -74,7 +78,7 @@ class Silence:
         for proc in procs:
             if proc not in self._asked and split_proc(proc)[0] in self.bounds and self._listens(proc):
                 self._asked[proc] = now
-                ask = m.Ask(runtime.proc, self._port, _VIEW, "monarch._actors.silence:here", _NOTHING)
+                ask = m.Ask(runtime.proc, self._port, b"", "monarch._actors.silence:here", _NOTHING)
                 runtime.peer(proc).send(m.encode(ask))
 
     def _listens(self, proc: str) -> bool:
@@ -142,9 +146,6 @@ class _Answers:
     @property
     def done(self) -> bool:
         return not self.left()
-
-
-_VIEW = m.pack(Region((), 0, (), ()).pack())
 
 
 def here() -> None:

@@ -19,7 +19,7 @@ from monarch._core.extent import (
     put,
     row_major,
 )
-from monarch.exceptions import ShapeError
+from monarch.exceptions import PointError, ShapeError
 
 AxisIndex = int | slice
 """What addresses one axis: a coordinate, or a range of them."""
@@ -151,6 +151,16 @@ class Region(Frozen):
                 return None
             position = position * size + step
         return None if rest else position
+
+    def place_of(self, base_rank: int) -> int:
+        """The position of a base rank in the view; PointError if it is not in it."""
+        position = self.position_of(base_rank)
+        if position is None:
+            raise PointError(
+                f"rank {base_rank} of the spawned mesh is not in this view of {axes_text(self.extent)}; "
+                f"the view begins at rank {self.offset} and has steps of {self.strides}"
+            )
+        return position
 
     def slice(self, /, **axes: AxisIndex) -> Region:
         """A part of the view: an int removes its axis, a range (with a step or not) keeps it; as in a list.

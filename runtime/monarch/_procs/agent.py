@@ -14,7 +14,6 @@ import select
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
@@ -24,6 +23,7 @@ import zmq
 from monarch._procs.casts import Casts
 from monarch._procs.children import Child, Children
 from monarch._procs.mark import take_mark
+from monarch._procs.mishaps import AgentMishaps
 from monarch._procs.posix import memfd, proc_start_time, set_child_subreaper
 from monarch._procs.session import claim, host_id, host_of, make_folder, remove_folder, remove_socket
 from monarch._procs.spawning import Forks
@@ -32,6 +32,7 @@ from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
 from monarch._wire.links import LEASE_S, make_context
 from monarch._wire.segments import Segments
+from monarch.exceptions import ProtocolError
 
 UNABLE = "cannot listen: "
 """What it prints instead of where it listens, before the reason."""
@@ -86,6 +87,7 @@ class Agent:
         self.casts = Casts(self.proc)
         self.segments = Segments()
         self.owner = config.owner
+        self.mishaps = AgentMishaps(self.proc, self.children, self._tell, self._died)
         self.poller = zmq.Poller()
         self.poller.register(self.switch.inbox.socket, zmq.POLLIN)
         self.closing = False
@@ -105,6 +107,8 @@ class Agent:
             m.Listen: self._on_listen,
             m.Release: self._on_release,
             m.Bye: self._on_bye,
+            # Whoever refuses to talk to this host is heard of by those who want to talk to it.
+            m.Refused: lambda refused, _: None,
         }
 
     # The loop
@@ -181,15 +185,16 @@ class Agent:
                 continue
             try:
                 self._handle(frames)
-            except Exception:
+            except Exception as error:
                 # One bad message is no reason to end everybody's ranks.
-                traceback.print_exc()
+                self.mishaps.failed(self.owner, frames, error)
 
     def _handle(self, frames: list[Any]) -> None:
         message = m.decode(frames[0])
         handler = self._handlers.get(type(message))
-        if handler is not None:
-            handler(message, frames[1:])
+        if handler is None:
+            raise ProtocolError(f"a host agent takes no {type(message).__name__}")
+        handler(message, frames[1:])
 
     # Messages
 
@@ -298,7 +303,11 @@ class Agent:
         call = m.decode(frames[0])
         if not isinstance(call, m.Call) or not procs:
             return frames
-        ref = self.segments.put([memoryview(frame) for frame in frames[1:]], procs)
+        try:
+            ref = self.segments.put([memoryview(frame) for frame in frames[1:]], procs)
+        except MemoryError:
+            # No memory or no file descriptor: each gets the frames themselves.
+            return frames
         bulk = (self.proc, ref.pid, ref.fd, ref.segment, list(ref.spans))
         return [m.encode(msgspec.structs.replace(call, bulk=bulk, frames=0))]
 

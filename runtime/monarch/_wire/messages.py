@@ -22,10 +22,31 @@ RESULT = 0
 """Status of a Reply: its body is the pickled value."""
 ERROR = 1
 """Status of a Reply: its body is a packed Failure."""
+NOWHERE = -1
+"""In place of a rank in a Reply: its sender is not in the view that was addressed, so ``src`` tells whose it is."""
+INTERNAL = "@internal"
+"""In place of an actor in a Fault: a process could not handle a message, and nobody waits for an answer to it."""
 
 
 class _Message(msgspec.Struct, array_like=True, gc=False):
     pass
+
+
+class Failure(msgspec.Struct, array_like=True):
+    """An exception as it goes over the wire: the body of a Reply or a Fault."""
+
+    kind: str
+    """Qualified name of its class."""
+    text: str
+    """Its message."""
+    where: str
+    """The line of the user's code at which it was raised; empty if there is none."""
+    trace: str
+    """Its traceback: frames of the user's code, ours folded."""
+    pickled: bytes | None
+    """The exception itself, if it can be pickled and made again."""
+    own: bool
+    """Whether it is an error of Monarch, to be raised as it is, and not of the endpoint."""
 
 
 class Hello(_Message, tag=0):
@@ -95,7 +116,7 @@ class Reply(_Message, tag=3):
     src: str
     port: int
     rank: int
-    """Position of the answering actor in the view that was addressed."""
+    """Position of the answering actor in the view that was addressed, or NOWHERE."""
     status: int
     done: int
     """How many messages from the receiver of this the sender has finished: returns credit."""
@@ -161,6 +182,7 @@ class Fault(_Message, tag=10):
 
     src: str
     actor: str
+    """Its key, or INTERNAL."""
     rank: int
     body: bytes
     """A packed Failure."""

@@ -1,0 +1,158 @@
+"""Flow control between one sender and one receiver: how far the one may be ahead, and what the other has finished.
+
+Both ends are pure: no I/O, no clock, no thread of their own. Any thread may use them; each object has one lock, which
+is held for a few additions and never while other code runs. docs/wire-protocol.md has the rules on the wire.
+"""
+
+from __future__ import annotations
+
+import math
+from threading import Lock
+from typing import NamedTuple
+
+WINDOW = 16_384
+"""How far a sender may be ahead of a receiver: in messages, each counted once more for every 4 KiB of it."""
+PATIENCE = 0.1
+"""Seconds for which an actor waits for room at first, where nothing moves and messages wait for it."""
+
+
+class WindowStatistics(NamedTuple):
+    """A window at one moment."""
+
+    sent: int
+    """Cost of all that was sent."""
+    finished: int
+    """How much of it the receiver has reported as finished."""
+    limit: float
+    """What may have been sent at most; infinite once the receiver is gone."""
+
+
+class Window:
+    """The sender's end. A message is sent only after ``take`` has reserved its cost.
+
+    ``sent`` may pass ``limit`` by less than the cost of one message, and ``limit`` is ``size`` beyond what was
+    reported, or what ``go_beyond`` has added.
+
+    Args:
+        size: how far the sender may be ahead.
+    """
+
+    __slots__ = ("_finished", "_lock", "_size", "limit", "patience", "sent")
+
+    def __init__(self, size: int = WINDOW) -> None:
+        self._lock = Lock()
+        self._size = size
+        # All of these: written under _lock; read without it for what may be out of date at once anyway.
+        self._finished = 0
+        self.sent = 0
+        self.limit: float = size
+        self.patience = PATIENCE
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one message more may be sent now."""
+        return self.sent < self.limit
+
+    @property
+    def behind(self) -> int:
+        """How far the receiver is behind, as far as it has reported."""
+        return self.sent - self._finished
+
+    def take(self, cost: int) -> bool:
+        """Reserve room for a message of this cost; False if there is none."""
+        with self._lock:
+            if self.sent >= self.limit:
+                return False
+            self.sent += cost
+            return True
+
+    def give_back(self, cost: int) -> bool:
+        """Undo a ``take`` whose message was not sent; True if that made room where there was none."""
+        with self._lock:
+            full = self.sent >= self.limit
+            self.sent -= cost
+            return full and self.sent < self.limit
+
+    def finished(self, total: int) -> bool:
+        """Take the receiver's report of all that it has finished; True if that made room where there was none.
+
+        Reports may arrive in any order: an older one changes nothing.
+        """
+        with self._lock:
+            if total <= self._finished:
+                return False
+            self._finished = total
+            self.patience = PATIENCE
+            if total + self._size <= self.limit:
+                return False
+            full = self.sent >= self.limit
+            self.limit = total + self._size
+            return full and self.sent < self.limit
+
+    def go_beyond(self) -> None:
+        """Allow one window more, since the receiver may itself wait for room here. The next takes twice as long."""
+        with self._lock:
+            self.limit += self._size
+            self.patience *= 2
+
+    def open(self) -> None:
+        """Let everything pass: the receiver is gone, and what is sent to it leads nowhere."""
+        with self._lock:
+            self.limit = math.inf
+
+    def statistics(self) -> WindowStatistics:
+        """The counts, of one moment."""
+        with self._lock:
+            return WindowStatistics(self.sent, self._finished, self.limit)
+
+
+class FinishedStatistics(NamedTuple):
+    """What a receiver has finished for one sender, at one moment."""
+
+    total: int
+    """Cost of all messages that were finished."""
+    reported: int
+    """How much of it the sender was told."""
+
+
+class Finished:
+    """The receiver's end: adds up the cost of what was finished for one sender, and says when to report it.
+
+    Args:
+        size: of the sender's window. A quarter of it is reported even where nothing else goes to the sender.
+    """
+
+    __slots__ = ("_every", "_lock", "reported", "total")
+
+    def __init__(self, size: int = WINDOW) -> None:
+        self._lock = Lock()
+        self._every = max(1, size // 4)
+        # Both: written under _lock.
+        self.total = 0
+        self.reported = 0
+
+    def report(self, cost: int = 0) -> int:
+        """Add a cost and return the total, for a message to the sender that carries it."""
+        with self._lock:
+            self.total += cost
+            self.reported = self.total
+            return self.total
+
+    def add(self, cost: int) -> None:
+        """Add the cost of a message whose answer is about to report it."""
+        with self._lock:
+            self.total += cost
+
+    def due(self, cost: int) -> int:
+        """Add the cost of a message without an answer; the total if it is due to be reported now, else 0."""
+        with self._lock:
+            self.total += cost
+            if self.total - self.reported < self._every:
+                return 0
+            self.reported = self.total
+            return self.total
+
+    def statistics(self) -> FinishedStatistics:
+        """The counts, of one moment."""
+        with self._lock:
+            return FinishedStatistics(self.total, self.reported)

@@ -1,0 +1,184 @@
+"""Room at receivers: a sender waits for it for a bounded time, and hears for whom; and credit is never lost."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from leaks import wait_until
+from monarch._actors import room
+from monarch._actors.process import get_runtime
+from monarch.actor import Actor, endpoint
+from monarch.exceptions import ArgumentError, CallTimeoutError, SendTimeoutError
+
+
+class Counts(Actor):
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    @endpoint
+    def take(self, number: int) -> int:
+        self.taken.append(number)
+        return number
+
+    @endpoint
+    def all(self) -> list[int]:
+        return self.taken
+
+    @endpoint
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    @endpoint
+    def tune(self, seconds: float) -> None:
+        sys.setswitchinterval(seconds)
+
+    @endpoint
+    def lose(self, credit: int) -> None:
+        """What an error in the counting would do."""
+        for finished in get_runtime()._finished.values():
+            finished.total -= credit
+
+    @endpoint
+    def call_other(self, other: Any, count: int) -> str:
+        try:
+            for number in range(count):
+                other.take.broadcast(number)
+        except SendTimeoutError as error:
+            return str(error)
+        return ""
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "ROOM_S", 0.5)
+
+
+def fill(mesh: Any) -> int:
+    """Sends until there is no room at its first rank; how many."""
+    peer = mesh._members_at().peers[0]
+    sent = 0
+    while peer.done:
+        mesh.take.broadcast(sent)
+        sent += 1
+    return sent
+
+
+def test_a_call_that_finds_no_room_fails_and_says_for_whom(procs: Any, impatient: None) -> None:
+    mesh = procs(2).spawn("busy", Counts)
+    one = mesh.slice(gpus=1)
+    paused = one.pause.call_one(4)
+    sent = fill(one)
+    ports = set(get_runtime().ports)
+    begin = time.monotonic()
+    with pytest.raises(
+        SendTimeoutError, match=r"busy\.take\(\) was not sent to any rank: rank 1 of busy is 16,38"
+    ) as error:
+        mesh.take.call(7)
+    assert (error.value.mesh, error.value.rank) == ("busy", 1)
+    assert error.value.behind >= 16_384 and isinstance(error.value, CallTimeoutError)
+    assert 0.4 < time.monotonic() - begin < 3.0
+    assert set(get_runtime().ports) <= ports, "the port of a call that was not sent stays open"
+    with pytest.raises(SendTimeoutError, match=r"busy\[gpus=1\] is 16,38.* messages behind"):
+        one.take.broadcast(7)
+    # Neither the one with room nor the one without got it; all that was sent before comes.
+    paused.get(timeout=20)
+    assert mesh.slice(gpus=0).all.call_one().get(timeout=20) == []
+    assert one.all.call_one().get(timeout=20) == list(range(sent))
+
+
+def test_a_call_after_lost_credit_fails_and_does_not_hang(procs: Any, impatient: None) -> None:
+    poor = procs(1)
+    mesh = poor.spawn("poor", Counts).slice(gpus=0)
+    mesh.lose.call_one(16_384).get(timeout=20)
+    with pytest.raises(SendTimeoutError, match=r"has finished none for 0\.5 s"):
+        for _ in range(40):
+            for future in [mesh.take.call_one(number) for number in range(1_000)]:
+                future.get(timeout=20)
+    # It is known to have lost some.
+    poor.stop().get(timeout=20)
+
+
+def test_an_actor_that_finds_no_room_is_told_too(procs: Any) -> None:
+    def be_impatient() -> None:
+        room.ROOM_S = 0.5
+
+    slow = procs(1).spawn("slow", Counts).slice(gpus=0)
+    senders = procs(1, bootstrap=be_impatient)
+    sender = senders.spawn("sender", Counts).slice(gpus=0)
+    paused = slow.pause.call_one(3)
+    text = sender.call_other.call_one(slow, 40_000).get(timeout=30)
+    assert "slow.take() was not sent to any rank: slow is 16,38" in text
+    paused.get(timeout=20)
+
+
+def test_a_receiver_that_works_slowly_is_waited_for(procs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress counts, also of messages whose end nobody is told of by itself."""
+    monkeypatch.setattr(room, "ROOM_S", 1.5)
+    monkeypatch.setattr(room, "_ASK_EVERY_S", 0.1)
+    mesh = procs(1).spawn("slow", Counts).slice(gpus=0)
+    fill(mesh)
+    begin = time.monotonic()
+    for _ in range(4):
+        mesh.pause.broadcast(1.0)
+    for number in range(20_000):
+        mesh.take.broadcast(number)
+    assert time.monotonic() - begin > 2.0
+    mesh.all.call_one().get(timeout=30)
+
+
+def test_room_comes_to_all_threads_that_wait_for_it(procs: Any) -> None:
+    mesh = procs(1).spawn("busy", Counts).slice(gpus=0)
+    paused = mesh.pause.call_one(1)
+    fill(mesh)
+    done: list[int] = []
+
+    def send(number: int) -> None:
+        for _ in range(200):
+            mesh.take.broadcast(number)
+        done.append(number)
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    paused.get(timeout=20)
+    for thread in threads:
+        thread.join(30)
+    assert sorted(done) == list(range(6))
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "soon", "nan"])
+def test_a_bound_that_is_no_number_of_seconds_is_refused(text: str) -> None:
+    with pytest.raises(ArgumentError, match="MONARCH_ROOM_TIMEOUT: expected a number of seconds above 0"):
+        room.room_timeout(text)
+    assert (room.room_timeout(None), room.room_timeout("2.5")) == (60.0, 2.5)
+
+
+def test_four_actors_of_a_rank_lose_no_credit(procs: Any) -> None:
+    """At a switch interval at which threads of a rank and of the program meet in the middle of anything."""
+    mesh = procs(1)
+    actors: list[Any] = [mesh.spawn(f"a{index}", Counts).slice(gpus=0) for index in range(4)]
+    for actor in actors:
+        actor.tune.call_one(1e-6).get(timeout=20)
+    peer = actors[0]._members_at().peers[0]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        together(lambda index: [future.get() for future in [actors[index].take.call_one(n) for n in range(2_000)]])
+    finally:
+        sys.setswitchinterval(before)
+    assert wait_until(lambda: peer.window.behind == 0), peer.window.statistics()
+
+
+def together(work: Callable[[int], Any]) -> None:
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
