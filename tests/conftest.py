@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import gc
 import os
 import shutil
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from leaks import Kit, Snapshot, mark_this_run, processes, session_folders, wait_until
+from leaks import SOON, Kit, Snapshot, mark_this_run, processes, session_folders, wait_until
+from state import credit_lost
 
 # The suite tries the same examples each time, so that a change fails for what it changed; `make chaos` draws new ones.
 settings.register_profile("usual", deadline=None, derandomize=True)
@@ -22,6 +24,11 @@ settings.register_profile(
     "chaos", deadline=None, max_examples=2000, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("usual")
+
+_INTERVAL = float(os.environ.get("MONARCH_TEST_SWITCH_INTERVAL", "0"))
+"""Seconds after which threads take turns, here and in the ranks that ``procs`` makes; 0 leaves it as it is."""
+if _INTERVAL:
+    sys.setswitchinterval(_INTERVAL)
 
 _FOLDER = mark_this_run()
 _start: Snapshot | None = None
@@ -115,19 +122,26 @@ def host(leaks: Kit) -> Any:
 
 @pytest.fixture
 def procs(host: Any) -> Iterator[Callable[..., Any]]:
-    """Makes meshes of procs, by a number or by axes, that are stopped after the test."""
+    """Makes meshes of procs, by a number or by axes, that are stopped after the test.
+
+    Before they are, each process that lives must have given back the credit for all that it has finished.
+    """
     made: list[Any] = []
 
     def make(count: int | Mapping[str, int] = 1, **options: Any) -> Any:
         axes = {"gpus": count} if isinstance(count, int) else dict(count)
+        if _INTERVAL:
+            options.setdefault("bootstrap", functools.partial(sys.setswitchinterval, _INTERVAL))
         mesh = host.spawn_procs(per_host=axes, **options)
         made.append(mesh)
         return mesh
 
     yield make
+    lost = credit_lost(SOON)
     ends = [mesh.stop() for mesh in made]
     for end in ends:
         end.get(timeout=30)
+    assert not lost, "the test has lost credit: " + ", ".join(lost)
 
 
 class Program:

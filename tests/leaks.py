@@ -12,6 +12,8 @@ from collections.abc import Callable, Container
 from contextlib import suppress
 from pathlib import Path
 
+import state
+
 MARKER = "MONARCH_TEST_RUN"
 """Environment variable that every descendant of this run inherits, and by which it is found."""
 _ZYGOTES = ("monarch-zygote", "monarch-warming")
@@ -163,15 +165,18 @@ class Snapshot:
     def __init__(self) -> None:
         self.processes = processes()
         self.threads = threads()
+        self.all_threads = {each.ident or 0 for each in threading.enumerate()}
         self.descriptors = descriptors()
         self.shared_memory = shared_memory()
         self.folders = session_folders()
         self.segments = live_segments()
+        self.state = state.unsettled()
 
     def since(self, before: Snapshot) -> list[str]:
         """What there is more than before, each in words."""
         found = [f"process {pid} ({name})" for pid, name in self.processes.items() if pid not in before.processes]
         found += [f"thread {name}" for ident, name in self.threads.items() if ident not in before.threads]
+        found += state.strange_threads(before.all_threads)
         more = self.descriptors - before.descriptors
         # Of anonymous things only the number counts, since one may have gone and another come.
         found += [f"{count} more open {target}" for target, count in more.items()]
@@ -179,6 +184,7 @@ class Snapshot:
         found += [f"session file {name}" for name in sorted(self.folders - before.folders)]
         if self.segments > before.segments:
             found.append(f"{self.segments - before.segments} messages in shared memory")
+        found += [each for each in self.state if each not in before.state]
         return found
 
 

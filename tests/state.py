@@ -1,0 +1,110 @@
+"""Looks after each test whether the shared session is in order: credit, calls, ports, verdicts, errors of handlers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+KNOWN_THREADS = (
+    "MainThread",
+    "monarch-pump",
+    "monarch-agent-watch",
+    "monarch-hosts",
+    "monarch-controllers",
+    "monarch-judge",
+    "monarch-copy",
+    "monarch-helper",
+    "monarch-stream",
+    "monarch-checkpoint",
+    "asyncio_",
+    "ThreadPoolExecutor-",
+    "pytest_timeout",
+    "Thread-",
+    "execnet",
+    "Dummy-",
+)
+"""How the names of the threads begin that a process of the tests may have between two tests."""
+
+
+def _runtime() -> Any:
+    from monarch._actors.process import get_runtime, has_runtime
+
+    return get_runtime() if has_runtime() else None
+
+
+def _account(proc: str) -> tuple[int, int] | None:
+    """What a process has finished of this one's messages, and what it holds; None if that changes just now."""
+    from monarch._actors.services import ask_proc
+
+    return ask_proc(proc, "monarch._actors.statistics:account_of", _runtime().proc).get(timeout=2)
+
+
+def credit_lost(seconds: float) -> list[str]:
+    """Living processes that do not give back the credit for what they finished, once they had time to."""
+    from monarch._actors.statistics import statistics_of
+
+    runtime = _runtime()
+    if runtime is None:
+        return []
+    found: dict[str, str] = {}
+
+    def in_order() -> bool:
+        windows = statistics_of(runtime).windows
+        found.clear()
+        found.update({proc: _wrong(runtime, proc) for proc, now in windows.items() if now.sent != now.finished})
+        return not any(found.values())
+
+    deadline = time.monotonic() + seconds
+    while not in_order() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return [what for what in found.values() if what and what != _BUSY]
+
+
+_BUSY = "counts while it finishes more"
+
+
+def _wrong(runtime: Any, proc: str) -> str:
+    """What does not add up between this process and another one; empty if it does."""
+    from monarch.exceptions import MonarchError
+
+    peer = runtime.peers[proc]
+    sent = peer.sent
+    try:
+        account = _account(proc)
+    except MonarchError:
+        # It has died; or it is stopped by a signal or keeps the GIL, and nothing is known of it.
+        return ""
+    if account is None or peer.sent != sent:
+        return _BUSY
+    if sum(account) == sent:
+        return ""
+    return f"{sent - sum(account)} lost credit of {proc} (sent {sent}, finished {account[0]}, held {account[1]})"
+
+
+def unsettled() -> list[str]:
+    """What is under way in the session of this process, in words."""
+    from monarch._actors.statistics import statistics_of
+
+    runtime = _runtime()
+    if runtime is None:
+        return []
+    now = statistics_of(runtime)
+    found = [f"call {label} (port {port})" for port, label in now.pending.items()]
+    found += [f"open port {port} of a {kind}" for port, kind in now.ports.items() if port not in now.pending]
+    if now.judging:
+        found.append(f"{now.judging} judges at work")
+    found += [f"an open verdict about {uid}" for uid in now.settling]
+    found += [f"{count} x {kind}" for kind, count in now.mishaps.items()]
+    return found
+
+
+def strange_threads(before: Iterable[int]) -> list[str]:
+    """Threads that have come and whose names are not known."""
+    known = set(before)
+    return [
+        f"thread {each.name}"
+        for each in threading.enumerate()
+        if each.ident not in known and not each.name.startswith(KNOWN_THREADS)
+    ]
