@@ -168,16 +168,20 @@ class ActorMesh(Grouped, MeshView, Managed):
         runtime = self._runtime
         if self._state.failed:
             # They may be made anew just now.
-            runtime.wait_settled(self._state.procs.uid)
+            self._wait_for_verdict(method)
         if not runtime.deaths:
             if runtime.closed:
                 raise StoppedError(f"{self._name} was ended by the shutdown of its session", mesh=self._name)
             return
         lost = self._lost()
-        if lost and runtime.wait_settled(self._state.procs.uid):
+        if lost and self._wait_for_verdict(method):
             lost = self._lost()
         if lost:
             raise died(f"{self._called}.{method}()", self._name, lost, self.extent, None, self._called)
+
+    def _wait_for_verdict(self, method: str) -> bool:
+        procs = self._state.procs
+        return self._runtime.oversight.wait(procs.uid, procs.name, f"{self._called}.{method}()")
 
     def _lost(self) -> dict[int, m.Dead]:
         return {rank: peer.dead for rank, peer in enumerate(self._members_at().peers) if peer.dead is not None}

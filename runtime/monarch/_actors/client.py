@@ -88,8 +88,9 @@ class Session:
         self._table: dict[str, tuple[str, str]] = {}
         self._greeted: dict[str, Promise[m.Listening]] = {}
         self.output = OutputView(runtime)
-        self._faults = Faults(runtime)
-        runtime.on_dead = self._on_dead
+        # Before the faults: what a rank wrote last is shown before it is told that it has died.
+        runtime.died.subscribe(self._on_dead)
+        Faults(runtime)
         runtime.on_create = self._create
         runtime.on_halt = self._halt
         runtime.need_agent = self.need_agent
@@ -192,7 +193,6 @@ class Session:
             # It has said that it takes nothing from here.
             self.host_lost(host, dead.reason)
         self.output.ended(dead)
-        self._faults.on_dead(dead, calls)
 
     # Other hosts
 

@@ -262,7 +262,7 @@ class ProcMesh(Grouped, MeshView, Managed):
             raise StoppedError(f"{what}: {self.name} was stopped ({state.stopped}); make a new mesh", mesh=self.name)
         state.procs.check(self._region, self.name)
         lost = self._lost() if runtime.deaths else {}
-        if lost and runtime.wait_settled(state.procs.uid):
+        if lost and runtime.oversight.wait(state.procs.uid, self.name, what):
             lost = self._lost()
         if lost:
             whole = self._state.procs.region()
