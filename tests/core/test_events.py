@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch._core.changes import Changes
+from monarch._core.changes import Change, Changes
 from monarch._core.events import Event
 
 
@@ -35,9 +35,9 @@ def test_subscriber_that_joins_meanwhile_is_told_next_time() -> None:
 
 
 def test_changes_are_one_at_a_time() -> None:
-    changes: Changes[object] = Changes(object)
-    assert changes.now is None and changes.begin("healed", 1.0) is None
-    busy = changes.begin("resized", 2.0)
-    assert busy is not None and (busy.what, busy.since) == ("healed", 1.0) and busy is changes.now
-    assert changes.end() is busy.end and changes.now is None
-    assert changes.begin("resized", 3.0) is None
+    changes: Changes[str] = Changes()
+    heal, resize = Change("healed", 1.0, "heal"), Change("resized", 2.0, "resize")
+    assert changes.now is None and changes.begin(heal) is None
+    assert changes.begin(resize) is heal and changes.now is heal
+    changes.end()
+    assert changes.now is None and changes.begin(resize) is None and changes.now is resize

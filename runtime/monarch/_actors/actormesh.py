@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.birth import Birth
 from monarch._actors.call import Endpoint, Undecorated
 from monarch._actors.endpoint import arity_of, methods_of
 from monarch._actors.future import Future
@@ -35,6 +37,7 @@ class _State:
     """What all views of one mesh in this process share."""
 
     __slots__ = (
+        "birth",
         "cls",
         "failed",
         "initialized",
@@ -58,9 +61,12 @@ class _State:
         self.stopped: str | None = None
         self.stopping: Future[None] | None = None
         self.initialized: Future[Any] | None = None
+        self.birth: Birth | None = None
+        """Its making; None for a reference, and once a heal has made again what had failed."""
         self.spec: ActorSpec | None = None
         self.failed: set[int] = set()
-        """Base ranks whose actor has failed where nobody waited, as far as is known here."""
+        """Base ranks whose actor has failed where nobody waited, as far as is known here, and that a heal makes again.
+        The receiving thread adds to it, a heal takes from it: each by one operation of set, so there is no lock."""
 
 
 class ActorMesh(Grouped, MeshView, Managed):
@@ -178,6 +184,11 @@ class ActorMesh(Grouped, MeshView, Managed):
             lost = self._lost()
         if lost:
             raise died(f"{self._called}.{method}()", self._name, lost, self.extent, None, self._called)
+
+    def _has_read(self, positions: Iterable[int]) -> None:
+        """Somebody was told of errors of these members."""
+        if self._state.birth is not None:
+            self._state.birth.heard([self._region.base_rank(position) for position in positions])
 
     def _wait_for_verdict(self, method: str) -> bool:
         procs = self._state.procs

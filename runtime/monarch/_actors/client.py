@@ -90,7 +90,7 @@ class Session:
         self.output = OutputView(runtime)
         # Before the faults: what a rank wrote last is shown before it is told that it has died.
         runtime.died.subscribe(self._on_dead)
-        Faults(runtime)
+        self._faults = Faults(runtime)
         runtime.on_create = self._create
         runtime.on_halt = self._halt
         runtime.need_agent = self.need_agent
@@ -412,6 +412,7 @@ class Session:
         if os.getpid() != self.pid or runtime.closed:
             # A fork of the program has the memory of a session, but not the session.
             return
+        self._faults.flush()
         self.output.flush()
         self._users.clear()
         self.release([host for host in runtime.hosts if host not in self.kept])

@@ -7,8 +7,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.birth import forsake
 from monarch._actors.deaths import Deaths
-from monarch._actors.escalation import Escalation
+from monarch._actors.escalation import Escalation, call_hook
 from monarch._actors.failures import unpack_failure
 from monarch._actors.meshfailure import MeshFailure
 from monarch._actors.oversight import TOGETHER
@@ -37,15 +38,18 @@ class Faults:
         self._collecting: dict[str, Hold[Promise[None]]] = {}
         """By mesh of processes, what keeps its verdict open until its faults are collected. Lock: ``_lock``."""
         runtime.faulted.subscribe(self.on_fault)
+        runtime.oversight.settled.subscribe(partial(forsake, runtime))
 
     def on_fault(self, fault: m.Fault) -> None:
         """An actor of a mesh has failed where nobody waited."""
         mesh = self._runtime.meshes.get(fault.actor)
-        uid = ""
-        if mesh is not None:
-            mesh._state.failed.add(fault.rank)
-            uid = mesh._state.procs.uid
+        uid = mesh._state.procs.uid if mesh is not None else ""
         awaited = bool(uid) and self._deaths.is_supervised(uid, fault.actor, fault.rank)
+        if mesh is not None and (
+            awaited or not _was_not_made(mesh, fault.rank) or self._is_judged_by_owner(fault.actor)
+        ):
+            # A constructor that nobody supervises is not called again by a heal that is about something else.
+            mesh._state.failed.add(fault.rank)
         with self._lock:
             self._failed.append(fault)
             self._latest = self._runtime.last_port
@@ -55,6 +59,17 @@ class Faults:
                 self._collecting[uid] = self._runtime.oversight.hold(uid, who)
         if first:
             self._runtime.pump.call_later(TOGETHER, self._report)
+
+    def _is_judged_by_owner(self, actor: str) -> bool:
+        cell = self._runtime.actors.get(self._runtime.owners.get(actor, ""))
+        return cell is not None and hasattr(cell.instance, "__supervise__")
+
+    def flush(self) -> None:
+        """The program ends: tells its hook, in this thread, of constructors that have raised a moment ago."""
+        for mesh in list(self._runtime.meshes.values()):
+            birth = mesh._state.birth
+            for fault in birth.untold() if birth is not None else ():
+                call_hook(_failure(mesh._name, mesh, fault, (fault.rank,)))
 
     def _report(self) -> None:
         with self._lock:
@@ -86,9 +101,18 @@ class Faults:
         self._deaths.begin_again(uid, ranks, judge)
 
 
+def _was_not_made(mesh: ActorMesh, rank: int) -> bool:
+    """Whether it is its constructor that has raised."""
+    birth = mesh._state.birth
+    return birth is not None and rank in birth.raised
+
+
 def _failure(name: str, mesh: ActorMesh | None, fault: m.Fault, ranks: tuple[int, ...]) -> MeshFailure:
     """What is told of a fault, for some of its ranks."""
     failure = unpack_failure(fault.body)
-    text = f"{failure.kind}: {failure.text}\n{failure.trace}"
+    text, port = f"{failure.kind}: {failure.text}\n{failure.trace}", 0
+    if mesh is not None and _was_not_made(mesh, fault.rank):
+        assert mesh._state.birth is not None
+        text, port = f"__init__() raised {text}", mesh._state.birth.port
     anything: Any = mesh
-    return MeshFailure(name, anything, ranks, text, when=time.time())
+    return MeshFailure(name, anything, ranks, text, when=time.time(), port=port)

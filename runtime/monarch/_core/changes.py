@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
 from typing import Generic, TypeVar
@@ -23,34 +22,28 @@ class Change(Generic[T]):
 
 
 class Changes(Generic[T]):
-    """The change of one mesh that is under way, if any. Thread-safe; nothing is held between ``begin`` and ``end``.
+    """The change of a mesh that is under way, if any. Thread-safe; nothing is locked between ``begin`` and ``end``."""
 
-    Args:
-        make: makes what others wait for; it must neither block nor call back.
-    """
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
+    def __init__(self) -> None:
         self._lock = Lock()
         self._now: Change[T] | None = None
-        """Lock: ``_lock``."""
+        """Replaced under ``_lock``, read without it."""
 
     @property
     def now(self) -> Change[T] | None:
         """The one under way."""
         return self._now
 
-    def begin(self, what: str, now: float) -> Change[T] | None:
+    def begin(self, change: Change[T]) -> Change[T] | None:
         """Begins a change; or returns the one that is under way instead, whose end the caller waits for."""
         with self._lock:
             if self._now is None:
-                self._now = Change(what, now, self._make())
+                self._now = change
                 return None
             return self._now
 
-    def end(self) -> T:
-        """Ends the change that the caller has begun; what this returns is the caller's to complete."""
+    def end(self) -> None:
+        """Ends the change that the caller has begun; the caller then completes what others wait for."""
         with self._lock:
             assert self._now is not None
-            done, self._now = self._now, None
-            return done.end
+            self._now = None
