@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._actors.birth import forsake
 from monarch._actors.deaths import Deaths
 from monarch._actors.escalation import Escalation, call_hook
-from monarch._actors.failures import unpack_failure
+from monarch._actors.failures import unpack_failure, with_source
 from monarch._actors.meshfailure import MeshFailure
 from monarch._actors.oversight import TOGETHER
 from monarch._actors.runtime import Runtime
@@ -110,7 +110,8 @@ def _was_not_made(mesh: ActorMesh, rank: int) -> bool:
 def _failure(name: str, mesh: ActorMesh | None, fault: m.Fault, ranks: tuple[int, ...]) -> MeshFailure:
     """What is told of a fault, for some of its ranks."""
     failure = unpack_failure(fault.body)
-    text, port = f"{failure.kind}: {failure.text}\n{failure.trace}", 0
+    trace = "\n".join(with_source(failure.trace))
+    text, port = f"{failure.kind}: {failure.text}\n{trace}", 0
     if mesh is not None and _was_not_made(mesh, fault.rank):
         assert mesh._state.birth is not None
         text, port = f"__init__() raised {text}", mesh._state.birth.port
