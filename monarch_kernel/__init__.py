@@ -27,6 +27,7 @@ def __getattr__(name: str) -> str:
 def load_ipython_extension(shell: Any) -> None:
     """``%load_ext monarch_kernel``: the magics, in any IPython shell or kernel."""
     from monarch_kernel.errors import install
+    from monarch_kernel.faults import install as install_hook
     from monarch_kernel.magics import MeshMagics
     from monarch_kernel.typing_help import install as install_help
 
@@ -40,6 +41,7 @@ def load_ipython_extension(shell: Any) -> None:
     magics.editor.watch()
     magics.keeping.watch()
     install(shell)
+    install_hook(magics.streams)
     shell.monarch_help = install_help(shell, magics)
     if before is None and getattr(getattr(shell, "kernel", None), "implementation", "") != "monarch":
         print(

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from monarch._actors.healing import reaches
 from monarch._actors.hostmesh import HostMesh
 from monarch._actors.process import get_runtime
+from monarch._actors.queries import reaches
 from monarch._core.extent import Extent, axes_text
 from monarch._core.region import Region
 from monarch.actor import ProcMesh

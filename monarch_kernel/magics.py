@@ -228,6 +228,10 @@ class MeshMagics(Magics):
             return []
         return [each for each in self._streams.calls_of(cell) if each.actor and not each.method.startswith("__")]
 
+    def streams(self) -> Streams:
+        """Where the output of ranks goes."""
+        return self._attach_streams()
+
     def _attach_streams(self) -> Streams:
         runtime = get_runtime()
         if self._streams is None or runtime.session.output.on_line != self._streams.take:

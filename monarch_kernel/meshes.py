@@ -9,9 +9,9 @@ from typing import Any
 
 from monarch._actors.actormesh import ActorMesh
 from monarch._actors.channel import Channel
+from monarch._actors.healing import replace_ranks
 from monarch._actors.process import get_runtime
 from monarch._actors.procmesh import ProcMesh
-from monarch._actors.replace import replace
 from monarch._actors.services import ask
 from monarch._cells.execute import CellResult
 from monarch._cells.namespace import Namespace
@@ -88,9 +88,7 @@ class Mesh:
 
     def replace(self, ranks: list[int]) -> None:
         """Puts new processes in the place of some ranks; namespaces and actors are there as they were at first."""
-        made = replace(self.procs, ranks, [self.cells, *self.actors()])
-        for each in made:
-            each.get(20)
+        replace_ranks(self.procs, ranks, 20.0)
 
     def dead(self) -> list[int]:
         """The ranks that have died."""

@@ -9,6 +9,7 @@ from typing import Any
 from monarch._actors.actormesh import ActorMesh
 from monarch._actors.procmesh import ProcMesh
 from monarch._core.ranks import describe_ranks
+from monarch.exceptions import ActorError, DeviceMeshError
 from monarch_kernel.edit import Editor, actor_classes
 from monarch_kernel.header import HeaderError, parse, ranks_of
 from monarch_kernel.meshes import Meshes
@@ -90,7 +91,12 @@ class Spawning:
             living.stop().get(15)
         args, kwargs = self._arguments(order)
         actors = self._place(order).spawn(order.name, cls, *args, **kwargs)
-        actors.initialized.get()
+        try:
+            actors.initialized.get()
+        except (ActorError, DeviceMeshError):
+            # Nobody can use them, so no heal is to make them again.
+            actors.stop("some of them could not be made")
+            raise
         self._shell.user_ns[order.name] = actors
         ranks = describe_ranks([actors._region.base_rank(at) for at in range(len(actors))])
         count = f"{len(actors)} actor{'s' if len(actors) > 1 else ''}"

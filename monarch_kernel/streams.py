@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -88,6 +89,13 @@ class Streams:
                 self.write("… more lines of this cell are kept: %mesh log shows them\n", line.stream, parent)
             return
         self.write(text, line.stream, parent)
+
+    def tell(self, text: str, port: int) -> None:
+        """Shows text as an error in the cell that has begun a call; in the one that runs if that is not known."""
+        if self._kernel is None:
+            print(text, end="", file=sys.stderr, flush=True)
+        else:
+            self.write(text, "stderr", self._parents.get(port) or self._kernel.get_parent("shell"))
 
     def write(self, text: str, stream: str, parent: Any) -> None:
         """Sends text to the output of a cell."""

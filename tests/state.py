@@ -93,9 +93,7 @@ def unsettled() -> list[str]:
     now = statistics_of(runtime)
     found = [f"call {label} (port {port})" for port, label in now.pending.items()]
     found += [f"open port {port} of a {kind}" for port, kind in now.ports.items() if port not in now.pending]
-    if now.judging:
-        found.append(f"{now.judging} judges at work")
-    found += [f"an open verdict about {uid}" for uid in now.settling]
+    found += [f"an open verdict about {uid}: {'; '.join(holders)}" for uid, holders in now.verdicts.items()]
     found += [f"{count} x {kind}" for kind, count in now.mishaps.items()]
     return found
 

@@ -19,7 +19,7 @@ from monarch._actors.context import (
 )
 from monarch._actors.controllers import get_or_spawn_controller
 from monarch._actors.endpoint import concurrent_endpoint, endpoint
-from monarch._actors.faults import default_fault_hook
+from monarch._actors.escalation import default_fault_hook
 from monarch._actors.future import Future
 from monarch._actors.hostmesh import (
     BootstrapCommand,

@@ -8,8 +8,8 @@ Everything below is a MonarchError:
     SerializationError                  an argument, a result or a class could not be pickled or unpickled
     ActorError                          an endpoint, or ``__init__``, raised on one or more ranks
     DeviceMeshError                     a part of a mesh cannot be used
-        SupervisionError                    the target has died: process, host or actor
-        StoppedError                        the target was stopped by its owner
+        SupervisionError                    the target cannot answer: its process, its host or the actor has died
+            StoppedError                        the target was stopped by its owner
         SpawnError                          processes or actors could not be started
         GroupError                          a process group could not be made, or is broken
         TransferError                       memory of another process could not be read or written
@@ -150,8 +150,8 @@ class SupervisionError(DeviceMeshError):
     """The target of a call has died: its process, its host, or the actor by an error nobody could be told of."""
 
 
-class StoppedError(DeviceMeshError):
-    """The target was stopped by its owner; make a new one."""
+class StoppedError(SupervisionError):
+    """The target was stopped by its owner; make a new one. ``except SupervisionError`` around a call catches it too."""
 
 
 class SpawnError(DeviceMeshError):

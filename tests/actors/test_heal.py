@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
-from monarch._actors import procmesh
+from monarch._actors import spawning
 from monarch._actors.procs import Procs
 from monarch.actor import Actor, current_rank, endpoint, heal_mesh, this_host
 from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError, StoppedError, SupervisionError
@@ -158,7 +158,7 @@ def test_actors_that_are_spawned_while_a_rank_is_replaced(
     procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mesh = procs(2)
-    first, pack = mesh.spawn("first", Counter, 0), procmesh.dumps
+    first, pack = mesh.spawn("first", Counter, 0), spawning.dumps
     healing = threading.Thread(target=heal_mesh, args=(mesh,))
 
     def meanwhile(*args: Any) -> Any:
@@ -169,7 +169,7 @@ def test_actors_that_are_spawned_while_a_rank_is_replaced(
         healing.join(1.0)
         return pack(*args)
 
-    monkeypatch.setattr(procmesh, "dumps", meanwhile)
+    monkeypatch.setattr(spawning, "dumps", meanwhile)
     late = mesh.spawn("late", Counter, 7)
     healing.join(30)
     assert values(late.add.call()) == [8, 8]

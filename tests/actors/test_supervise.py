@@ -35,8 +35,8 @@ class Worker(Actor):
         return "done"
 
     @endpoint
-    def end(self) -> None:
-        os._exit(3)
+    def end(self, code: int = 3) -> None:
+        os._exit(code)
 
     @endpoint
     def add(self) -> int:
@@ -248,6 +248,21 @@ def test_actors_that_fail_where_nobody_waits(procs: Callable[..., Any], told: li
         waiting.get(30)
     open(path, "w").close()
     assert list(beside.get(30).values()) == ["done"]
+    assert told == []
+
+
+@pytest.mark.parametrize("code", [0, 79])
+def test_an_exit_of_the_program_is_no_stop_of_the_owner(
+    procs: Callable[..., Any], told: list[MeshFailure], code: int
+) -> None:
+    mesh, workers, _ = spawned(procs, 2)
+    with supervise(mesh) as watch:
+        workers.slice(gpus=1).end.broadcast(code)
+        assert wait_until(lambda: bool(watch.failures))
+        assert watch.failures[0].ranks == (1,) and f"exited with code {code}" in watch.failures[0].reason
+        with pytest.raises(SupervisionError, match=f"exited with code {code}") as caught:
+            workers.slice(gpus=1).add.call_one().get(30)
+        assert not isinstance(caught.value, StoppedError)
     assert told == []
 
 

@@ -347,7 +347,7 @@ def test_a_group_that_the_program_ends_is_made_anew(procs: Callable[..., Any]) -
 
 
 def test_groups_are_made_anew_with_a_new_incarnation(procs: Callable[..., Any]) -> None:
-    from monarch._actors.replace import replace
+    from monarch._actors.healing import replace_ranks
 
     mesh = procs(3)
     members = mesh.spawn("members", Member)
@@ -364,8 +364,7 @@ def test_groups_are_made_anew_with_a_new_incarnation(procs: Callable[..., Any]) 
             return False
 
         assert wait_until(known)
-        for made in replace(mesh, [victim], [members]):
-            made.get(30)
+        replace_ranks(mesh, [victim], 30.0)
         assert values(members.total.call()) == [3.0] * 3
         assert values(members.total.call("gpus")) == [3.0] * 3
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.birth import Birth
 from monarch._actors.call import Endpoint, Undecorated
 from monarch._actors.endpoint import arity_of, methods_of
 from monarch._actors.future import Future
@@ -38,6 +40,7 @@ class _State:
     """What all views of one mesh in this process share."""
 
     __slots__ = (
+        "birth",
         "cls",
         "failed",
         "initialized",
@@ -61,9 +64,12 @@ class _State:
         self.stopped: str | None = None
         self.stopping: Future[None] | None = None
         self.initialized: Future[Any] | None = None
+        self.birth: Birth | None = None
+        """Its making; None for a reference, and once a heal has made again what had failed."""
         self.spec: ActorSpec | None = None
         self.failed: set[int] = set()
-        """Base ranks whose actor has failed where nobody waited, as far as is known here."""
+        """Base ranks whose actor has failed where nobody waited, as far as is known here, and that a heal makes again.
+        The receiving thread adds to it, a heal takes from it: each by one operation of set, so there is no lock."""
 
 
 class ActorMesh(Grouped, MeshView, Managed):
@@ -201,16 +207,25 @@ class ActorMesh(Grouped, MeshView, Managed):
         runtime = self._runtime
         if self._state.failed:
             # They may be made anew just now.
-            runtime.wait_settled(self._state.procs.uid)
+            self._wait_for_verdict(method)
         if not runtime.deaths:
             if runtime.closed:
                 raise StoppedError(f"{self._name} was ended by the shutdown of its session", mesh=self._name)
             return
         lost = self._lost()
-        if lost and runtime.wait_settled(self._state.procs.uid):
+        if lost and self._wait_for_verdict(method):
             lost = self._lost()
         if lost:
             raise died(f"{self._called}.{method}()", self._name, lost, self.extent, None, self._called)
+
+    def _has_read(self, positions: Iterable[int]) -> None:
+        """Somebody was told of errors of these members."""
+        if self._state.birth is not None:
+            self._state.birth.heard([self._region.base_rank(position) for position in positions])
+
+    def _wait_for_verdict(self, method: str) -> bool:
+        procs = self._state.procs
+        return self._runtime.oversight.wait(procs.uid, procs.name, f"{self._called}.{method}()")
 
     def _lost(self) -> dict[int, m.Dead]:
         return {rank: peer.dead for rank, peer in enumerate(self._members_at().peers) if peer.dead is not None}

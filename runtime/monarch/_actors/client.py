@@ -88,8 +88,9 @@ class Session:
         self._table: dict[str, tuple[str, str]] = {}
         self._greeted: dict[str, Promise[m.Listening]] = {}
         self.output = OutputView(runtime)
+        # Before the faults: what a rank wrote last is shown before it is told that it has died.
+        runtime.died.subscribe(self._on_dead)
         self._faults = Faults(runtime)
-        runtime.on_dead = self._on_dead
         runtime.on_create = self._create
         runtime.on_halt = self._halt
         runtime.need_agent = self.need_agent
@@ -192,7 +193,6 @@ class Session:
             # It has said that it takes nothing from here.
             self.host_lost(host, dead.reason)
         self.output.ended(dead)
-        self._faults.on_dead(dead, calls)
 
     # Other hosts
 
@@ -412,6 +412,7 @@ class Session:
         if os.getpid() != self.pid or runtime.closed:
             # A fork of the program has the memory of a session, but not the session.
             return
+        self._faults.flush()
         self.output.flush()
         self._users.clear()
         self.release([host for host in runtime.hosts if host not in self.kept])

@@ -8,20 +8,21 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from monarch._actors.faults import TOGETHER
+from monarch._actors.escalation import Escalation
 from monarch._actors.gather import last_lines
 from monarch._actors.meshfailure import MeshFailure
+from monarch._actors.oversight import TOGETHER
 from monarch._actors.procs import split_proc
 from monarch._actors.runtime import Runtime
-from monarch._actors.supervise import asked_of, expect_verdict, in_judge, nothing_open
 from monarch._core.ranks import describe_ranks
 from monarch._core.supervision import Begin, Collect, Command, Fail, Judge
 from monarch._wire import messages as m
 from monarch.exceptions import MonarchError, StoppedError
 
 if TYPE_CHECKING:
-    from monarch._actors.faults import Faults
+    from monarch._actors.future import Promise
     from monarch._actors.procmesh import _Shared
+    from monarch._core.verdicts import Hold
 
 
 class _Death:
@@ -38,12 +39,17 @@ class _Death:
 class Deaths:
     """Does what ``Supervision`` says; its events come from several threads."""
 
-    def __init__(self, runtime: Runtime, faults: Faults) -> None:
+    def __init__(self, runtime: Runtime, escalation: Escalation) -> None:
         self._runtime = runtime
-        self._faults = faults
+        self._escalation = escalation
         self._lock = threading.Lock()
+        """Of all Supervision machines too; held for their steps alone."""
         self._known: dict[tuple[str, int], _Death] = {}
-        runtime.on_dying = self.dies
+        """By mesh and rank, the death of its last process. Lock: ``_lock``."""
+        self._collecting: dict[str, Hold[Promise[None]]] = {}
+        """By mesh, what keeps its verdict open until its deaths are collected. Lock: ``_lock``."""
+        runtime.dying.subscribe(self.dies)
+        runtime.died.subscribe(self.died)
         runtime.supervising = self
 
     def joined(self, uid: str, rank: int, proc: str) -> None:
@@ -65,36 +71,43 @@ class Deaths:
         if shared is None or self._runtime.closed:
             return
         expected = dead.expected or shared.stopped is not None
+        awaited = not expected and self.is_supervised(uid, "", rank)
         with self._lock:
             news = shared.supervision.living.get(rank) == dead.proc
             commands = shared.supervision.died(rank, dead.proc, expected)
             if news and not expected:
                 self._known[uid, rank] = _Death(dead, self._runtime.last_port)
-        if news and not expected:
-            self.await_verdict(uid, "", rank)
+                if awaited and uid not in self._collecting:
+                    self._collecting[uid] = self._runtime.oversight.hold(uid, f"{describe_ranks([rank])} has just died")
         self._do(uid, commands)
 
-    def await_verdict(self, uid: str, key: str, rank: int) -> None:
-        """A failure that may be dealt with: calls that meet it wait for that."""
+    def is_supervised(self, uid: str, key: str, rank: int) -> bool:
+        """Whether a failure may be dealt with, so that calls which meet it wait for that."""
         shared = self._runtime.own_procs.get(uid)
-        if shared is not None and (shared.supervision.restart or asked_of(self._runtime, uid, key, rank)):
-            expect_verdict(self._runtime, uid)
+        return shared is not None and bool(
+            shared.supervision.restart or self._runtime.oversight.asked_of(uid, key, rank)
+        )
 
     def died(self, dead: m.Dead, calls: list[str]) -> None:
         """Those who waited for a process that has died were told: these calls."""
-        known = self._known.get(split_proc(dead.proc))
-        if known is not None and known.dead is dead:
-            known.calls = calls
+        with self._lock:
+            known = self._known.get(split_proc(dead.proc))
+            if known is not None and known.dead is dead:
+                known.calls = calls
+                known.latest = self._runtime.last_port
 
     def _do(self, uid: str, commands: list[Command]) -> None:
+        oversight = self._runtime.oversight
         for command in commands:
             if isinstance(command, Collect):
                 self._runtime.pump.call_later(TOGETHER, partial(self._collect, uid))
             elif isinstance(command, Begin):
-                in_judge(self._runtime, uid, partial(self._restart, uid, command))
+                who = f"its restart rule replaces {describe_ranks(command.ranks)}, attempt {command.attempt}"
+                oversight.decide(uid, who, partial(self._restart, uid, command))
             elif isinstance(command, Judge):
-                if any(asked_of(self._runtime, uid, "", rank) for rank in command.ranks):
-                    in_judge(self._runtime, uid, partial(self._judge, uid, command))
+                if any(oversight.asked_of(uid, "", rank) for rank in command.ranks):
+                    who = f"its supervisors judge the death of {describe_ranks(command.ranks)}"
+                    oversight.decide(uid, who, partial(self._judge, uid, command))
                 else:
                     self._judge(uid, command)
             else:
@@ -103,9 +116,12 @@ class Deaths:
     def _collect(self, uid: str) -> None:
         with self._lock:
             commands = self._runtime.own_procs[uid].supervision.collect(time.monotonic())
-        self._do(uid, commands)
-        # It may have been replaced before anybody was asked.
-        nothing_open(self._runtime, uid)
+            hold = self._collecting.pop(uid, None)
+        try:
+            self._do(uid, commands)
+        finally:
+            # Those who decide have holds of their own by now. If the rank was replaced meanwhile, nobody does.
+            self._runtime.oversight.release(uid, hold)
 
     def begin_again(self, uid: str, ranks: tuple[int, ...], otherwise: Callable[[], None]) -> None:
         """Actors have failed in processes that live: they are made anew if the mesh has a rule that says so."""
@@ -122,7 +138,8 @@ class Deaths:
             except MonarchError:
                 otherwise()
 
-        in_judge(self._runtime, uid, restart)
+        who = f"its restart rule makes the actors of {describe_ranks(ranks)} again, attempt {begin.attempt}"
+        self._runtime.oversight.decide(uid, who, restart)
 
     def _heal(self, shared: _Shared, begin: Begin) -> None:
         """After the pause, if the mesh is still there by then."""
@@ -150,40 +167,44 @@ class Deaths:
                 return
             with self._lock:
                 for rank in begin.ranks:
-                    if (uid, rank) in self._known:
-                        reason = f"{self._known[uid, rank].dead.reason}, and could not be started again: {error}"
-                        old = self._known[uid, rank].dead
-                        self._known[uid, rank].dead = m.Dead(old.proc, reason, False, old.tails)
+                    known = self._known.get((uid, rank))
+                    if known is not None:
+                        old = known.dead
+                        reason = f"{old.reason}, and could not be started again: {error}"
+                        known.dead = m.Dead(old.proc, reason, False, old.tails)
                 commands = shared.supervision.not_restarted(begin.ranks)
             self._do(uid, commands)
             if not commands and not isinstance(error, StoppedError):
                 # The processes are there again, and an actor is not.
                 owner = self._runtime.proc_meshes[uid][1]
                 latest = self._runtime.last_port
-                self._faults.judge(partial(self._failure, uid), uid, "", begin.ranks, owner, latest)
+                self._escalation.judge(partial(self._failure, uid), uid, "", begin.ranks, owner, latest)
 
     def _judge(self, uid: str, judge: Judge) -> None:
         owner = self._runtime.proc_meshes[uid][1]
-        for rank in judge.ranks:
-            name = self._known[uid, rank].dead.proc
+        with self._lock:
+            names = {rank: self._known[uid, rank].dead.proc for rank in judge.ranks}
+        for rank, name in names.items():
 
             def judged(handled: bool, rank: int = rank, name: str = name) -> None:
                 with self._lock:
                     commands = self._runtime.own_procs[uid].supervision.judged(rank, name, handled)
                 self._do(uid, commands)
 
-            self._faults.ask(self._failure(uid, (rank,)), asked_of(self._runtime, uid, "", rank), owner, judged)
+            asked = self._runtime.oversight.asked_of(uid, "", rank)
+            self._escalation.ask(self._failure(uid, (rank,)), asked, owner, judged)
 
     def _fail(self, uid: str, fail: Fail) -> None:
         """Nobody handles it: all calls to the mesh fail, and if nobody has heard of it by a call the owner does."""
         name, owner = self._runtime.proc_meshes[uid]
         reasons: dict[str, list[int]] = {}
         waited, latest = False, 0
-        for rank in fail.ranks:
-            known = self._known[uid, rank]
-            latest = max(latest, known.latest)
-            waited = waited or bool(known.calls)
-            reasons.setdefault(known.dead.reason, []).append(rank)
+        with self._lock:
+            for rank in fail.ranks:
+                known = self._known[uid, rank]
+                latest = max(latest, known.latest)
+                waited = waited or bool(known.calls)
+                reasons.setdefault(known.dead.reason, []).append(rank)
         what = "; ".join(
             f"the process{'es' if len(ranks) > 1 else ''} of {describe_ranks(ranks)} of {name} {reason}"
             for reason, ranks in reasons.items()
@@ -191,23 +212,16 @@ class Deaths:
         why = f"{what}, and nobody supervises {name}, so that all of its calls fail"
         if not self._runtime.fail_calls(uid, "", why, latest) and not waited:
             for ranks in reasons.values():
-                self._faults.up(self._failure(uid, tuple(ranks)), owner)
+                self._escalation.up(self._failure(uid, tuple(ranks)), owner)
 
     def _failure(self, uid: str, ranks: tuple[int, ...]) -> MeshFailure:
-        known = self._known[uid, ranks[0]]
-        reason = known.dead.reason
-        text = f"its process {reason}" if len(ranks) == 1 else f"each of their processes {reason}"
-        tail = last_lines(known.dead)
+        with self._lock:
+            known = self._known[uid, ranks[0]]
+            dead, when = known.dead, known.when
+            calls = dict.fromkeys(call for rank in ranks for call in self._known[uid, rank].calls)
+        text = f"its process {dead.reason}" if len(ranks) == 1 else f"each of their processes {dead.reason}"
+        tail = last_lines(dead)
         if tail:
             text += "\n" + "\n".join(["last lines of stderr:", *(f"  {line}" for line in tail)])
-        calls = dict.fromkeys(call for rank in ranks for call in self._known[uid, rank].calls)
-        shared = self._runtime.own_procs[uid]
-        return MeshFailure(
-            self._runtime.proc_meshes[uid][0],
-            shared.whole(self._runtime),
-            ranks,
-            text,
-            reason,
-            known.when,
-            list(calls),
-        )
+        whole = self._runtime.own_procs[uid].whole(self._runtime)
+        return MeshFailure(self._runtime.proc_meshes[uid][0], whole, ranks, text, dead.reason, when, list(calls))

@@ -142,7 +142,7 @@ def group(failures: dict[int, Failure], extent: Extent, call: str, results: Valu
     if len(kinds) > 8:
         lines.append(f"  … and {len(kinds) - 8} more kinds of errors (see err.failures)")
     lines.append(f"Remote traceback of rank {first}:")
-    lines.extend(f"  {line}" for line in _with_source(failure.trace))
+    lines.extend(f"  {line}" for line in with_source(failure.trace))
     return ActorError(
         "\n".join(lines),
         original if isinstance(original, Exception) else None,
@@ -156,7 +156,7 @@ def group(failures: dict[int, Failure], extent: Extent, call: str, results: Valu
 _FRAME = re.compile(r'  File "(.+)", line (\d+), in ')
 
 
-def _with_source(trace: str) -> list[str]:
+def with_source(trace: str) -> list[str]:
     """The lines of a traceback; those of the program's own source that the rank did not have are put in here."""
     lines = trace.splitlines()
     whole: list[str] = []

@@ -218,6 +218,8 @@ class Gather(Future[R]):
                 mesh=self.mesh,
                 results=ValueMesh(self.extent, values) if len(self.unanswered) < len(values) else None,
             )
+        if failures and self.view is not None:
+            self.view._has_read(failures)
         if lost or failures:
             some = len(lost) + len(failures) + len(self.unanswered) < len(values)
             error = self._error_of(failures, lost, ValueMesh(self.extent, values) if some else None)

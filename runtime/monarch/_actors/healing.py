@@ -8,9 +8,11 @@ from contextlib import suppress
 from typing import Any
 
 from monarch._actors.actormesh import ActorMesh
+from monarch._actors.changing import changing
 from monarch._actors.future import Future, Ready
 from monarch._actors.gather import Gather
-from monarch._actors.procmesh import _Shared
+from monarch._actors.procmesh import ProcMesh, _Shared
+from monarch._actors.queries import actors_of, dead_ranks, reaches
 from monarch._actors.replace import create, replace
 from monarch._actors.runtime import Runtime
 from monarch._core.extent import Extent
@@ -20,12 +22,6 @@ from monarch.exceptions import MonarchError, SpawnError, StoppedError
 
 _TRIES = 5
 """A new process may die as well while it is set up."""
-
-
-def dead_ranks(shared: _Shared, runtime: Runtime) -> list[int]:
-    """The base ranks whose process has died."""
-    procs = shared.procs
-    return [rank for rank in range(procs.size) if runtime.peer(procs.proc(rank)).dead is not None]
 
 
 def heal(
@@ -46,43 +42,61 @@ def heal(
         StoppedError: the mesh was stopped meanwhile.
         SpawnError: a host is lost too, or new processes die one after the other.
         ActorError: the constructor of an actor raised.
+        SupervisionError: another heal or resize of the mesh is still under way when the time is over.
     """
-    with shared.lock:
-        replaced: set[int] = set()
-        renewed: list[tuple[ActorMesh, int]] = []
-        until = time.monotonic() + timeout
-        for attempt in range(_TRIES):
-            dead = dead_ranks(shared, runtime)
-            if not dead:
-                break
-            if shared.stopped is not None or runtime.closed:
-                raise StoppedError(f"{shared.procs.name} was stopped before it was healed", mesh=shared.procs.name)
-            moved = _move(shared, runtime, dead, hosts)
-            made = replace(shared.whole(runtime), dead, actors_of(shared, runtime), moved)
-            replaced.update(dead)
-            error = _first_error(made, until)
-            if error is not None and (attempt == _TRIES - 1 or not dead_ranks(shared, runtime)):
-                raise error
-        for mesh in actors_of(shared, runtime):
-            for rank in sorted(mesh._state.failed - replaced):
-                _make_again(mesh, rank, until)
-                renewed.append((mesh, rank))
-            mesh._state.failed.clear()
-            mesh._state.initialized = Ready(runtime, mesh._name, True)
-        if replaced:
+    until = time.monotonic() + timeout
+    with changing(shared, runtime, "healed", timeout):
+        replaced = _replace_dead(shared, runtime, until, hosts)
+        renewed = _renew_failed(shared, runtime, until, replaced)
+        if replaced and (shared.initialized is None or shared.initialized.done):
             shared.initialized = Ready(runtime, shared.procs.name, True)
         if shared.starting is not None:
             shared.starting.fill()
         return sorted(replaced), renewed
 
 
-def actors_of(shared: _Shared, runtime: Runtime) -> list[ActorMesh]:
-    """The meshes of actors that live on a mesh of processes."""
-    return [
-        each
-        for each in list(runtime.meshes.values())
-        if each._state.procs == shared.procs and each._stopped is None and each._state.spec is not None
-    ]
+def replace_ranks(mesh: ProcMesh, ranks: Sequence[int], timeout: float) -> None:
+    """Puts new processes in the place of some ranks, also of such that live, with their actors made anew."""
+    shared, runtime = mesh._state, mesh._runtime
+    until = time.monotonic() + timeout
+    with changing(shared, runtime, "healed", timeout):
+        for each in replace(shared, runtime, ranks):
+            each.get(max(0.0, until - time.monotonic()))
+
+
+def _replace_dead(shared: _Shared, runtime: Runtime, until: float, hosts: Sequence[str]) -> set[int]:
+    """The ranks that have new processes."""
+    replaced: set[int] = set()
+    for attempt in range(_TRIES):
+        dead = dead_ranks(shared, runtime)
+        if not dead:
+            break
+        if shared.stopped is not None or runtime.closed:
+            raise StoppedError(f"{shared.procs.name} was stopped before it was healed", mesh=shared.procs.name)
+        moved = _move(shared, runtime, dead, hosts)
+        made = replace(shared, runtime, dead, moved)
+        replaced.update(dead)
+        error = _first_error(made, until)
+        if error is not None and (attempt == _TRIES - 1 or not dead_ranks(shared, runtime)):
+            raise error
+    return replaced
+
+
+def _renew_failed(shared: _Shared, runtime: Runtime, until: float, replaced: set[int]) -> list[tuple[ActorMesh, int]]:
+    """The actors that were made anew where the process has lived on."""
+    renewed: list[tuple[ActorMesh, int]] = []
+    for mesh in actors_of(shared, runtime):
+        state = mesh._state
+        failed = set(state.failed)
+        for rank in sorted(failed - replaced):
+            _make_again(mesh, rank, until)
+            renewed.append((mesh, rank))
+        state.failed -= failed
+        birth = state.birth
+        if birth is None or (birth.done and birth.raised.keys() <= failed | replaced):
+            # What is still being made, or was not made again, has its own to say.
+            state.birth, state.initialized = None, Ready(runtime, mesh._name, True)
+    return renewed
 
 
 def _move(shared: _Shared, runtime: Runtime, dead: Sequence[int], hosts: Sequence[str]) -> dict[str, str]:
@@ -100,11 +114,6 @@ def _move(shared: _Shared, runtime: Runtime, dead: Sequence[int], hosts: Sequenc
             ranks=tuple(lost),
         )
     return dict(zip(gone, free, strict=False))
-
-
-def reaches(runtime: Runtime, host: str) -> bool:
-    """Whether processes can be started on a host: it is not lost, as far as is known here."""
-    return host == runtime.host or runtime.config is not None or host in runtime.hosts
 
 
 def _first_error(made: list[Future[Any]], until: float) -> BaseException | None:

@@ -19,6 +19,7 @@ class MeshFailure:
         reason: the same in a line: the signal, the exit code or the exception, and in which line of which cell.
         when: seconds since the epoch at which this process learned of it.
         running: the calls that waited for these ranks, as in ``trainers.step()``.
+        port: number of the spawn whose constructors have raised, by which a notebook finds its cell; 0 for all else.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class MeshFailure:
         reason: str = "",
         when: float = 0.0,
         running: Sequence[str] = (),
+        port: int = 0,
     ) -> None:
         self.mesh_name = mesh_name
         self.mesh = mesh
@@ -38,6 +40,7 @@ class MeshFailure:
         self.reason = reason or text.partition("\n")[0]
         self.when = when
         self.running = tuple(running)
+        self.port = port
 
     def report(self) -> str:
         """What happened, to whom, and what they were doing."""

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable
-from threading import Lock, RLock
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from monarch._actors.actor import Actor, check_class
-from monarch._actors.actormesh import SHOWN, ActorMesh, _State, member_rows
-from monarch._actors.context import own_by_current
+from monarch._actors.actormesh import SHOWN, member_rows
 from monarch._actors.endpoint import init_arity_of
-from monarch._actors.future import Future, Promise
-from monarch._actors.gather import Gather, died
+from monarch._actors.future import Future, Promise, judging
+from monarch._actors.gather import died
 from monarch._actors.groups import Grouped
 from monarch._actors.owned import Managed
 from monarch._actors.process import get_runtime
 from monarch._actors.procs import Procs, Roster
-from monarch._actors.runtime import Runtime, current
-from monarch._actors.spec import ActorSpec
+from monarch._actors.runtime import Runtime
+from monarch._actors.spawning import spawn_actors
 from monarch._actors.starting import Starting
+from monarch._core.changes import Changes
 from monarch._core.meshview import MeshView
 from monarch._core.region import Region
 from monarch._core.selection import called
@@ -28,7 +27,6 @@ from monarch._core.supervision import Supervision
 from monarch._core.tables import html_table, rich_table, text_table
 from monarch._core.valuemesh import ValueMesh
 from monarch._wire import messages as m
-from monarch._wire.pickling import dumps
 from monarch.exceptions import ShapeError, StoppedError
 
 if TYPE_CHECKING:
@@ -46,6 +44,7 @@ class _Shared:
     """What all views of one mesh of procs in this process share."""
 
     __slots__ = (
+        "changes",
         "initialized",
         "lock",
         "owned",
@@ -76,8 +75,11 @@ class _Shared:
         """How often ranks were started again by its own rule."""
         self.roles: dict[str, range] = {}
         """Of each host the processes that have a role, by its name."""
-        self.lock = RLock()
-        """Of those who change which processes there are."""
+        self.changes: Changes[Promise[None]] = Changes()
+        """The heal or resize that is under way."""
+        self.lock = Lock()
+        """Held for a step that changes which processes there are, or which meshes of actors live on them; never while
+        anything is waited for, or code of the user runs."""
 
     def whole(self, runtime: Runtime) -> ProcMesh:
         """All of its processes."""
@@ -181,6 +183,13 @@ class ProcMesh(Grouped, MeshView, Managed):
     def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
         """Makes an actor in each process. It returns at once; what is sent to them waits until they are there.
 
+        It does not wait for a heal that is under way either: the actors in processes that are being replaced are made
+        in the new ones.
+
+        A constructor that raises is told by ``initialized`` and by calls to the actor. If nobody is told within 0.2 s,
+        it is a failure as that of a broadcast: those who supervise the mesh are asked, and in the end
+        ``unhandled_fault_hook`` is called.
+
         Args:
             name: for people; names need not differ.
             cls: a subclass of Actor, from a module, a script or a notebook cell.
@@ -201,40 +210,7 @@ class ProcMesh(Grouped, MeshView, Managed):
         check_class(cls)
         init_arity_of(cls).check(args, kwargs)
         self._check(f"spawn({name!r})")
-        # Whose ranks are replaced just now has the actor made in the new ones either here or there, and not twice.
-        with self._state.lock:
-            mesh = self._spawn(name, cls, args, kwargs)
-        return cast("A", mesh)
-
-    def _spawn(self, name: str, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh:
-        runtime = self._runtime
-        key = f"{_short(name)}-{secrets.token_hex(4)}"
-        here = current.get()
-        state = _State(key, name, cls, self._state.procs, self._region, True)
-        mesh = ActorMesh(state, self._region, runtime)
-        targets = mesh._members_at()
-        procs, owner = self._state.procs, here[0].key if here else ""
-        whole = self._region == procs.region()
-        spec = ActorSpec(name, cls, args, kwargs, procs, self._region, runtime.proc, owner, whole)
-        state.spec = spec
-        body, buffers = dumps(spec, f"spawn({name!r}, {cls.__name__})", mesh._receivers)
-        gather: Gather[Any] = Gather(runtime, targets.peers, self.extent, name, "__init__", lambda _, __: None, key)
-        state.initialized = gather
-        create = m.Create(runtime.proc, key, gather.port, targets.shape.packed, body)
-        if targets.near:
-            bulk = runtime.put(buffers, [peer.proc for peer in targets.near]) if buffers else None
-            inline = () if bulk else buffers
-            frame = m.encode(m.Create(create.src, key, create.port, create.view, body, bulk, len(inline)))
-            for peer in targets.near:
-                peer.send(frame, inline)
-        if targets.far:
-            frame = m.encode(m.Create(create.src, key, create.port, create.view, body, None, len(buffers)))
-            for gateway, procs in targets.far:
-                gateway.cast(runtime.proc, procs, create.port, [frame, *buffers])
-        gather.check()
-        runtime.meshes[key] = mesh
-        runtime.owners[key] = own_by_current(mesh)
-        return mesh
+        return cast("A", spawn_actors(self, name, cls, args, kwargs))
 
     def execute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> ValueMesh[Any]:
         """Calls a function in each process, and waits for what it returns there.
@@ -264,11 +240,27 @@ class ProcMesh(Grouped, MeshView, Managed):
             raise StoppedError(f"{what}: {self.name} was stopped ({state.stopped}); make a new mesh", mesh=self.name)
         state.procs.check(self._region, self.name)
         lost = self._lost() if runtime.deaths else {}
-        if lost and runtime.wait_settled(state.procs.uid):
-            lost = self._lost()
+        if lost and not self._is_decided():
+            lost = {}
         if lost:
             whole = self._state.procs.region()
             raise died(what, self.name, lost, self.extent, None, called(self.name, whole, self._region))
+
+    def _is_decided(self) -> bool:
+        """Whether nobody heals the mesh or judges its deaths; also in what does that, which waits for nobody."""
+        uid, now = self._state.procs.uid, self._state.changes.now
+        return judging.get() or (now is None and not self._runtime.oversight.is_open(uid))
+
+    def _coming(self) -> dict[int, m.Dead]:
+        """Of its processes those that are dead and that somebody may replace, by base rank."""
+        if not self._runtime.deaths or self._is_decided():
+            return {}
+        return {self._region.base_rank(position): dead for position, dead in self._lost().items()}
+
+    def _living(self) -> list[str]:
+        """The proc ids of those of its processes that live, as far as is known."""
+        procs = [self._state.procs.proc(rank) for rank in self._region.base_ranks()]
+        return [proc for proc in procs if self._runtime.peer(proc).dead is None]
 
     def _lost(self) -> dict[int, m.Dead]:
         """Those of its processes that have died, by position."""
@@ -400,10 +392,6 @@ class Ended(Future[None]):
 
     def _make(self) -> None:
         return None
-
-
-def _short(name: str) -> str:
-    return "".join(char for char in name if char.isalnum() or char == "_")[:12] or "actor"
 
 
 def this_proc() -> ProcMesh:

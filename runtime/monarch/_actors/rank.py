@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import os
@@ -21,9 +22,9 @@ from monarch._actors.process import set_runtime
 from monarch._actors.procs import Procs
 from monarch._actors.runtime import Runtime, current
 from monarch._actors.spec import RankConfig
-from monarch._procs.children import STOPPED
 from monarch._procs.gpus import environment_of, visible_gpus
 from monarch._procs.helpers import let_helpers_use
+from monarch._procs.mark import mark_stopped
 from monarch._procs.output import Capture
 from monarch._tensors.gloo_threads import free_gloo_threads
 from monarch._wire import messages as m
@@ -238,4 +239,8 @@ def main(config: bytes) -> int:
     # Not the program's own mesh, whatever the zygote's memory held.
     del config, packed
     rank.run()
-    return STOPPED
+    # Last of all: a program that exits by itself does not come here, whatever its exit code is.
+    with contextlib.suppress(OSError):
+        # Where the folder is gone or the disk is full, the agent still hears of it from the owner.
+        mark_stopped(rank.runtime.folder, rank.runtime.proc)
+    return 0

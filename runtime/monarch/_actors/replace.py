@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._actors.actormesh import ActorMesh
+from monarch._actors.birth import Birth
 from monarch._actors.failures import Failure, unpack_failure
 from monarch._actors.future import Future
 from monarch._actors.gather import Gather
 from monarch._actors.membership import tell_of_new_ones
 from monarch._actors.peers import Peer
-from monarch._actors.procmesh import ProcMesh
+from monarch._actors.queries import actors_of
 from monarch._actors.runtime import Runtime
 from monarch._core.valuemesh import ValueMesh
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 from monarch.exceptions import SpawnError, StoppedError
 
+if TYPE_CHECKING:
+    from monarch._actors.procmesh import _Shared
+
 
 def replace(
-    mesh: ProcMesh, ranks: Sequence[int], actors: Sequence[ActorMesh], hosts: Mapping[str, str] | None = None
+    shared: _Shared, runtime: Runtime, ranks: Sequence[int], hosts: Mapping[str, str] | None = None
 ) -> list[Future[Any]]:
     """Ends the processes of some ranks, starts new ones, and makes actors there as they were made at first.
 
     Args:
-        mesh: the whole mesh of processes, in its owner.
+        shared: of the mesh of processes.
+        runtime: of its owner.
         ranks: which of them.
-        actors: meshes of actors to make again there, with the arguments that they were spawned with.
         hosts: of hosts that are lost, with those that take their place.
 
     Returns:
@@ -36,12 +40,11 @@ def replace(
     Raises:
         StoppedError: the mesh is not owned here, or was stopped.
     """
-    state, runtime = mesh._state, mesh._runtime
-    if state.starting is None or state.stopped is not None:
+    procs, starting = shared.procs, shared.starting
+    if starting is None or shared.stopped is not None:
         raise StoppedError(
-            f"{mesh.name} is not owned here, or was stopped, so it has no ranks to replace", mesh=mesh.name
+            f"{procs.name} is not owned here, or was stopped, so it has no ranks to replace", mesh=procs.name
         )
-    procs, starting = state.procs, state.starting
     old: dict[str, list[str]] = {}
     for rank in ranks:
         peer = runtime.peer(procs.proc(rank))
@@ -50,13 +53,16 @@ def replace(
         if host not in (hosts or ()):
             runtime.to_agent(host, m.Stop(runtime.proc, names, 0.0))
     spares = {rank: starting.take_spare(rank) for rank in ranks}
-    roster = procs.replaced(spares, hosts or {})
-    # Before anybody can look them up and ask an agent of them, which knows nothing yet.
-    new = [runtime.peer(roster.proc(procs.uid, rank), starting=True) for rank in ranks]
-    procs.learn(roster)
+    with shared.lock:
+        roster = procs.replaced(spares, hosts or {})
+        # Before anybody can look them up and ask an agent of them, which knows nothing yet.
+        new = [runtime.peer(roster.proc(procs.uid, rank), starting=True) for rank in ranks]
+        procs.learn(roster)
+        # A mesh that is spawned later looks the new processes up.
+        actors = actors_of(shared, runtime)
     for rank in ranks:
         runtime.supervising.joined(procs.uid, rank, procs.proc(rank))
-    there = Arrival(runtime, mesh.name, new)
+    there = Arrival(runtime, procs.name, new)
     cold = [rank for rank in ranks if not spares[rank]]
     if cold:
         starting.start(cold, there.port)
@@ -120,7 +126,7 @@ def create(actor: ActorMesh, rank: int) -> Future[Any]:
     body, buffers = dumps(actor._state.spec)
     targets = whole._member(position)._members_at()
     gather = _Made(runtime, targets.peers, whole.extent, actor._name, "__init__", _nothing, actor._key)
-    gather.place = position
+    gather.place, gather.rank, gather.birth = position, rank, actor._state.birth
     # Its constructor sees its place in the whole mesh, as at first.
     create = m.Create(runtime.proc, actor._key, gather.port, whole._view_bytes, body, None, len(buffers))
     targets.peers[0].send(m.encode(create), buffers)
@@ -131,10 +137,15 @@ def create(actor: ActorMesh, rank: int) -> Future[Any]:
 class _Made(Gather[Any]):
     """Waits for one actor, which answers from its place in the whole mesh."""
 
-    __slots__ = ("place",)
+    __slots__ = ("birth", "place", "rank")
+
+    birth: Birth | None
+    """The making of the whole mesh, if that waits for this one."""
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
         """It is there, or its constructor has raised."""
+        if self.birth is not None:
+            self.birth.arrived(self.rank, reply)
         reply.rank = 0
         super().reply(reply, frames)
 

@@ -9,12 +9,13 @@ from typing import Any
 from monarch._actors.actormesh import ActorMesh
 from monarch._actors.call import Endpoint
 from monarch._actors.cells import FUNCTION
+from monarch._actors.changing import changing
 from monarch._actors.future import Future, to_its_end
-from monarch._actors.healing import actors_of, dead_ranks, reaches
 from monarch._actors.hostmesh import HostMesh
 from monarch._actors.membership import tell_of_new_ones
 from monarch._actors.peers import Peer
 from monarch._actors.procmesh import GRACE, Ended, ProcMesh, _Shared
+from monarch._actors.queries import actors_of, dead_ranks, reaches
 from monarch._actors.replace import Arrival, create
 from monarch._core.extent import axes_text
 from monarch._core.ranks import describe_ranks
@@ -40,7 +41,7 @@ def resize(mesh: ProcMesh, onto: HostMesh | None, sizes: Mapping[str, int]) -> P
 
 def _resize(mesh: ProcMesh, shared: _Shared, onto: HostMesh | None, sizes: Mapping[str, int]) -> ProcMesh:
     runtime = mesh._runtime
-    with shared.lock:
+    with changing(shared, runtime, "resized", _PATIENCE):
         procs = shared.procs
         old = dict(zip(procs.labels, procs.sizes, strict=True))
         new = {**old, **_checked(mesh, sizes)}
@@ -56,17 +57,19 @@ def _resize(mesh: ProcMesh, shared: _Shared, onto: HostMesh | None, sizes: Mappi
                 mesh=mesh.name,
                 ranks=tuple(dead),
             )
-        actors = [
-            each for each in actors_of(shared, runtime) if each._state.spec is not None and each._state.spec.whole
-        ]
         before, going, left = procs.size, [procs.proc(rank) for rank in range(count, procs.size)], procs.hosts
-        roster = procs.resized(hosts, per_host, tuple(new.values()))
-        # Before anybody can look them up and ask an agent of them, which knows nothing yet.
         come = range(before, count)
-        peers = [runtime.peer(roster.proc(procs.uid, rank), starting=True) for rank in come]
-        procs.learn(roster)
-        for actor in actors:
-            _follow(actor)
+        with shared.lock:
+            roster = procs.resized(hosts, per_host, tuple(new.values()))
+            # Before anybody can look them up and ask an agent of them, which knows nothing yet.
+            peers = [runtime.peer(roster.proc(procs.uid, rank), starting=True) for rank in come]
+            # A mesh that is spawned later is on the new processes from the beginning.
+            actors = [
+                each for each in actors_of(shared, runtime) if each._state.spec is not None and each._state.spec.whole
+            ]
+            procs.learn(roster)
+            for actor in actors:
+                _follow(actor)
         made = _grow(mesh, peers, come, actors) if peers else []
         tell_of_new_ones(procs)
         if going:

@@ -16,10 +16,11 @@ from monarch._actors.bulk import Bulk, Lending
 from monarch._actors.circles import Circles
 from monarch._actors.failures import pack_failure
 from monarch._actors.functions import function_of
-from monarch._actors.future import judging
 from monarch._actors.mishaps import Mishaps
+from monarch._actors.oversight import Oversight
 from monarch._actors.peers import Gateway, IpcPeer, LocalPeer, Peer, RemotePeer
 from monarch._actors.procs import split_proc
+from monarch._core.events import Event
 from monarch._core.flow import Finished
 from monarch._core.region import Region
 from monarch._procs.output import brief
@@ -34,12 +35,10 @@ from monarch.exceptions import PointError, ProtocolError, StoppedError
 if TYPE_CHECKING:
     from monarch._actors.actormesh import ActorMesh
     from monarch._actors.cells import Cell
-    from monarch._actors.future import Promise
     from monarch._actors.gather import Gather
     from monarch._actors.procmesh import _Shared
     from monarch._actors.silence import Silence
     from monarch._actors.spec import RankConfig
-    from monarch._actors.supervise import Supervisor
     from monarch._wire.keys import KeyPair
 
 _EARLY = 5.0
@@ -47,8 +46,6 @@ _EARLY = 5.0
 _VIEWS = 4096
 _OLDEST = 256
 """Calls that are looked at for ranks that do not answer, so that it costs little also where many are under way."""
-_VERDICT = 120.0
-"""Seconds to wait for those who supervise a mesh."""
 _FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch})
 
 current: ContextVar[tuple[Cell, m.Call] | None] = ContextVar("monarch_call", default=None)
@@ -62,6 +59,13 @@ class Sink(Protocol):
     """What a port leads to."""
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None: ...
+
+
+class Supervising(Protocol):
+    """What becomes of deaths in the meshes of a process: it is told of who joins and leaves them."""
+
+    def joined(self, uid: str, rank: int, proc: str) -> None: ...
+    def left(self, uid: str, rank: int) -> None: ...
 
 
 class Runtime(Bulk):
@@ -124,15 +128,17 @@ class Runtime(Bulk):
         self.idle: Callable[[], None] = _nothing
         """Called where a thread has time: sends what was printed."""
         self.on_output: Callable[[m.Output], None] | None = None
-        self.on_dead: Callable[[m.Dead, list[str]], None] | None = None
-        """Told of a death, and of the calls that waited for the one that died."""
-        self.supervising: Any = None
-        """What becomes of deaths in the meshes of this process; told of who joins and leaves them."""
-        self.on_dying: Callable[[m.Dead], None] = lambda dead: None
-        """Told of a death before those who wait are."""
+        self.dying: Event[m.Dead] = Event()
+        """Told of a death before anybody else can see it."""
+        self.died: Event[m.Dead, list[str]] = Event()
+        """Told of a death, and of the calls that waited for the one that died, after these were."""
+        self.faulted: Event[m.Fault] = Event()
+        """Told of actors that have failed where nobody waited."""
+        self.supervising: Supervising
+        """Set before this process starts any other."""
+        self.oversight = Oversight(self)
         self.on_sibling_died: Callable[[m.Dead], None] = lambda dead: None
         """Told of the death of ranks of this rank's own mesh."""
-        self.on_fault: Callable[[m.Fault], None] | None = None
         self.on_create: Callable[[m.Create, Sequence[Any]], None] | None = None
         self.on_halt: Callable[[m.Halt], None] | None = None
         self.on_listening: Callable[[m.Listening], None] | None = None
@@ -154,12 +160,6 @@ class Runtime(Bulk):
         """Of processes of this host that were started from here."""
         self.silence: Silence | None = None
         """Notices which ranks do not answer; there once a mesh was spawned from here."""
-        self.supervisors: list[Supervisor] = []
-        """Those whose ``with`` block runs, outermost first."""
-        self.settling: dict[str, Promise[None]] = {}
-        """Of meshes in which ranks have died, by uid: done when it is decided what becomes of them."""
-        self.judges: dict[str, int] = {}
-        """How many threads decide that."""
         self.need_agent: Callable[[], None] = _nothing
         """Starts the agent of this host, unless it runs."""
         self.base_env: Callable[[str], dict[str, str | None]] = lambda host: {}
@@ -281,7 +281,7 @@ class Runtime(Bulk):
         if fault.actor == m.INTERNAL:
             self.mishaps.show(fault)
         else:
-            _wanted(self.on_fault)(fault)
+            self.faulted.tell(fault)
 
     def _on_reply(self, reply: m.Reply, more: Sequence[Any]) -> None:
         peer = self.peers.get(reply.src)
@@ -394,18 +394,18 @@ class Runtime(Bulk):
         peer = self.peer(dead.proc) if dead.proc in self.peers else self._dead_peer(dead.proc)
         if peer.dead is not None:
             return
+        # First, so that whoever sees the death sees as well that it is being decided about.
+        self.dying.tell(dead)
         peer.end(dead)
         self.deaths += 1
         self.forget_holder(dead.proc)
-        self.on_dying(dead)
         calls = [gather.label for gather in list(self._gathers.values()) if gather.lost(peer, dead)]
         if not dead.expected:
             self._tell_siblings(dead)
         self.pids.pop(dead.proc, None)
         for action in self.at_death:
             action(dead.proc)
-        if self.on_dead is not None:
-            self.on_dead(dead, calls)
+        self.died.tell(dead, calls)
         # It stays known for as long as this process lives: of what it wrote, only what errors quote.
         dead.tails = [] if dead.expected else brief(dead.tails)
 
@@ -439,14 +439,6 @@ class Runtime(Bulk):
         oldest = islice(list(self._gathers.values()), _OLDEST)
         waiting = [gather for gather in oldest if hasattr(gather, "waits_for")]
         return {peer.proc for gather in waiting for peer in gather.waits_for() if peer.dead is None}
-
-    def wait_settled(self, uid: str) -> bool:
-        """Waits until those who supervise a mesh have decided what becomes of its dead; whether that was open."""
-        settling = self.settling.get(uid)
-        if settling is None or settling.done or judging.get():
-            return False
-        self.wait(settling, _VERDICT)
-        return True
 
     def shared_of(self, uid: str, name: str, wish: str) -> _Shared:
         """What belongs to a mesh that was spawned from here. StoppedError if it was not, or was stopped."""

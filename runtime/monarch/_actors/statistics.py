@@ -20,10 +20,8 @@ class Statistics(NamedTuple):
     """What calls that are under way are called, by port."""
     ports: dict[int, str]
     """The classes of all that takes answers, by port."""
-    judging: int
-    """How many threads decide what becomes of failures."""
-    settling: list[str]
-    """Meshes of which that is open, by uid."""
+    verdicts: dict[str, list[str]]
+    """Who decides what becomes of the failures of a mesh, by its uid."""
     mapped: int
     """Messages in shared memory of others that are mapped here."""
     waiting_for_memory: int
@@ -41,8 +39,7 @@ def statistics_of(runtime: Runtime) -> Statistics:
         finished={proc: finished.statistics() for proc, finished in list(runtime._finished.items())},
         pending={port: gather.label for port, gather in list(runtime._gathers.items()) if hasattr(gather, "waits_for")},
         ports={port: type(sink).__name__ for port, sink in sinks.items()},
-        judging=sum(list(runtime.judges.values())),
-        settling=[uid for uid, promise in list(runtime.settling.items()) if not promise.done],
+        verdicts=runtime.oversight.open_verdicts(),
         mapped=runtime._mapped,
         waiting_for_memory=len(runtime._spaces),
         mishaps=runtime.mishaps.statistics(),

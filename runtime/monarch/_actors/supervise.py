@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.actormesh import ActorMesh
-from monarch._actors.future import Promise, judging
 from monarch._actors.meshfailure import MeshFailure
 from monarch._actors.procmesh import ProcMesh
 from monarch._actors.runtime import Runtime
-from monarch.exceptions import ArgumentError
+from monarch.exceptions import ArgumentError, SupervisionError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -89,7 +87,7 @@ class Supervisor:
 
     def __enter__(self) -> Self:
         if not self._entered:
-            self._runtime.supervisors.append(self)
+            self._runtime.oversight.enter(self)
         self._entered += 1
         return self
 
@@ -98,11 +96,16 @@ class Supervisor:
     ) -> None:
         try:
             # What on_failure has begun belongs to the block.
-            self._runtime.wait_settled(self._uid)
+            self._runtime.oversight.wait(self._uid, self._mesh._state.procs.name, "the end of supervise()")
+        except SupervisionError as late:
+            if error is None:
+                raise
+            # The error of the block is the one to be raised.
+            print(f"monarch: {late}", file=sys.stderr, flush=True)
         finally:
             self._entered -= 1
             if not self._entered:
-                self._runtime.supervisors.remove(self)
+                self._runtime.oversight.leave(self)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -115,43 +118,3 @@ class Supervisor:
 
 async def _wait(awaitable: Any) -> Any:
     return await awaitable
-
-
-def asked_of(runtime: Runtime, uid: str, key: str, rank: int) -> list[Supervisor]:
-    """Those who are asked about a failure, innermost first."""
-    return [each for each in reversed(runtime.supervisors) if each.covers(uid, key, rank)]
-
-
-def expect_verdict(runtime: Runtime, uid: str) -> None:
-    """From now on calls to a mesh that meet its dead wait until it was judged, or healed."""
-    settling = runtime.settling.get(uid)
-    if settling is None or settling.done:
-        runtime.settling[uid] = Promise(runtime, "a verdict")
-
-
-def nothing_open(runtime: Runtime, uid: str) -> None:
-    """Nobody decides anything about a mesh now, so that nobody needs to wait for it."""
-    settling = runtime.settling.get(uid)
-    if settling is not None and not runtime.judges.get(uid):
-        settling.complete(lambda: None)
-
-
-def in_judge(runtime: Runtime, uid: str, work: Callable[[], object]) -> None:
-    """Does what decides about a mesh in a thread of its own."""
-    expect_verdict(runtime, uid)
-    settling = runtime.settling[uid]
-    runtime.judges[uid] = runtime.judges.get(uid, 0) + 1
-
-    def run() -> None:
-        judging.set(True)
-        try:
-            work()
-        except Exception:
-            if not runtime.closed:
-                traceback.print_exc()
-        finally:
-            runtime.judges[uid] -= 1
-            if not runtime.judges[uid]:
-                settling.complete(lambda: None)
-
-    threading.Thread(target=run, name="monarch-judge", daemon=True).start()

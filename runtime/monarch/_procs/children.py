@@ -9,12 +9,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from monarch._procs.mark import Place
+from monarch._procs.mark import Last
 from monarch._procs.output import brief, read_tail
 from monarch._wire.messages import Dead
 
-STOPPED = 79
-"""Exit code of a rank that ends because its owner has stopped it, which is no failure."""
 _REMEMBERED = 20_000
 """Deaths that an agent can still tell of."""
 _TAIL = 65536
@@ -65,11 +63,11 @@ class Children:
     """All procs that the agent has started.
 
     Args:
-        where: says, once, where in a cell a proc was that has died.
+        last: says, once, what a proc has noted last that has died.
     """
 
-    def __init__(self, where: Callable[[str], Place | None] = lambda proc: None) -> None:
-        self._where = where
+    def __init__(self, last: Callable[[str], Last] = lambda proc: Last(None, False)) -> None:
+        self._last = last
         self.by_proc: dict[str, Child] = {}
         self._by_pid: dict[int, Child] = {}
         # Exit statuses that came before the zygote said which proc has which pid.
@@ -118,14 +116,14 @@ class Children:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
         reason = how_it_ended(status)
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == STOPPED:
-            # The news that it is to stop may come by another way, after its end.
+        last = self._last(child.proc)
+        if last.stopped and not child.killed:
+            # The owner tells a rank and its agent at once, so the rank may end before its agent has heard of it.
             child.stopping, reason = True, "was stopped"
         if child.killed and child.reason:
             reason = child.reason
-        place = self._where(child.proc)
-        if place is not None and not child.stopping:
-            reason = f"{reason} {place.text()}"
+        if last.place is not None and not child.stopping:
+            reason = f"{reason} {last.place.text()}"
         return self._gone(child, reason)
 
     def _gone(self, child: Child, reason: str) -> Dead:

@@ -1,4 +1,4 @@
-"""Where in a cell a rank is, in a file that its host agent reads when the rank has died."""
+"""Where in a cell a rank is, and whether it ends as it was told to: in a file that its host agent reads in the end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from typing import NamedTuple
 
 _SIZE = 8
 _SHIFT = 32
+_STOPPED = -0x73746F70706564
+"""In place of a line: the process ends since its owner has stopped it. No line of a cell is negative."""
+
+
+class Last(NamedTuple):
+    """What the file of a process says when the process has died."""
+
+    place: Place | None
+    """Where in a cell it was; None if it ran none."""
+    stopped: bool
+    """Whether it has ended since its owner has stopped it."""
 
 
 class Place(NamedTuple):
@@ -41,17 +52,27 @@ class Mark:
         return (cell << _SHIFT) + line
 
 
-def take_mark(folder: str, proc: str) -> Place | None:
-    """Where a process was when it died, and removes its file; None if it ran no cell."""
+def mark_stopped(folder: str, proc: str) -> None:
+    """Notes that this process ends because it was told to. An exit code would not do: any program may have that too."""
+    fd = os.open(_path(folder, proc), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(fd, struct.pack("q", _STOPPED), 0)
+    finally:
+        os.close(fd)
+
+
+def take_mark(folder: str, proc: str) -> Last:
+    """What a process that has died has noted last; its file is removed."""
     path = _path(folder, proc)
     try:
         with open(path, "rb") as file:
             data = file.read(_SIZE)
         os.unlink(path)
     except OSError:
-        return None
+        return Last(None, False)
     value = struct.unpack("q", data)[0] if len(data) == _SIZE else 0
-    return Place(value >> _SHIFT, value & ((1 << _SHIFT) - 1)) if value > 0 else None
+    place = Place(value >> _SHIFT, value & ((1 << _SHIFT) - 1)) if value > 0 else None
+    return Last(place, value == _STOPPED)
 
 
 def _path(folder: str, proc: str) -> str:

@@ -6,9 +6,10 @@ from typing import Any, TypeVar
 
 from monarch._actors.actormesh import ActorMesh
 from monarch._actors.future import to_its_end
-from monarch._actors.healing import actors_of, heal
+from monarch._actors.healing import heal
 from monarch._actors.hostmesh import HostMesh
 from monarch._actors.procmesh import ProcMesh, _Shared
+from monarch._actors.queries import actors_of
 from monarch._transfers.handing import Handing, giver_of, member_of
 from monarch.exceptions import ArgumentError
 

@@ -1,0 +1,209 @@
+"""The making of the actors of one spawn: who waits for it, who was told that a constructor raised, and who is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from monarch._actors.gather import Gather, Lost
+from monarch._core.extent import Extent
+from monarch._wire import messages as m
+
+if TYPE_CHECKING:
+    from monarch._actors.peers import Peer
+    from monarch._actors.runtime import Runtime
+
+HEARD_S = 0.2
+"""Seconds after a constructor has raised in which somebody may be told, and in which others may raise as well."""
+
+
+class Birth(Gather[None]):
+    """Done when all actors of a spawn are made, or some time after the first constructor has raised.
+
+    An error that nobody is told of goes on as a fault. Told is whoever has read it from this future or from a call to
+    the actor; whoever waits for this future; and whoever keeps a call to the actor that was under way when its
+    constructor raised, since that call has the error too.
+
+    Args:
+        runtime: of this process.
+        targets: the processes of the actors.
+        ranks: their base ranks.
+        extent: of the mesh.
+        name: of the mesh, for errors.
+        key: of the actors.
+        coming: by base rank, the processes that are dead and that somebody replaces: the actors are made in the new
+            ones by whoever does that.
+    """
+
+    __slots__ = ("_awaiting", "_calls", "_claims", "_coming", "_kept", "_ranks", "_told", "raised")
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        targets: Sequence[Peer],
+        ranks: Sequence[int],
+        extent: Extent,
+        name: str,
+        key: str,
+        coming: Mapping[int, m.Dead],
+    ) -> None:
+        self._ranks = list(ranks)
+        self._coming = dict(coming)
+        """Lock: that of futures, as all that follows."""
+        self._claims = 0
+        """Threads that wait."""
+        self._kept = False
+        """Whether a callback waits."""
+        self._awaiting: list[asyncio.Future[None]] = []
+        self._calls: list[tuple[int, Callable[[], Any]]] = []
+        """Calls under way to actors whose constructor has raised, if somebody keeps them, each with the base rank."""
+        self._told: set[int] = set()
+        """Base ranks whose failure somebody was told of, or that was passed on as a fault."""
+        self.raised: dict[int, m.Reply] = {}
+        """By base rank, what constructors have raised."""
+        super().__init__(runtime, targets, extent, name, "__init__", lambda _, __: None, key)
+
+    # Those who wait
+
+    def get(self, timeout: float | None = None) -> None:
+        with self._lock:
+            self._claims += 1
+        try:
+            return super().get(timeout)
+        finally:
+            with self._lock:
+                self._claims -= 1
+
+    def as_asyncio(self) -> asyncio.Future[None]:
+        kept = self._kept
+        future = super().as_asyncio()
+        with self._lock:
+            # It may be cancelled, and then nobody waits.
+            self._kept = kept
+            self._awaiting.append(future)
+        return future
+
+    def add_done_callback(self, callback: Any) -> None:
+        self._kept = True
+        super().add_done_callback(callback)
+
+    def heard(self, ranks: Iterable[int]) -> None:
+        """Somebody has read what the constructors of these base ranks have raised."""
+        with self._lock:
+            self._told.update(ranks)
+
+    def _make(self) -> None:
+        with self._lock:
+            self._told.update(self.raised)
+        super()._make()
+
+    # What arrives
+
+    def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
+        """An actor is made, or its constructor has raised."""
+        if reply.status != m.RESULT and not self.done:
+            self._has_raised(reply)
+        super().reply(reply, frames)
+
+    def _has_raised(self, reply: m.Reply) -> None:
+        rank = self._ranks[reply.rank]
+        calls = _calls_to(self._runtime, self.actor, self.targets[reply.rank])
+        with self._lock:
+            if rank in self.raised:
+                return
+            self.raised[rank] = reply
+            self._calls.extend((rank, call) for call in calls)
+            first = len(self.raised) == 1
+        if first:
+            self._runtime.pump.call_later(HEARD_S, self._pass_on)
+
+    def _pass_on(self) -> None:
+        """Gives up those that have not answered, which may wait for the failed ones, and tells of what is untold."""
+        self._give_up()
+        for fault in self.untold():
+            self._runtime.faulted.tell(fault)
+
+    def untold(self) -> list[m.Fault]:
+        """What constructors have raised and nobody was told of; once."""
+        mesh = self._runtime.meshes.get(self.actor)
+        with self._lock:
+            awaited = self._claims or self._kept or any(not each.cancelled() for each in self._awaiting)
+            if awaited or mesh is None or mesh._stopped is not None:
+                # Whoever has stopped it does not want it any more.
+                told = set(self.raised)
+            else:
+                told = self._told | {rank for rank, call in self._calls if call() is not None}
+            untold = [reply for rank, reply in sorted(self.raised.items()) if rank not in told]
+            self._told.update(self.raised)
+            self._calls.clear()
+        return [m.Fault(each.src, self.actor, self._ranks[each.rank], each.body) for each in untold]
+
+    def lost(self, peer: Peer, dead: m.Dead) -> bool:
+        """A process has died, unless it is known that it was dead."""
+        with self._lock:
+            if self._coming and any(each is dead for each in self._coming.values()):
+                return False
+        return super().lost(peer, dead)
+
+    def arrived(self, rank: int, reply: m.Reply) -> None:
+        """An actor was made in a process that has come in the place of a dead one; or its constructor has raised."""
+        with self._lock:
+            if self._coming.pop(rank, None) is None:
+                return
+            place = self._ranks.index(rank)
+            if reply.status != m.RESULT:
+                # Whoever replaces the process is told.
+                self._told.add(rank)
+                self.raised[rank] = reply
+        super().reply(m.Reply(reply.src, self.port, place, reply.status, 0, reply.body), ())
+
+    def forsake(self) -> None:
+        """Nobody replaces dead processes any more: their actors do not come."""
+        with self._lock:
+            lost = 0
+            for rank, dead in self._coming.items():
+                place = self._ranks.index(rank)
+                if self._left and self._replies[place] is None:
+                    self._replies[place] = Lost(dead)
+                    lost += 1
+            self._coming.clear()
+            self._left -= lost
+            complete = lost and not self._left
+        if complete:
+            self._runtime.close_port(self.port)
+            self._complete()
+        elif lost:
+            self._runtime.pump.call_later(HEARD_S, self._give_up)
+
+
+def _calls_to(runtime: Runtime, key: str, peer: Peer) -> list[Callable[[], Any]]:
+    """The calls under way to one actor, but for the one that makes it; each None once nobody keeps it."""
+    found: list[Callable[[], Any]] = []
+    for sink in list(runtime._gathers.values()):
+        if peer not in sink.targets:
+            continue
+        if isinstance(sink, Gather):
+            if sink.actor == key and sink.method != "__init__":
+                found.append(ref(sink))
+        elif getattr(getattr(sink, "_mesh", None), "_key", "") == key:
+            # Answers that go to a port, or one by one: they are on their way to somebody.
+            found.append(partial(_itself, sink))
+    return found
+
+
+def _itself(sink: Any) -> Any:
+    return sink
+
+
+def forsake(runtime: Runtime, uid: str) -> None:
+    """Ends the wait for actors in processes that are dead and stay so, once nobody heals or judges a mesh any more."""
+    shared = runtime.own_procs.get(uid)
+    if shared is None or shared.changes.now is not None or runtime.oversight.is_open(uid):
+        return
+    for mesh in list(runtime.meshes.values()):
+        birth = mesh._state.birth
+        if birth is not None and mesh._state.procs.uid == uid:
+            birth.forsake()

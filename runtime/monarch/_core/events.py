@@ -1,0 +1,34 @@
+"""Events with several subscribers, told in the order in which they subscribed."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from threading import Lock
+from typing import Generic, ParamSpec
+
+P = ParamSpec("P")
+
+
+class Event(Generic[P]):
+    """Something that happens now and then, and those who are told of it. Thread-safe."""
+
+    __slots__ = ("_lock", "_subscribers")
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._subscribers: tuple[Callable[P, object], ...] = ()
+        """Replaced as a whole under ``_lock``, so that it is read without it."""
+
+    def subscribe(self, subscriber: Callable[P, object]) -> None:
+        """Has a function called at each event, after those that subscribed before it."""
+        with self._lock:
+            self._subscribers = (*self._subscribers, subscriber)
+
+    def tell(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Calls all subscribers. One that raises prints its traceback, and the next one is told all the same."""
+        for subscriber in self._subscribers:
+            try:
+                subscriber(*args, **kwargs)
+            except Exception:
+                traceback.print_exc()

@@ -1,0 +1,109 @@
+"""Calls wait for a verdict as long as somebody decides, and not longer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from leaks import wait_until
+from monarch._actors import oversight
+from monarch._actors.process import get_runtime
+from monarch.actor import Actor, MeshFailure, endpoint, heal_mesh, supervise
+from monarch.exceptions import DeviceMeshError, StoppedError, SupervisionError
+
+
+class Worker(Actor):
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_no_verdict_stays_open_when_judges_race(host: Any, busy: None) -> None:
+    watch, stop = get_runtime().oversight, threading.Event()
+    late: list[BaseException] = []
+
+    def wait() -> None:
+        while not stop.is_set():
+            try:
+                watch.wait("race", "race", "a call")
+            except SupervisionError as error:
+                late.append(error)
+
+    def judge() -> None:
+        for number in range(25):
+            watch.decide("race", f"judge {number}", lambda: None)
+
+    waiting = [threading.Thread(target=wait) for _ in range(2)]
+    judges = [threading.Thread(target=judge) for _ in range(4)]
+    for thread in (*waiting, *judges):
+        thread.start()
+    for thread in judges:
+        thread.join(60)
+    assert wait_until(lambda: not watch.is_open("race"))
+    stop.set()
+    for thread in waiting:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in (*waiting, *judges)) and not late
+    assert wait_until(lambda: not any(each.name == "monarch-judge" for each in threading.enumerate()))
+    assert not watch.is_open("race") and watch.wait("race", "race", "a call") is False
+
+
+def test_wait_for_a_verdict_is_bounded_and_says_for_whom(
+    procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(oversight, "VERDICT_S", 0.3)
+    mesh, gate, asked = procs(2, name="mesh"), threading.Event(), threading.Event()
+    workers = mesh.spawn("workers", Worker)
+    pids = list(workers.pid.call().get(30).values())
+
+    def slow(failure: MeshFailure) -> Any:
+        asked.set()
+        assert gate.wait(60)
+        return heal_mesh(failure.mesh)
+
+    with supervise(mesh, slow):
+        os.kill(pids[1], signal.SIGKILL)
+        assert asked.wait(20)
+        text = r"workers.pid\(\) has waited 0.3 s for a verdict on mesh.*supervisors judge the death of rank 1.*goes on"
+        with pytest.raises(SupervisionError, match=text):
+            workers.pid.call().get(30)
+        # A slice of those that live waits for nobody.
+        assert workers.slice(gpus=0).pid.call_one().get(30) == pids[0]
+        with pytest.raises(SupervisionError, match=r"the end of supervise\(\) has waited"), supervise(mesh):
+            pass
+        with pytest.raises(ZeroDivisionError), supervise(mesh):
+            1 / 0
+        assert "the end of supervise() has waited" in capsys.readouterr().err
+        monkeypatch.setattr(oversight, "VERDICT_S", 60.0)
+        gate.set()
+        assert len(list(workers.pid.call().get(30).values())) == 2
+
+
+def test_calls_to_what_was_stopped_are_caught_as_supervision_errors(procs: Callable[..., Any]) -> None:
+    mesh = procs(1)
+    workers, others = mesh.spawn("workers", Worker), mesh.spawn("others", Worker)
+    workers.stop().get(30)
+    for call in (workers.pid.call, workers.pid.stream, workers.pid.broadcast):
+        with pytest.raises(SupervisionError, match="was stopped") as caught:
+            call()
+        assert type(caught.value) is StoppedError
+    mesh.stop().get(30)
+    for touch in (lambda: others.pid.call().get(30), lambda: mesh.spawn("third", Worker)):
+        with pytest.raises(SupervisionError, match="was stopped") as caught:
+            touch()
+        assert type(caught.value) is StoppedError and isinstance(caught.value, DeviceMeshError)

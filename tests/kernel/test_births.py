@@ -1,0 +1,54 @@
+"""A constructor that raises is shown in the cell whose spawn it was."""
+
+from __future__ import annotations
+
+from kernels import Notebook
+
+BAD = """
+from monarch.actor import Actor, endpoint
+
+class Bad(Actor):
+    def __init__(self):
+        raise ValueError("no weights")
+"""
+
+
+def test_spawn_in_a_plain_cell_shows_its_error_there(notebook: Notebook) -> None:
+    notebook.run(BAD).ok()
+    spawns = notebook.run("bad = mesh.spawn('bad', Bad)").ok()
+    later = notebook.run("1 + 1").ok()
+    spawns.until(
+        lambda: "unhandled failure of ranks 0-3 of bad: __init__() raised ValueError" in spawns.stream("stderr")
+    )
+    assert 'raise ValueError("no weights")' in spawns.stream("stderr") and later.stream("stderr") == ""
+    cell = notebook.run("bad.initialized.get()")
+    assert cell.status == "error" and "no weights" in cell.text
+    notebook.run("bad.stop().get(10)").ok()
+
+
+def test_running_cell_is_told_at_once(notebook: Notebook) -> None:
+    notebook.run(BAD).ok()
+    cell = notebook.send("import threading\nbad = mesh.spawn('bad', Bad)\ngate = threading.Event()\ngate.wait(30)")
+    cell.until(lambda: "no weights" in cell.stream("stderr"))
+    assert not cell.idle
+    notebook.manager.interrupt_kernel()
+    cell.wait()
+    notebook.run("bad.stop().get(10)").ok()
+
+
+def test_cell_magic_whose_actors_are_not_made_leaves_none(notebook: Notebook) -> None:
+    cell = notebook.run(f"%%mesh spawn bad\n{BAD}")
+    assert cell.status == "error" and "no weights" in cell.text and cell.stream("stderr") == ""
+    notebook.run(
+        "import time\nfrom monarch._actors.process import get_runtime\n"
+        "while any(each._name == 'bad' for each in list(get_runtime().meshes.values())): time.sleep(0.01)"
+    ).ok()
+
+
+def test_hook_of_the_person_stays(notebook: Notebook) -> None:
+    notebook.run(BAD).ok()
+    notebook.run("import monarch.actor\nbefore, told = monarch.actor.unhandled_fault_hook, []").ok()
+    notebook.run("monarch.actor.unhandled_fault_hook = told.append\n%reload_ext monarch_kernel").ok()
+    notebook.run("import time\nbad = mesh.spawn('bad', Bad)\nwhile not told: time.sleep(0.01)").ok()
+    assert "no weights" in notebook.run("told[0].reason").ok().shown
+    notebook.run("monarch.actor.unhandled_fault_hook = before\nbad.stop().get(10)").ok()
