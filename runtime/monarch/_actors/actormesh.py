@@ -12,7 +12,7 @@ from monarch._actors.gather import Gather, died
 from monarch._actors.groups import Grouped
 from monarch._actors.owned import Managed
 from monarch._actors.peers import Targets
-from monarch._actors.process import get_runtime
+from monarch._actors.process import runtime_for
 from monarch._actors.procs import Procs
 from monarch._actors.runtime import Runtime
 from monarch._core.meshview import MeshView
@@ -79,9 +79,10 @@ class ActorMesh(Grouped, MeshView, Managed):
             state.procs.follow(self)
 
     @classmethod
-    def _make(cls, key: str, name: str, actor: type, procs: Procs, region: Region, owned: bool) -> ActorMesh:
-        """A mesh of this process's runtime."""
-        return cls(_State(key, name, actor, procs, region, owned), region, get_runtime())
+    def _received(cls, origin: str, key: str, name: str, actor: type, procs: Procs, region: Region) -> ActorMesh:
+        """Return a reference that has arrived in a message; SerializationError outside its session."""
+        runtime = runtime_for(f"the actor mesh {name!r}", origin, procs.hosts)
+        return cls(_State(key, name, actor, procs, region, False), region, runtime)
 
     def _view(self, region: Region) -> Self:
         return type(self)(self._state, region, self._runtime)
@@ -146,8 +147,7 @@ class ActorMesh(Grouped, MeshView, Managed):
         version = procs.version
         if found is None or found[0] != version:
             runtime = self._runtime
-            if runtime.closed:
-                raise StoppedError(f"{self._name} was ended by the shutdown of its session", mesh=self._name)
+            self._check_open()
             procs.check(self._region, self._name)
             targets = Targets(runtime, [runtime.peer(procs.proc(rank)) for rank in self._region.base_ranks()])
             found = self._found = version, targets
@@ -166,18 +166,22 @@ class ActorMesh(Grouped, MeshView, Managed):
     def _check_alive(self, method: str) -> None:
         """Raises what says that members have died."""
         runtime = self._runtime
+        self._check_open()
         if self._state.failed:
             # They may be made anew just now.
             runtime.wait_settled(self._state.procs.uid)
         if not runtime.deaths:
-            if runtime.closed:
-                raise StoppedError(f"{self._name} was ended by the shutdown of its session", mesh=self._name)
             return
         lost = self._lost()
         if lost and runtime.wait_settled(self._state.procs.uid):
             lost = self._lost()
         if lost:
             raise died(f"{self._called}.{method}()", self._name, lost, self.extent, None, self._called)
+
+    def _check_open(self) -> None:
+        runtime = self._runtime
+        if runtime.closed:
+            raise StoppedError(f"{self._name} cannot be used any more: {runtime.ended}", mesh=self._name)
 
     def _lost(self) -> dict[int, m.Dead]:
         return {rank: peer.dead for rank, peer in enumerate(self._members_at().peers) if peer.dead is not None}
@@ -250,7 +254,8 @@ class ActorMesh(Grouped, MeshView, Managed):
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = self._state
-        return ActorMesh._make, (state.key, state.name, state.cls, state.procs, self._region, False)
+        origin = self._runtime.origin
+        return ActorMesh._received, (origin, state.key, state.name, state.cls, state.procs, self._region)
 
 
 class _Tolerant(Future[None]):

@@ -197,7 +197,7 @@ class Cell:
         raise ArgumentError(f"{self.title()} has no endpoint {call.method!r}; it has {names}")
 
     def _port(self, call: m.Call) -> ReplyPort:
-        return ReplyPort(call.src, call.port, self._place(call.view), f"{self.title()}.{call.method}()")
+        return ReplyPort(self.runtime, call.src, call.port, self._place(call.view), f"{self.title()}.{call.method}()")
 
     def _place(self, view: bytes) -> int:
         place = self._places.get(view)

@@ -16,7 +16,7 @@ from monarch._actors.future import Future, Promise
 from monarch._actors.gather import Gather, died
 from monarch._actors.groups import Grouped
 from monarch._actors.owned import Managed
-from monarch._actors.process import get_runtime
+from monarch._actors.process import get_runtime, open_runtime, runtime_for
 from monarch._actors.procs import Procs, Roster
 from monarch._actors.runtime import Runtime, current
 from monarch._actors.spec import ActorSpec
@@ -97,9 +97,14 @@ class ProcMesh(Grouped, MeshView, Managed):
         self._region = self._state.procs.region()
 
     @classmethod
-    def refer(cls, procs: Procs, region: Region) -> ProcMesh:
+    def refer(cls, procs: Procs, region: Region, runtime: Runtime | None = None) -> ProcMesh:
         """A reference to processes that somebody else owns."""
-        return cls(_Shared(procs, False), region, get_runtime())
+        return cls(_Shared(procs, False), region, runtime or get_runtime())
+
+    @classmethod
+    def _received(cls, origin: str, procs: Procs, region: Region) -> ProcMesh:
+        """Return a reference that has arrived in a message; SerializationError outside its session."""
+        return cls.refer(procs, region, runtime_for(f"the proc mesh {procs.name!r}", origin, procs.hosts))
 
     def _view(self, region: Region) -> Self:
         return type(self)(self._state, region, self._runtime)
@@ -173,8 +178,8 @@ class ProcMesh(Grouped, MeshView, Managed):
         procs = self._state.procs
         if not self._region.labels:
             rank = self._region.base_rank(0)
-            return HostMesh.of_hosts((procs.host(rank),), Region((), 0, (), ()))
-        return HostMesh.of_hosts(procs.hosts, procs.host_region())
+            return HostMesh.of_hosts((procs.host(rank),), Region((), 0, (), ()), self._runtime)
+        return HostMesh.of_hosts(procs.hosts, procs.host_region(), self._runtime)
 
     def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
         """Makes an actor in each process. It returns at once; what is sent to them waits until they are there.
@@ -257,7 +262,7 @@ class ProcMesh(Grouped, MeshView, Managed):
     def _check(self, what: str) -> None:
         state, runtime = self._state, self._runtime
         if runtime.closed:
-            raise StoppedError(f"{what}: the session of {self.name} was shut down", mesh=self.name)
+            raise StoppedError(f"{what}: {self.name} cannot be used any more: {runtime.ended}", mesh=self.name)
         if state.stopped is not None:
             raise StoppedError(f"{what}: {self.name} was stopped ({state.stopped}); make a new mesh", mesh=self.name)
         state.procs.check(self._region, self.name)
@@ -362,7 +367,7 @@ class ProcMesh(Grouped, MeshView, Managed):
         return hash((self._state.procs, self._region))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ProcMesh.refer, (self._state.procs, self._region)
+        return ProcMesh._received, (self._runtime.origin, self._state.procs, self._region)
 
 
 class Ended(Future[None]):
@@ -406,7 +411,7 @@ def _short(name: str) -> str:
 
 def this_proc() -> ProcMesh:
     """The process that this code runs in, as a mesh of one. Actors that are spawned on it live here."""
-    runtime = get_runtime()
+    runtime = open_runtime()
     if runtime.config is not None:
         procs = runtime.config.procs
         return ProcMesh.refer(procs, Region((), runtime.rank, (), ()))

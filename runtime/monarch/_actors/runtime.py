@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from itertools import count, islice
+from socket import gethostname
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -102,6 +103,11 @@ class Runtime(Bulk):
         """What a garbage collection found to do, for when there is time."""
         self.circles = Circles(self)
         self.closed = False
+        self.ended = ""
+        """Why this process cannot use its session any more; set once, before ``closed``."""
+        pid = os.path.basename(folder).split("-")[1:2]
+        self.origin = f"session {self.host} of process {pid[0] if pid else os.getpid()} on {gethostname()}"
+        """Session and host, for errors of references that arrive outside the session."""
         self.at_close: list[Callable[[], object]] = []
         """What others have left to do when this ends."""
         self.at_death: list[Callable[[str], object]] = []
@@ -327,6 +333,10 @@ class Runtime(Bulk):
         """Takes a connection that there is already as the way to another host."""
         self._gateways[host] = Gateway(link, f"{host}/agent", True)
 
+    def has_met(self, host: str) -> bool:
+        """Whether a host is or was in this session, as far as this process knows."""
+        return host == self.host or host in self.hosts or host in self._gateways
+
     def address_of(self, host: str) -> str:
         """The address, without a port, at which another host is reached; empty if it is not known here."""
         address = self.hosts.get(host, ("", ""))[0]
@@ -504,10 +514,16 @@ class Runtime(Bulk):
 
     # Ending
 
+    def disown(self, why: str) -> None:
+        """Refuse all use from now on, without touching a socket: this process is a fork."""
+        self.ended = why
+        self.closed = True
+
     def close(self, linger_ms: int = 0) -> None:
         """Closes all sockets; what waits here gets no answer any more."""
         if self.closed:
             return
+        self.ended = "its session was shut down"
         self.closed = True
         for action in self.at_close:
             action()
