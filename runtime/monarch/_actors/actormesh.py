@@ -191,7 +191,10 @@ class ActorMesh(Grouped, MeshView, Managed):
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
         """Stops the actors, once they have handled what was sent before; their ``__cleanup__`` runs.
 
-        It begins at once; the result says when it is done, or with which error a cleanup has failed.
+        It begins at once; the result says when it is done, or with which error a cleanup has failed. After 3 s the rest
+        of what was sent is refused, async calls are cancelled, and sync ones, or a constructor, are interrupted.
+        ``__cleanup__`` runs when they have ended, ``finally`` included, and has 5 s. An actor whose code goes on after
+        two interrupts is given up, with an error. `monarch.config` has the bounds.
 
         Raises:
             StoppedError: this is a view or a reference, and only the owner stops a mesh.

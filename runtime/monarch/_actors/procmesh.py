@@ -29,6 +29,7 @@ from monarch._core.tables import html_table, rich_table, text_table
 from monarch._core.valuemesh import ValueMesh
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
+from monarch.config import STOP_REACT
 from monarch.exceptions import ShapeError, StoppedError
 
 if TYPE_CHECKING:
@@ -37,9 +38,6 @@ if TYPE_CHECKING:
     from monarch._actors.hostmesh import HostMesh
 
 A = TypeVar("A", bound=Actor)
-
-GRACE = 3.0
-"""Seconds that a stopped process has for the cleanup of its actors."""
 
 
 class _Shared:
@@ -283,9 +281,11 @@ class ProcMesh(Grouped, MeshView, Managed):
         return lost
 
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
-        """Ends the processes: actors first handle what was sent before, and clean up; 3 s later they are killed.
+        """Ends the processes, once their actors have handled what was sent before and have cleaned up.
 
-        It begins at once; the result is there when the processes have ended.
+        It begins at once; the result is there when the processes have ended. Actors end as they do by
+        ``ActorMesh.stop``, with the same bounds. A process whose actor has code that goes on after two interrupts is
+        ended all the same, and so is one that says nothing for 3 s. `monarch.config` has the bounds.
 
         Raises:
             StoppedError: this is a view or a reference, and only the owner stops a mesh.
@@ -304,7 +304,7 @@ class ProcMesh(Grouped, MeshView, Managed):
         for peer in peers:
             by_host.setdefault(peer.host, []).append(peer.proc)
         for host, names in by_host.items():
-            runtime.to_agent(host, m.Stop(runtime.proc, names, GRACE))
+            runtime.to_agent(host, m.Stop(runtime.proc, names, STOP_REACT()))
         halt = m.encode(m.Halt(runtime.proc, "", 0, b"", reason))
         for peer in peers:
             peer.send(halt)

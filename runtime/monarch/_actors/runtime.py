@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +31,7 @@ from monarch.exceptions import StoppedError
 if TYPE_CHECKING:
     from monarch._actors.actormesh import ActorMesh
     from monarch._actors.cells import Cell
-    from monarch._actors.future import Promise
+    from monarch._actors.future import Future, Promise
     from monarch._actors.gather import Gather
     from monarch._actors.procmesh import _Shared
     from monarch._actors.silence import Silence
@@ -511,6 +512,12 @@ class Runtime(Bulk):
         if here is None:
             return self.pump.wait(waiter, timeout)
         return self.circles.wait(here[0], here[1], waiter, timeout)
+
+    def awaited(self, future: Future[Any], arrival: asyncio.Future[Any]) -> None:
+        """Take note of an await. In an actor, one in a circle of actors ends with DeadlockError."""
+        here = current.get()
+        if here is not None:
+            self.circles.awaited(here[0], here[1], future, arrival)
 
     # Ending
 
