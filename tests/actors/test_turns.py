@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -132,3 +133,19 @@ def test_concurrent_sync_method_is_refused() -> None:
         class Wrong(Actor):
             @endpoint(concurrent=True)
             def f(self) -> None: ...
+
+
+class Computes(Actor):
+    @endpoint
+    def switch_interval(self, seconds: float | None = None) -> float:
+        if seconds is not None:
+            sys.setswitchinterval(seconds)
+        return sys.getswitchinterval()
+
+
+def test_rank_gives_the_gil_up_after_a_millisecond(procs: Any) -> None:
+    mesh = procs(1)
+    assert mesh.spawn("one", Computes).switch_interval.call_one().get(timeout=20) == pytest.approx(0.001)
+    own = mesh.spawn("two", Computes)
+    own.switch_interval.call_one(0.004).get(timeout=20)
+    assert own.switch_interval.call_one().get(timeout=20) == pytest.approx(0.004)
