@@ -64,7 +64,7 @@ class Hosts:
             self.add(str(missing - len(found)), "", {})
             return self.free(missing)
         region = Region.full(Extent(("hosts",), (len(found),))) if found else None
-        return HostMesh.of_hosts(tuple(found), region) if region is not None else None
+        return HostMesh.of_hosts(tuple(found), region, runtime) if region is not None else None
 
     def lost(self) -> int:
         """How many hosts of the mesh are lost."""

@@ -10,7 +10,7 @@ from typing import Any
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class  # pyright: ignore[reportUnknownVariableType]
 
 from monarch._actors.actormesh import ActorMesh
-from monarch._actors.process import get_runtime
+from monarch._actors.process import open_runtime
 from monarch._cells.execute import CellResult
 from monarch._core.extent import Extent
 from monarch._core.ranks import describe_ranks
@@ -233,7 +233,7 @@ class MeshMagics(Magics):
         return self._attach_streams()
 
     def _attach_streams(self) -> Streams:
-        runtime = get_runtime()
+        runtime = open_runtime()
         if self._streams is None or runtime.session.output.on_line != self._streams.take:
             self._streams = Streams(runtime, getattr(self.shell, "kernel", None))
             runtime.session.output.on_line = self._streams.take

@@ -5,7 +5,9 @@ Everything below is a MonarchError:
     AxisError, ShapeError, PointError   a mesh was addressed in a way it cannot be
     ArgumentError                       a call does not fit the endpoint's signature, or there is no such endpoint
         NotAnEndpointError                  a method without ``@endpoint`` was called on a mesh
-    SerializationError                  an argument, a result or a class could not be pickled or unpickled
+    EnvError                            an environment variable has a wrong name or value
+    SerializationError                  an argument, a result or a class could not be pickled or unpickled; or a
+                                        reference to a mesh or port was unpickled outside its session
     ActorError                          an endpoint, or ``__init__``, raised on one or more ranks
     DeviceMeshError                     a part of a mesh cannot be used
         SupervisionError                    the target cannot answer: its process, its host or the actor has died
@@ -13,6 +15,9 @@ Everything below is a MonarchError:
         SpawnError                          processes or actors could not be started
         GroupError                          a process group could not be made, or is broken
         TransferError                       memory of another process could not be read or written
+        EditError                           living actors could not take a new version of their class
+    NotKeptError                        there is no kept mesh of that name, or its lease has ended
+    TakenError                          a kept mesh of that name exists, or another program has it attached
     DeadlockError                       actors wait for each other in a circle
     CallTimeoutError                    ``get(timeout=...)`` ran out; the call goes on
         SendTimeoutError                    a receiver is too far behind; the message was not sent
@@ -34,6 +39,7 @@ __all__ = [
     "DeadlockError",
     "DeviceMeshError",
     "EditError",
+    "EnvError",
     "GroupError",
     "MonarchError",
     "NotAnEndpointError",
@@ -77,6 +83,10 @@ class ArgumentError(MonarchError, TypeError, ValueError, AttributeError):
 
 class NotAnEndpointError(ArgumentError, RuntimeError):
     """A method without ``@endpoint`` was called on a mesh."""
+
+
+class EnvError(MonarchError, ValueError, TypeError):
+    """An environment variable has a wrong name or value."""
 
 
 class SerializationError(MonarchError, TypeError):

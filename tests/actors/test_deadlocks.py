@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 
@@ -44,6 +45,34 @@ class AsyncLink(Actor):
     @endpoint
     async def follow(self, chain: list[Any]) -> int:
         return 1 + (await chain[0].follow.call_one(chain[1:]) if chain else 0)
+
+    @endpoint(concurrent=True)
+    async def overlap(self, chain: list[Any]) -> int:
+        return 1 + (await chain[0].overlap.call_one(chain[1:]) if chain else 0)
+
+    @endpoint
+    async def follow_both(self, other: Any, me: Any) -> list[int]:
+        return await asyncio.gather(other.follow.call_one([]), other.follow.call_one([me]))
+
+    @endpoint
+    async def follow_one(self, chain: list[Any]) -> int:
+        """Goes on without the answer, so it waits in no circle."""
+        waiting = chain[0].follow.call_one(chain[1:]).as_asyncio()
+        await asyncio.sleep(0.3)
+        return int(not waiting.done())
+
+    @endpoint
+    async def overlap_from_turn(self, other: Any, me: Any) -> int:
+        await asyncio.sleep(0.15)
+        return await other.overlap.call_one([me, other, me])
+
+    @endpoint
+    async def wait_in_sync(self, me: Any) -> int:
+        return me.overlap.call_one([]).get()
+
+    @endpoint
+    async def fine(self) -> int:
+        return 1
 
 
 def check(error: BaseException | None, *words: str) -> None:
@@ -115,10 +144,29 @@ def test_a_long_wait_is_no_circle(procs: Any, tmp_path: Any) -> None:
     assert [future.get(timeout=20) for future in waiting] == ["12"] * 3
 
 
-def test_async_actors_wait_in_circles_without_harm(procs: Any) -> None:
+def test_concurrent_endpoints_wait_in_circles_without_harm(procs: Any) -> None:
     one, two = procs(1).spawn("one", AsyncLink), procs(1).spawn("two", AsyncLink)
-    assert one.follow.call_one([two, one, two, one]).get(timeout=20) == 5
-    assert one.follow.call_one([one, one]).get(timeout=20) == 3
+    assert one.overlap.call_one([two, one, two, one]).get(timeout=20) == 5
+    assert one.overlap.call_one([one, one]).get(timeout=20) == 3
+    assert one.overlap_from_turn.call_one(two, one).get(timeout=20) == 4
+
+
+def test_async_endpoints_that_await_in_a_circle_raise(procs: Any) -> None:
+    one, two = procs(1).spawn("one", AsyncLink), procs(1).spawn("two", AsyncLink)
+    check(one.follow.call_one([one]).exception(timeout=20), "one[gpus=0].follow() waits for one.follow()")
+    check(one.follow.call_one([two, one]).exception(timeout=20), "one[gpus=0]", "two[gpus=0]", "concurrent=True")
+    check(one.follow_both.call_one(two, one).exception(timeout=20), "one[gpus=0].follow_both() waits for two.follow()")
+    check(one.wait_in_sync.call_one(one).exception(timeout=20), "one[gpus=0].wait_in_sync() waits for one.overlap()")
+    mixed = procs(1).spawn("mixed", Link, "m")
+    check(one.follow.call_one([mixed, one]).exception(timeout=20), "mixed[gpus=0].follow()")
+    assert [each.fine.call_one().get(timeout=20) for each in (one, two, mixed)] == [1, 1, "m"]
+    assert one.follow.call_one([two]).get(timeout=20) == 2
+
+
+def test_an_async_endpoint_that_can_go_on_is_in_no_circle(procs: Any) -> None:
+    one, two = procs(1).spawn("one", AsyncLink), procs(1).spawn("two", AsyncLink)
+    assert one.follow_one.call_one([two, one]).get(timeout=20) == 1
+    assert two.fine.call_one().get(timeout=20) == 1
 
 
 def test_a_death_in_the_middle_of_a_chain_is_no_hang(procs: Any) -> None:

@@ -64,7 +64,7 @@ class Async(Actor):
         self.open = asyncio.Event()
         self.inside = self.most = 0
 
-    @endpoint
+    @endpoint(concurrent=True)
     async def wait(self) -> int:
         self.inside += 1
         self.most = max(self.most, self.inside)
@@ -85,7 +85,7 @@ class Async(Actor):
     def sync_among_async(self) -> int:
         return self.inside
 
-    @endpoint(explicit_response_port=True)
+    @endpoint(explicit_response_port=True, concurrent=True)
     async def late(self, port: Port[int]) -> None:
         await self.open.wait()
         port.send(3)
@@ -129,7 +129,7 @@ def test_constructor_arguments_are_checked_by_spawn(procs: Any) -> None:
         mesh.spawn("async", Async, 1)
 
 
-def test_async_endpoints_of_one_actor_overlap(procs: Any) -> None:
+def test_concurrent_endpoints_of_one_actor_overlap(procs: Any) -> None:
     one = procs(1).spawn("one", Async).flatten("all").slice(all=0)
     waiting = [one.wait.call_one() for _ in range(5)]
     other = one.wait_too.call_one()

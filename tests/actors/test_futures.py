@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, Future, endpoint
+from monarch.actor import Actor, Future, concurrent_endpoint, endpoint
 from monarch.exceptions import ActorError, CallTimeoutError
 
 
@@ -20,7 +20,7 @@ class Gate(Actor):
     def __init__(self) -> None:
         self.opened = asyncio.Event()
 
-    @endpoint
+    @concurrent_endpoint
     async def wait(self) -> str:
         await self.opened.wait()
         return "open"
@@ -40,7 +40,7 @@ class Gate(Actor):
         again = await future
         return [list(first.values()), list(again.values()), future.get(timeout=5) is first]
 
-    @endpoint
+    @endpoint(concurrent=True)
     async def value(self) -> int:
         return 5
 
@@ -125,7 +125,7 @@ def test_await_in_an_async_endpoint(procs: Any) -> None:
     first = procs(1).spawn("first", Gate)
     second = procs(2).spawn("second", Gate)
     assert first.ask.call_one(second).get(timeout=20) == [[5, 5], [5, 5], True]
-    # Its own endpoint too: an async actor handles it meanwhile.
+    # Its own endpoint too, if that is concurrent.
     assert first.ask.call_one(first).get(timeout=20) == [[5], [5], True]
 
 

@@ -191,7 +191,7 @@ def test_an_actor_that_was_given_itself(procs: Any) -> None:
             self.me = me
             return (await me.which.call_one()) == context().actor_instance.actor_id
 
-        @endpoint
+        @endpoint(concurrent=True)
         async def which(self) -> str:
             return context().actor_instance.actor_id
 

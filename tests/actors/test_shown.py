@@ -26,7 +26,7 @@ def thousand(host: Any) -> tuple[ProcMesh, ActorMesh]:
     procs = Procs("abc123", "trainers", ("hosts", "gpus"), 1, get_runtime().proc, Roster(0, hosts, 8, (125, 8)))
     return (
         ProcMesh.refer(procs, procs.region()),
-        ActorMesh._make("shown-1", "shown", Shown, procs, procs.region(), False),
+        ActorMesh._received("", "shown-1", "shown", Shown, procs, procs.region()),
     )
 
 

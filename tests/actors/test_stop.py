@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,9 @@ import monarch.actor
 from leaks import processes, wait_until
 from monarch.actor import Actor, endpoint, this_host
 from monarch.exceptions import ActorError, DeviceMeshError, MonarchError, StoppedError
+
+SHORT = {"MONARCH_STOP_DRAIN_S": "0.3", "MONARCH_STOP_CANCEL_S": "0.3", "MONARCH_STOP_CLEANUP_S": "0.4"}
+"""Bounds of the end of actors, so that tests need not wait for them."""
 
 
 class Cleans(Actor):
@@ -91,7 +97,8 @@ def test_an_error_in_cleanup_at_the_end_of_the_procs_is_reported(
     mesh.spawn("cleans", Cleans, str(tmp_path / "said"), fail=True).add.call().get(timeout=20)
     mesh.stop().get(timeout=20)
     assert wait_until(lambda: told), "nobody was told"
-    assert "cleanup failed" in str(told[0])
+    assert told[0].mesh_name == "cleans"
+    assert told[0].text.startswith("__cleanup__() raised ValueError: cleanup failed")
 
 
 def test_calls_after_a_stop_fail_at_once(procs: Any, tmp_path: Path) -> None:
@@ -139,7 +146,7 @@ def test_calls_under_way_end_with_the_procs(procs: Any) -> None:
         async def wait(self) -> None:
             await asyncio.Event().wait()
 
-    mesh = procs(2)
+    mesh = procs(2, env=SHORT)
     waiting = mesh.spawn("waits", Waits).wait.call()
     with pytest.raises(TimeoutError):
         waiting.get(timeout=0.1)
@@ -155,7 +162,7 @@ def test_calls_under_way_end_with_their_actor(procs: Any) -> None:
         async def wait(self) -> None:
             await asyncio.Event().wait()
 
-    actor = procs(1).spawn("waits", Waits)
+    actor = procs(1, env=SHORT).spawn("waits", Waits)
     waiting = actor.wait.call_one()
     actor.stop("no more work").get(timeout=20)
     with pytest.raises(StoppedError, match="was stopped: no more work"):
@@ -218,3 +225,180 @@ def test_many_spawns_and_stops_leave_nothing(procs: Any, tmp_path: Path) -> None
         actor.stop().get(timeout=20)
     assert wait_until(lambda: threading.active_count() <= threads)
     assert len(runtime.ports) < 10
+
+
+class Ends(Actor):
+    """Notes how it ends, and keeps its end waiting in many ways."""
+
+    def __init__(self, path: str, how: str = "") -> None:
+        self.path = Path(path)
+        hold(how)
+
+    def note(self, text: str) -> None:
+        with self.path.open("a") as file:
+            file.write(f"{text}\n")
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def block(self, how: str) -> None:
+        self.note("begun")
+        try:
+            hold(how)
+        finally:
+            self.note("finally")
+
+    def __cleanup__(self, error: Exception | None) -> None:
+        self.note("cleanup")
+
+
+class EndsAsync(Ends):
+    @endpoint(concurrent=True)
+    async def wait(self) -> None:
+        self.note("begun")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.note("cancelled")
+            raise
+        finally:
+            await asyncio.sleep(0.05)
+            self.note("finally")
+
+    @endpoint(concurrent=True)
+    async def swallow(self) -> None:
+        self.note("begun")
+        for _ in range(2):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            self.note("swallowed")
+
+    async def __cleanup__(self, error: Exception | None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        await asyncio.sleep(0)
+        self.note("cleanup")
+
+
+def hold(how: str) -> None:
+    """Ends by an interrupt, or does not end at all."""
+    if how == "event":
+        threading.Event().wait()
+    while how == "spin":
+        pass
+    while how == "ignore":
+        with contextlib.suppress(BaseException):
+            time.sleep(0.01)
+
+
+def begun(path: Path) -> bool:
+    return wait_until(lambda: path.exists() and path.read_text() == "begun\n")
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_cancelled_calls_end_before_cleanup(procs: Any, tmp_path: Path, whole: bool) -> None:
+    mesh = procs(1, env=SHORT)
+    actor = mesh.spawn("ends", EndsAsync, str(tmp_path / "said"))
+    waiting = actor.wait.call_one()
+    assert begun(tmp_path / "said")
+    (mesh if whole else actor).stop("enough").get(timeout=20)
+    assert (tmp_path / "said").read_text().split() == ["begun", "cancelled", "finally", "cleanup"]
+    with pytest.raises(StoppedError, match="enough"):
+        waiting.get(timeout=20)
+
+
+def test_call_that_swallows_its_cancellation_is_left(procs: Any, tmp_path: Path) -> None:
+    mesh = procs(1, env=SHORT)
+    actor = mesh.spawn("ends", EndsAsync, str(tmp_path / "said"))
+    waiting = actor.swallow.call_one()
+    assert begun(tmp_path / "said")
+    actor.stop().get(timeout=20)
+    assert (tmp_path / "said").read_text().split()[:3] == ["begun", "swallowed", "cleanup"]
+    with pytest.raises(StoppedError):
+        waiting.get(timeout=20)
+    assert mesh.spawn("next", Ends, str(tmp_path / "next")).pid.call_one().get(timeout=20)
+
+
+@pytest.mark.parametrize("cls", [Ends, EndsAsync])
+@pytest.mark.parametrize("how", ["event", "spin"])
+def test_stop_interrupts_a_constructor_or_call_that_blocks(procs: Any, tmp_path: Path, cls: type, how: str) -> None:
+    mesh = procs(1, env=SHORT)
+    made = mesh.spawn("made", cls, str(tmp_path / "made"), how)
+    made.stop().get(timeout=20)
+    with pytest.raises(StoppedError, match=r"made.*was stopped before it was made"):
+        made.initialized.get(timeout=20)
+    blocks = mesh.spawn("blocks", cls, str(tmp_path / "said"))
+    blocked = blocks.block.call_one(how)
+    assert begun(tmp_path / "said")
+    blocks.stop().get(timeout=20)
+    assert (tmp_path / "said").read_text().split() == ["begun", "finally", "cleanup"]
+    with pytest.raises(StoppedError):
+        blocked.get(timeout=20)
+
+
+@pytest.mark.parametrize("cls", [Ends, EndsAsync])
+def test_stop_gives_up_what_ignores_interrupts(procs: Any, tmp_path: Path, cls: type) -> None:
+    mesh = procs(1, env=SHORT)
+    pid = mesh.spawn("first", Ends, str(tmp_path / "first")).pid.call_one().get(timeout=20)
+    made = mesh.spawn("made", cls, str(tmp_path / "made"), "ignore")
+    with pytest.raises(MonarchError, match=r"made.*__init__\(\) did not end within 0.3 s .*MONARCH_STOP_DRAIN_S"):
+        made.stop().get(timeout=20)
+    blocks = mesh.spawn("blocks", cls, str(tmp_path / "said"))
+    blocked = blocks.block.call_one("ignore")
+    queued = blocks.pid.call_one()
+    assert begun(tmp_path / "said")
+    with pytest.raises(MonarchError, match=r"blocks\[gpus=0\].block\(\) did not end .* goes on until the procs"):
+        blocks.stop().get(timeout=20)
+    for call in (blocked, queued):
+        with pytest.raises(StoppedError):
+            call.get(timeout=20)
+    mesh.stop().get(timeout=20)
+    assert pid not in processes()
+
+
+def test_stop_of_procs_ends_what_ignores_interrupts(
+    procs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", told.append)
+    mesh = procs(1, env=SHORT)
+    blocks = mesh.spawn("blocks", Ends, str(tmp_path / "blocks"))
+    other = mesh.spawn("other", Ends, str(tmp_path / "other"))
+    other.pid.call().get(timeout=20)
+    blocks.block.call_one("ignore")
+    assert begun(tmp_path / "blocks")
+    mesh.stop().get(timeout=20)
+    assert (tmp_path / "other").read_text() == "cleanup\n"
+    assert wait_until(lambda: told) and told[0].mesh_name == "blocks"
+    assert "block() did not end within 0.3 s" in told[0].text and "its process was ended" in told[0].text
+
+
+class CleansLong(Actor):
+    @endpoint
+    async def f(self) -> int:
+        return 1
+
+    async def __cleanup__(self, error: Exception | None) -> None:
+        await asyncio.Event().wait()
+
+
+class CleansBlocked(Actor):
+    @endpoint
+    def f(self) -> int:
+        return 1
+
+    def __cleanup__(self, error: Exception | None) -> None:
+        threading.Event().wait()
+
+
+@pytest.mark.parametrize("cls", [CleansLong, CleansBlocked])
+def test_cleanup_that_does_not_end_is_reported(procs: Any, cls: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", told.append)
+    mesh = procs(1, env=SHORT)
+    with pytest.raises(MonarchError, match=r"long\[gpus=0\].__cleanup__\(\) did not end within 0.4 s"):
+        mesh.spawn("long", cls).stop().get(timeout=20)
+    mesh.spawn("longer", cls).f.call().get(timeout=20)
+    mesh.stop().get(timeout=20)
+    assert wait_until(lambda: told) and told[0].mesh_name == "longer"
+    assert "longer[gpus=0].__cleanup__() did not end within 0.4 s" in told[0].text

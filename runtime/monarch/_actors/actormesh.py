@@ -15,7 +15,7 @@ from monarch._actors.gather import Gather, died
 from monarch._actors.groups import Grouped
 from monarch._actors.owned import Managed
 from monarch._actors.peers import Shape, Targets
-from monarch._actors.process import get_runtime
+from monarch._actors.process import runtime_for
 from monarch._actors.procs import Procs
 from monarch._actors.runtime import Runtime
 from monarch._core.meshview import MeshView
@@ -90,9 +90,10 @@ class ActorMesh(Grouped, MeshView, Managed):
             state.procs.follow(self)
 
     @classmethod
-    def _make(cls, key: str, name: str, actor: type, procs: Procs, region: Region, owned: bool) -> ActorMesh:
-        """A mesh of this process's runtime."""
-        return cls(_State(key, name, actor, procs, region, owned), region, get_runtime())
+    def _received(cls, origin: str, key: str, name: str, actor: type, procs: Procs, region: Region) -> ActorMesh:
+        """Return a reference that has arrived in a message; SerializationError outside its session."""
+        runtime = runtime_for(f"the actor mesh {name!r}", origin, procs.hosts)
+        return cls(_State(key, name, actor, procs, region, False), region, runtime)
 
     @property
     def _region(self) -> Region:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -168,8 +169,7 @@ class ActorMesh(Grouped, MeshView, Managed):
         if found is not None and found.version == version and found.shape is self._shape:
             return found
         while True:
-            if self._runtime.closed:
-                raise StoppedError(f"{self._name} was ended by the shutdown of its session", mesh=self._name)
+            self._check_open()
             if self._follows and self._region != procs.region():
                 # Another thread is about to say so.
                 self._follow()
@@ -205,12 +205,11 @@ class ActorMesh(Grouped, MeshView, Managed):
     def _check_alive(self, method: str) -> None:
         """Raises what says that members have died."""
         runtime = self._runtime
+        self._check_open()
         if self._state.failed:
             # They may be made anew just now.
             self._wait_for_verdict(method)
         if not runtime.deaths:
-            if runtime.closed:
-                raise StoppedError(f"{self._name} was ended by the shutdown of its session", mesh=self._name)
             return
         lost = self._lost()
         if lost and self._wait_for_verdict(method):
@@ -227,6 +226,11 @@ class ActorMesh(Grouped, MeshView, Managed):
         procs = self._state.procs
         return self._runtime.oversight.wait(procs.uid, procs.name, f"{self._called}.{method}()")
 
+    def _check_open(self) -> None:
+        runtime = self._runtime
+        if runtime.closed:
+            raise StoppedError(f"{self._name} cannot be used any more: {runtime.ended}", mesh=self._name)
+
     def _lost(self) -> dict[int, m.Dead]:
         return {rank: peer.dead for rank, peer in enumerate(self._members_at().peers) if peer.dead is not None}
 
@@ -235,7 +239,10 @@ class ActorMesh(Grouped, MeshView, Managed):
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
         """Stops the actors, once they have handled what was sent before; their ``__cleanup__`` runs.
 
-        It begins at once; the result says when it is done, or with which error a cleanup has failed.
+        It begins at once; the result says when it is done, or with which error a cleanup has failed. After 3 s the rest
+        of what was sent is refused, async calls are cancelled, and sync ones, or a constructor, are interrupted.
+        ``__cleanup__`` runs when they have ended, ``finally`` included, and has 5 s. An actor whose code goes on after
+        two interrupts is given up, with an error. `monarch.config` has the bounds.
 
         Raises:
             StoppedError: this is a view or a reference, and only the owner stops a mesh.
@@ -299,7 +306,8 @@ class ActorMesh(Grouped, MeshView, Managed):
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = self._state
-        return ActorMesh._make, (state.key, state.name, state.cls, state.procs, self._region, False)
+        origin = self._runtime.origin
+        return ActorMesh._received, (origin, state.key, state.name, state.cls, state.procs, self._region)
 
 
 class _Tolerant(Future[None]):

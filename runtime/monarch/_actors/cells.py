@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.actor import is_async
@@ -14,9 +14,11 @@ from monarch._actors.channel import ReplyPort
 from monarch._actors.endpoint import Method, methods_of
 from monarch._actors.failures import is_ours, pack_failure, unpack_failure
 from monarch._actors.functions import function_of
+from monarch._actors.halting import Halting
 from monarch._actors.membership import note_failure
 from monarch._actors.runtime import Runtime, current
 from monarch._actors.spec import ActorSpec
+from monarch._actors.turns import Turns
 from monarch._core.extent import Point
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps, loads
@@ -30,6 +32,7 @@ from monarch.exceptions import (
 )
 
 if TYPE_CHECKING:
+    from monarch._actors.awaits import Awaits
     from monarch._actors.executors import Executor
 
 EXPLICIT = 1
@@ -40,8 +43,6 @@ FUNCTION = 4
 """Flag of a Call: the method is a function, as ``module:name``, that gets the actor as its first argument."""
 NOTHING = dumps(None)[0]
 _PLACES = 4096
-_DRAIN = 3.0
-"""Seconds that a halted actor may take for the async calls that are under way."""
 
 
 class Cell:
@@ -69,11 +70,25 @@ class Cell:
         """What others have left to do when the actor is gone, by a name of theirs."""
         self._methods: dict[str, Method] = {}
         self._places: dict[bytes, int] = {}
-        self.tasks: dict[asyncio.Task[Any], m.Call] = {}
+        self.turns = Turns(self)
         """The messages that are handled on the event loop."""
-        self._halting: asyncio.Task[None] | None = None
-        self._ending: str | None = None
-        """Why the calls that are still under way are ended."""
+        self.start = self.turns.start
+        self.awaits: Awaits | None = None
+        """What the endpoint that has the turn awaits; of the loop's thread."""
+        self.halting: Halting | None = None
+        """Its end, once that has begun."""
+        self.ending: str | None = None
+        """Why messages are refused from now on. Any thread sets it, before ``_odd``; it never changes back."""
+        self._odd = False
+        """Whether some messages are not handled: ``ending`` or ``_dropped`` says which. Set by any thread, last."""
+        self._dropped: set[int] = set()
+        """Identities of queued messages that were cancelled. Others add, the actor's thread takes away."""
+        self._abandoned: set[int] = set()
+        """Identities of messages that were answered while their code goes on; only added to."""
+        self.blocked = False
+        """Whether an endpoint keeps the event loop while it waits; written by the loop's thread."""
+        self.left = False
+        """Whether what is queued is refused by ``leave``. Any thread sets it; it never changes back."""
         self._judging: set[asyncio.Task[None]] = set()
 
     def title(self) -> str:
@@ -100,31 +115,78 @@ class Cell:
         """Takes a message, in the thread that received it."""
         self.queue.append(call)
         self.executor.deliver(self, call, more)
+        if self._odd and self.left:
+            # The actor has left meanwhile, and looks at its queue no more.
+            self.leave(self.ending or "")
 
     def state_of(self, proc: str, port: int) -> str | None:
         """How a request stands: see monarch._core.deadlock. None also if others can be handled meanwhile."""
-        running = self.running
-        if running is not None and running.port == port and running.src == proc:
-            return "explicit" if self._is_explicit(running) else "running"
+        for running in (self.running, self.turns.call):
+            if running is not None and running.port == port and running.src == proc:
+                return "explicit" if self._is_explicit(running) else "running"
         for call in list(self.queue):
             if call.port == port and call.src == proc:
-                return "queued"
+                # What blocks the loop holds up concurrent endpoints too.
+                return "queued" if self.blocked or not self.is_concurrent(call) else None
         return None
 
     def _is_explicit(self, call: m.Call) -> bool:
         method = self._methods.get(call.method)
         return bool(call.flags & EXPLICIT) or (method is not None and method.explicit)
 
-    def start(self, call: m.Call, more: Sequence[Any]) -> None:
-        """Begins to handle a message on the actor's event loop."""
-        loop = self.executor.loop
-        assert loop is not None
-        task = loop.create_task(self._run_async(call, more))
-        self.tasks[task] = call
-        task.add_done_callback(self.tasks.pop)
+    def is_concurrent(self, call: m.Call) -> bool:
+        """Whether a message may be handled beside others."""
+        method = self._methods.get(call.method)
+        return method is not None and method.concurrent and not call.flags & FUNCTION
+
+    def is_refused(self, call: m.Call) -> bool:
+        """Whether a message is not to be handled any more; it is answered then. In the actor's thread."""
+        if not self._odd:
+            return False
+        if id(call) in self._dropped:
+            self._dropped.discard(id(call))
+            self._unqueue(call)
+            self._answer_error(call, KeyboardInterrupt("interrupted before it began"))
+            return True
+        if self.ending is not None:
+            if self._unqueue(call):
+                refuse(self.runtime, call, self.ending)
+            return True
+        return False
+
+    def drop(self, port: int) -> bool:
+        """Have queued messages whose caller waits at a port be answered and not handled; whether there are any."""
+        found = [call for call in list(self.queue) if call.port == port]
+        for call in found:
+            self._dropped.add(id(call))
+            self._odd = True
+        return bool(found)
+
+    def cancelled(self, call: m.Call, why: str) -> None:
+        """Answer a message that was cancelled before it began; on the event loop."""
+        if not self._unqueue(call):
+            return
+        if self.ending is not None:
+            refuse(self.runtime, call, self.ending)
+        else:
+            self._answer_error(call, asyncio.CancelledError(why))
+
+    def refuse_rest(self, reason: str) -> None:
+        """Have no message begin from now on; from any thread."""
+        self.ending = reason
+        self._odd = True
+
+    def _unqueue(self, call: m.Call) -> bool:
+        try:
+            self.queue.remove(call)
+        except ValueError:
+            return False
+        return True
 
     def _run(self, call: m.Call, more: Sequence[Any]) -> None:
         """Handles a message with a sync method, in the actor's thread."""
+        if self._odd and self.is_refused(call):
+            return
         self.queue.popleft()
         self.running = call
         executor = self.executor
@@ -152,7 +214,7 @@ class Cell:
             if interrupts is not None:
                 # Again, if it was in leaving that an interrupt came.
                 interrupts.leave()
-            self._answer_error(call, error)
+            self._answer_cut(call, error)
         else:
             # What came with the call is let go before the answer says that it is done.
             args = kwargs = None
@@ -161,9 +223,9 @@ class Cell:
             current.reset(token)
             self.running = None
 
-    async def _run_async(self, call: m.Call, more: Sequence[Any]) -> None:
-        with contextlib.suppress(ValueError):
-            self.queue.remove(call)
+    async def run_async(self, call: m.Call, more: Sequence[Any]) -> None:
+        """Handles a message as a task of the event loop."""
+        self._unqueue(call)
         self.running = call
         current.set((self, call))
         try:
@@ -172,19 +234,32 @@ class Cell:
             ports = (self._port(call),) if method.explicit else ()
             value = method.function(self.instance, *ports, *args, **kwargs)
             if isinstance(value, Coroutine):
-                self.running = None
+                self.running = self.turns.call
                 args = kwargs = None
                 value = await value
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and self._ending is not None:
-                refuse(self.runtime, call, self._ending)
-            else:
-                self._answer_error(call, error)
+            self._answer_cut(call, error)
         else:
             self._answer(call, method, value)
         finally:
             if self.running is call:
                 self.running = None
+            self.turns.finished(call)
+
+    def abandon(self, calls: Iterable[m.Call]) -> None:
+        """Answer messages whose code goes on although the actor was stopped; what it answers later is not sent."""
+        for call in calls:
+            self._abandoned.add(id(call))
+            self._odd = True
+            refuse(self.runtime, call, self.ending)
+
+    def _answer_cut(self, call: m.Call, error: BaseException) -> None:
+        """Answer a message whose code raised; one that the actor's end has cut short says so."""
+        if self.ending is not None and isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
+            if id(call) not in self._abandoned:
+                refuse(self.runtime, call, self.ending)
+        else:
+            self._answer_error(call, error)
 
     def _method(self, call: m.Call) -> Method:
         if self.failed is not None:
@@ -193,7 +268,7 @@ class Cell:
         if method is not None and not call.flags:
             return method
         if call.flags & FUNCTION:
-            return Method(function_of(call.method), False, False)
+            return Method(function_of(call.method), False, False, False)
         if call.flags & UNDECORATED:
             function = getattr(type(self.instance), call.method, None)
             function = getattr(function, "method", function)
@@ -203,12 +278,12 @@ class Cell:
                     raise ArgumentError(
                         f"{self.title()}.{call.method} is async, and an actor without async endpoints has no event loop"
                     )
-                return Method(function, coroutine, bool(call.flags & EXPLICIT))
+                return Method(function, coroutine, bool(call.flags & EXPLICIT), False)
         names = ", ".join(sorted(self._methods)) or "none"
         raise ArgumentError(f"{self.title()} has no endpoint {call.method!r}; it has {names}")
 
     def _port(self, call: m.Call) -> ReplyPort:
-        return ReplyPort(call.src, call.port, self._place(call.view), f"{self.title()}.{call.method}()")
+        return ReplyPort(self.runtime, call.src, call.port, self._place(call.view), f"{self.title()}.{call.method}()")
 
     def _place(self, view: bytes) -> int:
         place = self._places.get(view)
@@ -230,6 +305,8 @@ class Cell:
         runtime.idle()
         if runtime.deferred or runtime.releases:
             runtime.settle()
+        if self._odd and id(call) in self._abandoned:
+            return
         if call.port and not method.explicit:
             try:
                 body, buffers = dumps(value, "", lambda: [call.src])
@@ -247,6 +324,8 @@ class Cell:
         runtime = self.runtime
         runtime.idle()
         runtime.settle()
+        if self._odd and id(call) in self._abandoned:
+            return
         if "torch.distributed" in sys.modules:
             note_failure(error)
         own = isinstance(error, MonarchError) and _raised_by_us(error)
@@ -323,9 +402,14 @@ class Cell:
         call = m.Call(create.src, self.key, "__init__", create.port, create.view, "", 0, b"")
         token = current.set((self, call))
         try:
-            self.instance = spec.cls(*spec.args, **spec.kwargs)
+            with self.executor.inside():
+                self.instance = spec.cls(*spec.args, **spec.kwargs)
         except BaseException as error:
-            self._not_made(create, error, False)
+            if self.ending is not None and isinstance(error, KeyboardInterrupt):
+                error = StoppedError(f"{self.title()} was stopped before it was made: {self.ending}")
+                self._not_made(create, error, True)
+            else:
+                self._not_made(create, error, False)
         else:
             runtime.idle()
             runtime.answer(create.src, create.port, create.view, m.RESULT, NOTHING)
@@ -337,65 +421,35 @@ class Cell:
         self.failed = pack_failure(error, own)
         self.runtime.answer(create.src, create.port, create.view, m.ERROR, self.failed)
 
-    def halt(self, reason: str, stopped: Callable[[bytes | None], None]) -> None:
-        """Stops the actor once it has handled what came before; then says so, with the failure of its cleanup."""
+    def halt(self, reason: str, stopped: Callable[[bytes | None], None], process: bool = False) -> None:
+        """Stops the actor once it has handled what came before; then says so, with the failure of its cleanup.
 
-        def act() -> None:
-            loop = self.executor.loop
-            if loop is not None:
-                self._halting = loop.create_task(self._halt_async(reason, stopped))
-                return
-            failure = None
-            token = current.set((self, m.Call(self.runtime.proc, self.key, "__cleanup__", 0, b"", "", 0, b"")))
-            try:
-                for mesh in reversed(self.owned):
-                    with contextlib.suppress(MonarchError):
-                        mesh.stop().get(5)
-                hook = getattr(self.instance, "__cleanup__", None)
-                if hook is not None:
-                    hook(None)
-            except BaseException as error:
-                failure = pack_failure(error)
-            finally:
-                current.reset(token)
-            self._halted(reason, failure, stopped)
+        Args:
+            reason: for callers.
+            stopped: told, in any thread.
+            process: whether its process ends with it.
+        """
+        self.halting = Halting(self, reason, stopped, process)
+        self.halting.begin()
 
-        self._post(act)
-
-    async def _halt_async(self, reason: str, stopped: Callable[[bytes | None], None]) -> None:
-        failure = None
-        try:
-            if self.tasks:
-                _, late = await asyncio.wait(list(self.tasks), timeout=_DRAIN)
-                self._ending = reason
-                for task in late:
-                    task.cancel()
-            current.set((self, m.Call(self.runtime.proc, self.key, "__cleanup__", 0, b"", "", 0, b"")))
-            for mesh in reversed(self.owned):
-                with contextlib.suppress(MonarchError):
-                    await asyncio.wait_for(mesh.stop().as_asyncio(), 5)
-            hook = getattr(self.instance, "__cleanup__", None)
-            result = hook(None) if hook is not None else None
-            if isinstance(result, Coroutine):
-                await result
-        except BaseException as error:
-            failure = pack_failure(error)
-        self._halted(reason, failure, stopped)
-
-    def _halted(self, reason: str, failure: bytes | None, stopped: Callable[[bytes | None], None]) -> None:
+    def leave(self, reason: str) -> None:
+        """Take no more messages; those that wait are refused. From any thread, and more than once."""
         runtime = self.runtime
-        runtime.idle()
+        self.left = True
+        self.refuse_rest(reason)
         runtime.gone[self.key] = reason
         runtime.actors.pop(self.key, None)
-        for call in list(self.queue):
-            refuse(runtime, call, reason)
-        self.queue.clear()
+        with contextlib.suppress(IndexError):
+            while True:
+                refuse(runtime, self.queue.popleft(), reason)
+
+    def let_go(self) -> None:
+        """Drop the instance, and do what others have left to do; in the actor's thread, at its very end."""
+        self.runtime.idle()
         self.instance = None
         # Each may take itself away.
         for action in list(self.at_end.values()):
             action()
-        stopped(failure)
-        self.executor.release()
 
 
 def unpack_text(failure: bytes) -> str:

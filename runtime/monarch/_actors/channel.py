@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from monarch._actors.failures import exception_of, pack_failure, unpack_failure
 from monarch._actors.future import Future, Promise
-from monarch._actors.process import get_runtime
+from monarch._actors.process import open_runtime, runtime_for
 from monarch._actors.runtime import Runtime, current
+from monarch._procs.session import host_of
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
-from monarch.exceptions import ActorError, MonarchError
+from monarch.exceptions import ActorError, MonarchError, StoppedError
 
 T = TypeVar("T")
 
@@ -23,9 +25,10 @@ RANKED = -1
 class Port(Generic[T]):
     """The end of a channel that values are sent to. It can be pickled, and used in any process of the session."""
 
-    __slots__ = ("_port", "_proc", "_rank", "return_undeliverable")
+    __slots__ = ("_port", "_proc", "_rank", "_runtime", "return_undeliverable")
 
-    def __init__(self, proc: str, port: int, rank: int = 0) -> None:
+    def __init__(self, runtime: Runtime, proc: str, port: int, rank: int = 0) -> None:
+        self._runtime = runtime
         self._proc = proc
         self._port = port
         self._rank = rank
@@ -49,10 +52,13 @@ class Port(Generic[T]):
         if rank == RANKED:
             here = current.get()
             rank = here[0].rank if here is not None else 0
-        get_runtime().reply(self._proc, self._port, rank, status, body, buffers)
+        runtime = self._runtime
+        if runtime.closed:
+            raise StoppedError(f"{self!r} cannot be used any more: {runtime.ended}")
+        runtime.reply(self._proc, self._port, rank, status, body, buffers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Port, (self._proc, self._port, self._rank)
+        return _received, (self._runtime.origin, self._proc, self._port, self._rank)
 
     def __repr__(self) -> str:
         return f"<Port {self._port} of {self._proc}>"
@@ -66,8 +72,8 @@ class ReplyPort(Port[Any]):
 
     __slots__ = ("_label", "_used")
 
-    def __init__(self, proc: str, port: int, rank: int, label: str) -> None:
-        super().__init__(proc, port, rank)
+    def __init__(self, runtime: Runtime, proc: str, port: int, rank: int, label: str) -> None:
+        super().__init__(runtime, proc, port, rank)
         self._label = label
         # Nobody waits for the answer to a broadcast.
         self._used = not port
@@ -84,11 +90,20 @@ class ReplyPort(Port[Any]):
 
     def __del__(self) -> None:
         if not self._used:
-            # May run in a garbage collection, in the middle of anything; so it is sent when there is time.
-            runtime = get_runtime()
-            proc, port, rank, label = self._proc, self._port, self._rank, self._label
-            error = MonarchError(f"{label} let go of its response port without a reply")
-            runtime.deferred.append(lambda: runtime.reply(proc, port, rank, m.ERROR, pack_failure(error, True)))
+            # A garbage collection may run this anywhere, under any lock: it only notes what to send later.
+            self._runtime.deferred.append(
+                partial(_no_answer, self._runtime, self._label, self._proc, self._port, self._rank)
+            )
+
+
+def _no_answer(runtime: Runtime, label: str, proc: str, port: int, rank: int) -> None:
+    error = MonarchError(f"{label} let go of its response port without a reply")
+    runtime.reply(proc, port, rank, m.ERROR, pack_failure(error, True))
+
+
+def _received(origin: str, proc: str, port: int, rank: int) -> Port[Any]:
+    """Return a port that has arrived in a message; SerializationError outside its session."""
+    return Port(runtime_for("a port", origin, (host_of(proc),)), proc, port, rank)
 
 
 class PortReceiver(Generic[T]):
@@ -148,13 +163,13 @@ class Channel(Generic[T]):
     @staticmethod
     def open(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
         """A port and its receiver. With ``once``, the first value is the only one."""
-        runtime = get_runtime()
+        runtime = open_runtime()
         receiver: PortReceiver[Any] = PortReceiver(runtime, once, False)
-        return Port(runtime.proc, receiver.port), receiver
+        return Port(runtime, runtime.proc, receiver.port), receiver
 
     @staticmethod
     def open_ranked(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
         """As ``open``; the receiver gives pairs of the sender's rank and the value."""
-        runtime = get_runtime()
+        runtime = open_runtime()
         receiver: PortReceiver[Any] = PortReceiver(runtime, once, True)
-        return Port(runtime.proc, receiver.port, RANKED), receiver
+        return Port(runtime, runtime.proc, receiver.port, RANKED), receiver

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable
 from threading import RLock
 from typing import TYPE_CHECKING, Any, cast
 
+from monarch._actors.awaits import Awaits
 from monarch._core.deadlock import Probe, Request, Waits
 from monarch._procs.pump import Waiter
 from monarch._wire import messages as m
@@ -31,7 +33,48 @@ class Circles:
         self._runtime = runtime
         self._waits = Waits(runtime.proc, self._state_of)
         self._lock = RLock()
-        self._stuck: dict[int, _Blocked] = {}
+        self._stuck: dict[int, _Blocked | Awaits] = {}
+        """Who is told of a circle, by the number of the wait; under ``_lock``."""
+
+    # Waits of async endpoints, which do not hold up their thread
+
+    def awaited(self, cell: Cell, call: m.Call, future: Future[Any], arrival: asyncio.Future[Any]) -> None:
+        """An actor awaits a future; what arrives is DeadlockError if that waits for the actor's turn to end."""
+        if cell.turns.call is call and not arrival.done():
+            if cell.awaits is None:
+                cell.awaits = Awaits(cell, self)
+            cell.awaits.add(arrival, future)
+
+    def begin(self, cell: Cell, texts: dict[Request, str], awaits: Awaits) -> int:
+        """An actor awaits these requests; the number of its wait, 0 if it is in another wait."""
+        with self._lock:
+            try:
+                number = self._waits.begin(cell.key, texts, texts.__getitem__)
+            except ValueError:
+                return 0
+            self._stuck[number] = awaits
+        return number
+
+    def end(self, number: int) -> None:
+        """A wait is over."""
+        with self._lock:
+            self._waits.end(number)
+            self._stuck.pop(number, None)
+
+    def ask_around(self, number: int, futures: list[Future[Any]]) -> None:
+        """Look whether a wait is part of a circle; who began it is told."""
+        with self._lock:
+            awaits = self._stuck.get(number)
+            still = {request for future in futures for request in self._open(future)}
+            for request in self._waits.requests(number):
+                if request not in still:
+                    self._waits.answered(number, request)
+            probes, deadlock = self._waits.probes(number)
+        self._send_probes(probes)
+        if deadlock is not None and isinstance(awaits, Awaits):
+            awaits.tell(deadlock.message(), deadlock.path[0])
+
+    # Waits of sync endpoints
 
     def wait(self, cell: Cell, call: m.Call, waiter: Waiter, timeout: float | None) -> bool:
         """Waits in an actor; False if the time runs out first.
@@ -49,13 +92,16 @@ class Circles:
 
     def _wait_watchfully(self, cell: Cell, call: m.Call, waiter: Any, deadline: float) -> bool:
         runtime = self._runtime
-        requests, text = self._requests(cell, call, waiter)
+        requests, text = self.requests(cell, call, waiter)
         if not requests:
             while not runtime.pump.wait(waiter, max(0.0, min(0.2, deadline - time.monotonic()))):
                 if time.monotonic() >= deadline:
                     return False
                 runtime.idle()
             return True
+        if cell.awaits is not None and cell.executor.loop is not None:
+            # The event loop is held up from here on, so this is what the actor waits for.
+            cell.awaits.end()
         with self._lock:
             try:
                 number = self._waits.begin(cell.key, requests, text)
@@ -68,11 +114,12 @@ class Circles:
             blocked = self._stuck[number] = _Blocked(waiter, cell)
         pause = 0.05
         running, cell.running = cell.running, call
+        cell.blocked = True
         try:
             while True:
                 runtime.idle()
                 with self._lock:
-                    answered = set(requests) - set(self._requests(cell, call, waiter)[0])
+                    answered = set(requests) - set(self.requests(cell, call, waiter)[0])
                     for request in answered:
                         self._waits.answered(number, request)
                     probes, deadlock = self._waits.probes(number)
@@ -89,18 +136,20 @@ class Circles:
                 pause = min(1.0, pause * 2)
         finally:
             cell.running = running
+            cell.blocked = False
             with self._lock:
                 self._waits.end(number)
                 self._stuck.pop(number, None)
 
-    def _requests(self, cell: Cell, call: m.Call, waiter: Any) -> tuple[list[Request], Callable[[Request], str]]:
+    def requests(self, cell: Cell, call: m.Call, waiter: Any) -> tuple[list[Request], Callable[[Request], str]]:
         """What an actor waits for, as requests to other actors, and what to say of each."""
+        return self._open(waiter), lambda _: f"{cell.title()}.{call.method}() waits for {waiter.label}"
+
+    def _open(self, waiter: Any) -> list[Request]:
         actor = getattr(waiter, "actor", "")
         if not actor:
-            return [], str
-        port, label = waiter.port, waiter.label
-        requests = [Request(self._runtime.proc, port, peer.proc, actor) for peer in waiter.waits_for()]
-        return requests, lambda _: f"{cell.title()}.{call.method}() waits for {label}"
+            return []
+        return [Request(self._runtime.proc, waiter.port, peer.proc, actor) for peer in waiter.waits_for()]
 
     def _state_of(self, request: Request) -> Any:
         cell = self._runtime.actors.get(request.actor)
@@ -117,10 +166,12 @@ class Circles:
         with self._lock:
             probes, deadlock = self._waits.receive(Probe(proc, actor, wait, round_, Request(*request), tuple(path)))
             blocked = self._stuck.get(deadlock.wait) if deadlock is not None else None
-            if blocked is not None and deadlock is not None:
+            if isinstance(blocked, _Blocked) and deadlock is not None:
                 blocked.circle = deadlock.message()
-        if blocked is not None:
+        if isinstance(blocked, _Blocked):
             self._runtime.pump.notify(cast("Waiter", blocked))
+        elif blocked is not None and deadlock is not None:
+            blocked.tell_from_elsewhere(deadlock.message(), deadlock.path[0])
         self._send_probes(probes)
 
 

@@ -24,7 +24,7 @@ from monarch._actors.faults import Faults
 from monarch._actors.future import Future, Promise, in_thread
 from monarch._actors.output import OutputView
 from monarch._actors.peers import Gateway
-from monarch._actors.process import get_runtime, has_runtime, set_starter
+from monarch._actors.process import get_runtime, has_runtime
 from monarch._actors.runtime import Runtime
 from monarch._procs.agent import AgentConfig
 from monarch._procs.output import read_tail
@@ -448,9 +448,6 @@ def hand_over(stdin: IO[bytes] | None, config: bytes) -> None:
 def start() -> Runtime:
     """Makes the runtime of this program, which has none yet."""
     return Session().runtime
-
-
-set_starter(start)
 
 
 def shutdown_context(host_timeout: float | None = None) -> Future[None]:

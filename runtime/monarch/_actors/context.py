@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from monarch._actors.process import get_runtime
+from monarch._actors.process import open_runtime
 from monarch._actors.runtime import current
 from monarch._core.extent import Extent, Point
 from monarch._core.region import Region
@@ -29,7 +29,7 @@ class ActorInstance:
 
     def __init__(self, cell: Cell | None) -> None:
         self._cell = cell
-        runtime = get_runtime()
+        runtime = cell.runtime if cell is not None else open_runtime()
         self.proc_id = runtime.proc
         spec = cell.spec if cell is not None else None
         self.name = spec.name if spec is not None else "root"

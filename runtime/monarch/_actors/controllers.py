@@ -11,7 +11,7 @@ from monarch._actors.actormesh import ActorMesh
 from monarch._actors.failures import pack_failure
 from monarch._actors.future import Future, in_thread
 from monarch._actors.gather import Gather
-from monarch._actors.process import get_runtime
+from monarch._actors.process import get_runtime, open_runtime
 from monarch._actors.procmesh import this_proc
 from monarch._actors.runtime import Runtime
 from monarch._core.extent import Extent
@@ -34,7 +34,7 @@ def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) 
         args: for its constructor; left out of account if it is there already.
         kwargs: likewise.
     """
-    runtime = get_runtime()
+    runtime = open_runtime()
     if runtime.config is None:
         return in_thread(runtime, f"controller {name!r}", lambda: cast("A", _local(name, cls, args, kwargs)))
     # The program has an actor for this, known by its key in every process.

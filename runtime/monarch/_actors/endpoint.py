@@ -43,7 +43,11 @@ def endpoint(method: Callable[Concatenate[Any, P], Awaitable[R]], /) -> Endpoint
 def endpoint(method: Callable[Concatenate[Any, P], R], /) -> EndpointProperty[P, R]: ...
 @overload
 def endpoint(
-    *, propagate: Any = None, explicit_response_port: bool = False, instrument: bool = True
+    *,
+    propagate: Any = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+    concurrent: bool = False,
 ) -> Callable[[Callable[..., Any]], EndpointProperty[..., Any]]: ...
 def endpoint(
     method: Any = None,
@@ -52,20 +56,25 @@ def endpoint(
     propagate: Any = None,
     explicit_response_port: bool = False,
     instrument: bool = True,
+    concurrent: bool = False,
 ) -> Any:
-    """Makes a method of an Actor callable from elsewhere, by ``call``, ``call_one``, ``broadcast`` and so on.
+    """Make a method of an Actor callable from elsewhere, by ``call``, ``call_one``, ``broadcast`` and so on.
 
-    Sync methods run one at a time. Async methods of one actor take turns at each ``await``.
+    An actor handles one message at a time: an endpoint, async or not, begins when the one before has ended, so state
+    that it reads before an ``await`` is still the same after it. A concurrent endpoint begins when its message arrives,
+    beside any other; of two messages, one of which is for a concurrent endpoint, either may be handled first.
 
     Args:
         propagate: how shapes of distributed tensors come out, for ``rref``; not used yet.
         explicit_response_port: the method gets a Port as first argument after self, and answers through that.
         instrument: whether calls of it are traced; not used yet.
+        concurrent: whether calls of it overlap with others of the same actor; for async methods.
 
     Raises:
         TypeError: it is put on something that is no function.
+        ValueError: it is to be concurrent, and is not async.
     """
-    return _decorate(method, explicit_response_port, False, propagate)
+    return _decorate(method, explicit_response_port, concurrent, propagate)
 
 
 @overload
@@ -82,7 +91,7 @@ def concurrent_endpoint(
     explicit_response_port: bool = False,
     instrument: bool = True,
 ) -> Any:
-    """An async endpoint whose calls overlap: here all async endpoints do, so this is ``endpoint`` for async methods.
+    """Make an async method an endpoint whose calls overlap: the same as ``endpoint(concurrent=True)``.
 
     Raises:
         ValueError: the method is not async, or is an endpoint already.
@@ -100,7 +109,10 @@ def _decorate(method: Any, explicit: bool, concurrent: bool, propagate: Any) -> 
         raise TypeError(f"@endpoint goes on a method of an Actor, not on {method!r}")
     if concurrent and not inspect.iscoroutinefunction(method):
         name = getattr(method, "__name__", method)
-        raise ValueError(f"@concurrent_endpoint needs an async method, and {name} is not; use @endpoint")
+        raise ValueError(
+            f"{name}: expected an async method for a concurrent endpoint, got a sync one; write async def, or use a "
+            f"plain @endpoint"
+        )
     return EndpointProperty(method, explicit, concurrent, propagate)
 
 
@@ -110,6 +122,7 @@ class Method(NamedTuple):
     function: Callable[..., Any]
     is_async: bool
     explicit: bool
+    concurrent: bool
 
 
 @functools.lru_cache(maxsize=1024)
@@ -119,7 +132,8 @@ def methods_of(cls: type) -> dict[str, Method]:
     for name in dir(cls):
         given = inspect.getattr_static(cls, name, None)
         if isinstance(given, EndpointProperty):
-            found[name] = Method(given.method, inspect.iscoroutinefunction(given.method), given.explicit)
+            coroutine = inspect.iscoroutinefunction(given.method)
+            found[name] = Method(given.method, coroutine, given.explicit, given.concurrent)
     return found
 
 

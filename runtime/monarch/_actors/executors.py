@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
-from monarch._actors.interrupts import Interrupt, ThreadInterrupts
+from monarch._actors.interrupts import ThreadInterrupts
 from monarch._actors.runtime import Runtime
+from monarch.config import STOP_CANCEL
 
 if TYPE_CHECKING:
     from monarch._actors.cells import Cell
@@ -39,23 +41,27 @@ class Executor:
         """Tasks of the event loop that a Ctrl-C is meant for."""
         self._lock = threading.Lock()
         self._ended = False
+        self._leaving = False
+        """Whether the event loop is to end; written and read by the thread that this is for."""
+        self._released: Action | None = None
+        """To run when the event loop has ended; likewise."""
 
     def post(self, action: Action) -> None:
         """Has something run here, from any thread."""
         with self._lock:
-            if self.loop is not None:
-                self.loop.call_soon_threadsafe(action)
-                return
             self._items.append(action)
+            if self.loop is not None:
+                self.loop.call_soon_threadsafe(self._run_item)
+                return
         self._notify()
 
     def deliver(self, cell: Cell, call: Call, more: Sequence[Any]) -> None:
         """Has a message handled here, from any thread."""
         with self._lock:
-            if self.loop is not None:
-                self.loop.call_soon_threadsafe(cell.start, call, more)
-                return
             self._items.append((cell, call, more))
+            if self.loop is not None:
+                self.loop.call_soon_threadsafe(self._run_item)
+                return
         self._notify()
 
     def enter_loop(self, first: Action) -> None:
@@ -63,24 +69,52 @@ class Executor:
         loop = asyncio.new_event_loop()
         loop.call_soon(first)
         with self._lock:
-            while self._items:
-                item = self._items.popleft()
-                if type(item) is tuple:
-                    loop.call_soon(item[0].start, item[1], item[2])
-                else:
-                    loop.call_soon(item)
+            for _ in self._items:
+                loop.call_soon(self._run_item)
             self.loop = loop
 
-    def release(self) -> None:
-        """The actor that lived here is gone; called from an action."""
+    def _run_item(self) -> None:
+        """Runs the next item on the event loop; what an ended loop leaves is run without it."""
+        item = self._items.popleft()
+        if type(item) is tuple:
+            item[0].start(item[1], item[2])
+        else:
+            item()
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Code of the user runs here, and may be interrupted; in the thread that this is for."""
+        try:
+            try:
+                self.interruptible = True
+                if self.interrupts is not None:
+                    self.interrupts.enter()
+                yield
+            finally:
+                self._outside()
+        finally:
+            # Again, if it was in leaving that an interrupt came.
+            self._outside()
+
+    def _outside(self) -> None:
+        self.interruptible = False
+        if self.interrupts is not None:
+            self.interrupts.leave()
+
+    def release(self, released: Action) -> None:
+        """The actor that lived here is gone; called from an action. What is told so runs when another may come."""
+        self._leaving = True
         if self.loop is not None:
+            self._released = released
             self.loop.stop()
+        else:
+            released()
 
     def end(self) -> None:
         """Runs nothing more after what was posted."""
 
         def last() -> None:
-            self._ended = True
+            self._ended = self._leaving = True
             if self.loop is not None:
                 self.loop.stop()
 
@@ -101,7 +135,7 @@ class Executor:
                     item[0]._run(item[1], item[2])
                 else:
                     item()
-            except (Exception, Interrupt):
+            except (Exception, KeyboardInterrupt):
                 # Errors of the user's code are answered where it runs; this is a bug, and must not end the thread.
                 traceback.print_exc()
 
@@ -111,16 +145,34 @@ class Executor:
             self.interrupts.ident = get_ident()
         # No thread waits here in a way that receives.
         self.runtime.pump.background()
+        self._leaving = False
         try:
-            loop.run_forever()
+            self._run_on(loop)
         finally:
             with self._lock:
                 self.loop = None
-            for task in asyncio.all_tasks(loop):
+            rest = asyncio.all_tasks(loop)
+            for task in rest:
                 task.cancel()
+            if rest:
+                # For what they do at their end; one that swallows its cancellation is left behind.
+                loop.run_until_complete(asyncio.wait(rest, timeout=STOP_CANCEL()))
             loop.run_until_complete(loop.shutdown_asyncgens())
             asyncio.set_event_loop(None)
             loop.close()
+            released, self._released = self._released, None
+            if released is not None:
+                released()
+
+    def _run_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        while True:
+            try:
+                loop.run_forever()
+            except KeyboardInterrupt:
+                # It has come to a task that the user's code made, which has it. The others go on.
+                if not self._leaving:
+                    continue
+            return
 
     def _notify(self) -> None:
         raise NotImplementedError
@@ -157,9 +209,12 @@ class MainExecutor(Executor):
         else:
             super().deliver(cell, call, more)
 
-    def release(self) -> None:
-        self.busy = False
-        super().release()
+    def release(self, released: Action) -> None:
+        def free() -> None:
+            self.busy = False
+            released()
+
+        super().release(free)
 
 
 class ThreadExecutor(Executor):
@@ -178,5 +233,6 @@ class ThreadExecutor(Executor):
     def _wait(self) -> None:
         self._semaphore.acquire()
 
-    def release(self) -> None:
+    def release(self, released: Action) -> None:
         self.end()
+        released()

@@ -47,6 +47,14 @@ def pack_failure(error: BaseException, own: bool = False) -> bytes:
     return encode(Failure(kind, text, where, trace, _pickled(error), own))
 
 
+def in_cleanup(failure: bytes) -> bytes:
+    """A packed failure, with the words that it is of ``__cleanup__``."""
+    known = unpack_failure(failure)
+    if not known.own:
+        known.kind = f"__cleanup__() raised {known.kind}"
+    return encode(known)
+
+
 def _pickled(error: BaseException) -> bytes | None:
     # Its traceback and context would bring the frames of the rank along, and do not survive pickling anyhow.
     try:

@@ -96,7 +96,8 @@ class Future(Generic[R]):
         future: asyncio.Future[R] = loop.create_future()
 
         def settle() -> None:
-            if future.cancelled():
+            # Cancelled, or told that it waits in a circle.
+            if future.done():
                 return
             try:
                 future.set_result(self._outcome())
@@ -113,6 +114,7 @@ class Future(Generic[R]):
                 pass
 
         self.add_done_callback(arrived)
+        self._runtime.awaited(self, future)
         return future
 
     def add_done_callback(self, callback: Callable[[Future[R]], None]) -> None:

@@ -14,7 +14,7 @@ from monarch._actors.context import own_by_current
 from monarch._actors.future import Future, Promise, in_thread
 from monarch._actors.gather import Gather
 from monarch._actors.owned import Managed
-from monarch._actors.process import get_runtime
+from monarch._actors.process import open_runtime, runtime_for
 from monarch._actors.procmesh import ProcMesh, _Shared
 from monarch._actors.procs import Procs, Roster
 from monarch._actors.roles import Role, axes_of, environments, ranges_of
@@ -27,7 +27,7 @@ from monarch._core.region import Region
 from monarch._core.supervision import Restart
 from monarch._core.tables import html_table, text_table
 from monarch._wire.pickling import dumps
-from monarch.exceptions import ArgumentError, ShapeError, StoppedError
+from monarch.exceptions import ArgumentError, EnvError, ShapeError, StoppedError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -66,9 +66,15 @@ class HostMesh(MeshView, Managed):
         self._shared = shared
 
     @classmethod
-    def of_hosts(cls, hosts: tuple[str, ...], region: Region, name: str = "") -> HostMesh:
+    def of_hosts(cls, hosts: tuple[str, ...], region: Region, runtime: Runtime, name: str = "") -> HostMesh:
         """A reference to hosts of this session."""
-        return cls(hosts, region, get_runtime(), _SharedHosts(None, name=name))
+        return cls(hosts, region, runtime, _SharedHosts(None, name=name))
+
+    @classmethod
+    def _received(cls, origin: str, hosts: tuple[str, ...], region: Region, name: str) -> HostMesh:
+        """Return a reference that has arrived in a message; SerializationError outside its session."""
+        which = f"the host mesh {name!r}" if name else "a host mesh"
+        return cls.of_hosts(hosts, region, runtime_for(which, origin, hosts), name)
 
     def _view(self, region: Region) -> Self:
         return type(self)(self._hosts, region, self._runtime, self._shared)
@@ -166,11 +172,15 @@ class HostMesh(MeshView, Managed):
         """Ends the agents of these hosts and all that runs there.
 
         Raises:
-            RuntimeError: this is a view or a reference; or it is the host that this program runs on.
+            StoppedError: this is a view or a reference; or it is the host that this program runs on.
         """
         shared = self._shared
         if shared.release is None or self._region != shared.region:
-            raise RuntimeError("cannot shut down hosts through a view or a reference; only who attached them can")
+            raise StoppedError(
+                f"{self!r} cannot be shut down: it is a view or a reference, or the host that this program runs on; "
+                f"call shutdown() on the whole mesh that attach_to_workers() returned",
+                mesh=self._shared.name or "hosts",
+            )
         if not shared.stopped:
             shared.stopped = True
             release = shared.release
@@ -215,7 +225,7 @@ class HostMesh(MeshView, Managed):
         return hash((self._hosts, self._region))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HostMesh.of_hosts, (self._hosts, self._region, self._shared.name)
+        return HostMesh._received, (self._runtime.origin, self._hosts, self._region, self._shared.name)
 
 
 class _SharedHosts:
@@ -237,9 +247,9 @@ def attached(hosts: tuple[str, ...], runtime: Runtime, release: Callable[[], Non
 
 def this_host() -> HostMesh:
     """The host that this code runs on, as a mesh without axes."""
-    runtime = get_runtime()
+    runtime = open_runtime()
     runtime.need_agent()
-    return HostMesh.of_hosts((runtime.host,), Region((), 0, (), ()))
+    return HostMesh.of_hosts((runtime.host,), Region((), 0, (), ()), runtime)
 
 
 def proc_mesh(
@@ -283,17 +293,18 @@ def restart_of(restart: str | Restart | None) -> Restart | None:
 
 
 def _environment(command: BootstrapCommand | None, env: Mapping[str, Any] | None) -> dict[str, str | None]:
+    if command is not None and not isinstance(command, BootstrapCommand):
+        hint = "; a function that each process runs first goes to bootstrap=" if callable(command) else ""
+        raise ArgumentError(f"bootstrap_command: expected a BootstrapCommand, got {command!r}{hint}")
+    if env is not None and not isinstance(env, Mapping):
+        raise EnvError(f"env: expected a mapping of names to values, got {env!r}")
     given: dict[str, Any] = {**(command.env if command is not None else {}), **(env or {})}
     for key, value in given.items():
         if not isinstance(key, str) or not key or "=" in key or "\0" in key:
-            raise EnvError(f"{key!r} cannot be the name of an environment variable")
+            raise EnvError(f"env: expected a name without '=' and NUL, got {key!r}")
         if value is not None and not isinstance(value, (str, int, float)):
-            raise EnvError(f"env[{key!r}] is a text or None, and not {value!r}")
+            raise EnvError(f"env[{key!r}]: expected str, int, float or None, got {value!r}")
     return {key: None if value is None else str(value) for key, value in given.items()}
-
-
-class EnvError(ValueError, TypeError):
-    """An environment variable that cannot be."""
 
 
 def _binds(proc_bind: Sequence[Any] | None, count: int) -> list[list[int] | None]:

@@ -94,7 +94,7 @@ def interrupt(key: str, port: int) -> bool:
         port: where its caller waits for the answer.
 
     Returns:
-        Whether the call was being handled.
+        Whether the call was being handled, or waited for its turn.
     """
     from monarch._actors.process import get_runtime
 
@@ -106,7 +106,7 @@ def interrupt(key: str, port: int) -> bool:
         return _on_loop(cell, port)
     running = cell.running
     if running is None or running.port != port:
-        return False
+        return cell.drop(port)
     threads = cell.executor.interrupts
     if threads is not None:
         return threads.interrupt()
@@ -118,12 +118,12 @@ def interrupt(key: str, port: int) -> bool:
 def _on_loop(cell: Cell, port: int) -> bool:
     loop = cell.executor.loop
     assert loop is not None
-    found = {task for task, call in list(cell.tasks.items()) if call.port == port}
+    found = {task for task, call in list(cell.turns.tasks.items()) if call.port == port}
+    known = cell.turns.has(port)
     done = threading.Event()
 
     def cancel() -> None:
-        for task in found:
-            task.cancel("interrupted")
+        cell.turns.cancel(port, "interrupted")
         done.set()
 
     loop.call_soon_threadsafe(cancel)
@@ -139,4 +139,18 @@ def _on_loop(cell: Cell, port: int) -> bool:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     cell.runtime.pump.call_later(_LOOP, insist)
-    return bool(found)
+    return known
+
+
+def force(cell: Cell) -> None:
+    """Interrupt whatever code of the user runs in an actor's thread, from another one."""
+    executor = cell.executor
+    loop, threads, inside = executor.loop, executor.interrupts, executor.interruptible
+    task = asyncio.current_task(loop) if loop is not None else None
+    if task is not None:
+        executor.unwanted = {task}
+        inside = True
+    if inside and threads is not None:
+        threads.interrupt(inside=True)
+    elif inside:
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

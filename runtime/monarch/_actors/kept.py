@@ -18,7 +18,7 @@ from monarch._actors.execute import Runner
 from monarch._actors.failures import unpack_failure
 from monarch._actors.future import Future, Ready
 from monarch._actors.hostmesh import HostMesh, _SharedHosts
-from monarch._actors.process import get_runtime
+from monarch._actors.process import open_runtime
 from monarch._actors.procmesh import ProcMesh, _Shared
 from monarch._actors.runtime import Runtime
 from monarch._actors.services import ask_proc
@@ -222,7 +222,7 @@ def end(name: str) -> None:
 
 
 def _session() -> Session:
-    session: Session | None = get_runtime().session
+    session: Session | None = open_runtime().session
     if session is None:
         raise MonarchError("only the program itself keeps and attaches meshes, not one of its ranks")
     return session

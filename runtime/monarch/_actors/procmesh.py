@@ -14,7 +14,7 @@ from monarch._actors.future import Future, Promise, judging
 from monarch._actors.gather import died
 from monarch._actors.groups import Grouped
 from monarch._actors.owned import Managed
-from monarch._actors.process import get_runtime
+from monarch._actors.process import get_runtime, open_runtime, runtime_for
 from monarch._actors.procs import Procs, Roster
 from monarch._actors.runtime import Runtime
 from monarch._actors.spawning import spawn_actors
@@ -27,6 +27,7 @@ from monarch._core.supervision import Supervision
 from monarch._core.tables import html_table, rich_table, text_table
 from monarch._core.valuemesh import ValueMesh
 from monarch._wire import messages as m
+from monarch.config import STOP_REACT
 from monarch.exceptions import ShapeError, StoppedError
 
 if TYPE_CHECKING:
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from monarch._actors.hostmesh import HostMesh
 
 A = TypeVar("A", bound=Actor)
-
-GRACE = 3.0
-"""Seconds that a stopped process has for the cleanup of its actors."""
 
 
 class _Shared:
@@ -101,9 +99,14 @@ class ProcMesh(Grouped, MeshView, Managed):
         self._region = self._state.procs.region()
 
     @classmethod
-    def refer(cls, procs: Procs, region: Region) -> ProcMesh:
+    def refer(cls, procs: Procs, region: Region, runtime: Runtime | None = None) -> ProcMesh:
         """A reference to processes that somebody else owns."""
-        return cls(_Shared(procs, False), region, get_runtime())
+        return cls(_Shared(procs, False), region, runtime or get_runtime())
+
+    @classmethod
+    def _received(cls, origin: str, procs: Procs, region: Region) -> ProcMesh:
+        """Return a reference that has arrived in a message; SerializationError outside its session."""
+        return cls.refer(procs, region, runtime_for(f"the proc mesh {procs.name!r}", origin, procs.hosts))
 
     def _view(self, region: Region) -> Self:
         return type(self)(self._state, region, self._runtime)
@@ -177,8 +180,8 @@ class ProcMesh(Grouped, MeshView, Managed):
         procs = self._state.procs
         if not self._region.labels:
             rank = self._region.base_rank(0)
-            return HostMesh.of_hosts((procs.host(rank),), Region((), 0, (), ()))
-        return HostMesh.of_hosts(procs.hosts, procs.host_region())
+            return HostMesh.of_hosts((procs.host(rank),), Region((), 0, (), ()), self._runtime)
+        return HostMesh.of_hosts(procs.hosts, procs.host_region(), self._runtime)
 
     def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
         """Makes an actor in each process. It returns at once; what is sent to them waits until they are there.
@@ -235,7 +238,7 @@ class ProcMesh(Grouped, MeshView, Managed):
     def _check(self, what: str) -> None:
         state, runtime = self._state, self._runtime
         if runtime.closed:
-            raise StoppedError(f"{what}: the session of {self.name} was shut down", mesh=self.name)
+            raise StoppedError(f"{what}: {self.name} cannot be used any more: {runtime.ended}", mesh=self.name)
         if state.stopped is not None:
             raise StoppedError(f"{what}: {self.name} was stopped ({state.stopped}); make a new mesh", mesh=self.name)
         state.procs.check(self._region, self.name)
@@ -272,9 +275,11 @@ class ProcMesh(Grouped, MeshView, Managed):
         return lost
 
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
-        """Ends the processes: actors first handle what was sent before, and clean up; 3 s later they are killed.
+        """Ends the processes, once their actors have handled what was sent before and have cleaned up.
 
-        It begins at once; the result is there when the processes have ended.
+        It begins at once; the result is there when the processes have ended. Actors end as they do by
+        ``ActorMesh.stop``, with the same bounds. A process whose actor has code that goes on after two interrupts is
+        ended all the same, and so is one that says nothing for 3 s. `monarch.config` has the bounds.
 
         Raises:
             StoppedError: this is a view or a reference, and only the owner stops a mesh.
@@ -293,7 +298,7 @@ class ProcMesh(Grouped, MeshView, Managed):
         for peer in peers:
             by_host.setdefault(peer.host, []).append(peer.proc)
         for host, names in by_host.items():
-            runtime.to_agent(host, m.Stop(runtime.proc, names, GRACE))
+            runtime.to_agent(host, m.Stop(runtime.proc, names, STOP_REACT()))
         halt = m.encode(m.Halt(runtime.proc, "", 0, b"", reason))
         for peer in peers:
             peer.send(halt)
@@ -356,7 +361,7 @@ class ProcMesh(Grouped, MeshView, Managed):
         return hash((self._state.procs, self._region))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ProcMesh.refer, (self._state.procs, self._region)
+        return ProcMesh._received, (self._runtime.origin, self._state.procs, self._region)
 
 
 class Ended(Future[None]):
@@ -396,7 +401,7 @@ class Ended(Future[None]):
 
 def this_proc() -> ProcMesh:
     """The process that this code runs in, as a mesh of one. Actors that are spawned on it live here."""
-    runtime = get_runtime()
+    runtime = open_runtime()
     if runtime.config is not None:
         procs = runtime.config.procs
         return ProcMesh.refer(procs, Region((), runtime.rank, (), ()))

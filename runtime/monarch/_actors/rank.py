@@ -8,15 +8,18 @@ import inspect
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from monarch._actors import membership
 from monarch._actors.cells import NOTHING, Cell
 from monarch._actors.executors import Executor, MainExecutor, ThreadExecutor
-from monarch._actors.failures import pack_failure
+from monarch._actors.failures import in_cleanup, pack_failure
 from monarch._actors.faults import Faults
+from monarch._actors.halting import is_stuck, longest
 from monarch._actors.interrupts import listen
 from monarch._actors.process import set_runtime
 from monarch._actors.procs import Procs
@@ -33,6 +36,10 @@ from monarch._wire.pickling import loads
 
 _FLUSH_EVERY = 0.05
 _FLUSH_IDLE = 1.0
+_LAST_WORDS = 2.0
+"""Seconds to send what is left before the process ends by force."""
+_SWITCH_S = 0.001
+"""Seconds after which a thread of a rank gives the GIL up: actors answer while another one computes."""
 
 
 class Rank:
@@ -61,6 +68,9 @@ class Rank:
         self._flush_lock = threading.RLock()
         self._pause = _FLUSH_EVERY
         self._halting = 0
+        """How many actors have not ended yet; under ``_halt_lock``."""
+        self._stuck = False
+        """Whether an actor has been given up while its code goes on; set under ``_halt_lock``, for good."""
         self._halt_lock = threading.Lock()
         runtime.on_create = self._create
         runtime.on_halt = self._halt
@@ -187,6 +197,9 @@ class Rank:
 
             def answer(failure: bytes | None) -> None:
                 status = m.RESULT if failure is None else m.ERROR
+                if cell is not None and is_stuck(cell):
+                    with self._halt_lock:
+                        self._stuck = True
                 runtime.answer(halt.src, halt.port, halt.view, status, NOTHING if failure is None else failure)
 
             if cell is None:
@@ -197,21 +210,50 @@ class Rank:
         cells = list(runtime.actors.values())
         self._halting = len(cells)
         if not cells:
+            self._end_process()
+            return
+        # It is alive, so its actors get the time that they need to clean up.
+        runtime.to_agent(runtime.host, m.Stop(runtime.proc, [runtime.proc], longest()))
+        for cell in cells:
+            cell.halt(halt.reason, partial(self._halted, cell), True)
+
+    def _halted(self, cell: Cell, failure: bytes | None) -> None:
+        """An actor has ended; with the last of them the process does."""
+        if failure is not None:
+            name = cell.spec.name if cell.spec is not None else cell.key
+            fault = m.Fault(self.runtime.proc, name, self.runtime.rank, in_cleanup(failure))
+            self.runtime.peer(self.config.owner).send(m.encode(fault))
+        with self._halt_lock:
+            self._halting -= 1
+            self._stuck |= is_stuck(cell)
+            last = self._halting == 0
+        if last:
+            self._end_process()
+
+    def _end_process(self) -> None:
+        if self._stuck:
+            threading.Thread(target=self._exit, name="monarch-exit", daemon=True).start()
+        else:
             self.main.end()
 
-        def stopped(failure: bytes | None) -> None:
-            if failure is not None:
-                runtime.peer(self.config.owner).send(
-                    m.encode(m.Fault(runtime.proc, "__cleanup__", runtime.rank, failure))
-                )
-            with self._halt_lock:
-                self._halting -= 1
-                last = self._halting == 0
-            if last:
-                self.main.end()
+    def _exit(self) -> None:
+        """Ends the process although code of the user goes on in it."""
+        timer = threading.Timer(_LAST_WORDS, self._exit_stopped)
+        timer.daemon = True
+        timer.start()
+        self.flush()
+        self.runtime.close(linger_ms=1000)
+        self._exit_stopped()
 
-        for cell in cells:
-            cell.halt(halt.reason, stopped)
+    def _exit_stopped(self) -> None:
+        self.mark_stopped()
+        os._exit(0)
+
+    def mark_stopped(self) -> None:
+        """Have the agent know that this end was asked for; a program that exits by itself does not come here."""
+        with contextlib.suppress(OSError):
+            # Where the folder is gone or the disk is full, the agent still hears of it from the owner.
+            mark_stopped(self.runtime.folder, self.runtime.proc)
 
     def _level(self, level: m.Level) -> None:
         logging.getLogger().setLevel(level.level)
@@ -236,11 +278,9 @@ def main(config: bytes) -> int:
     rank = _this = Rank(known, proc.decode(), int(place), folder.decode())
     signal.signal(signal.SIGINT, rank.interrupt)
     listen()
+    sys.setswitchinterval(_SWITCH_S)
     # Not the program's own mesh, whatever the zygote's memory held.
     del config, packed
     rank.run()
-    # Last of all: a program that exits by itself does not come here, whatever its exit code is.
-    with contextlib.suppress(OSError):
-        # Where the folder is gone or the disk is full, the agent still hears of it from the owner.
-        mark_stopped(rank.runtime.folder, rank.runtime.proc)
+    rank.mark_stopped()
     return 0

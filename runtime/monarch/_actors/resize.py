@@ -14,12 +14,13 @@ from monarch._actors.future import Future, to_its_end
 from monarch._actors.hostmesh import HostMesh
 from monarch._actors.membership import tell_of_new_ones
 from monarch._actors.peers import Peer
-from monarch._actors.procmesh import GRACE, Ended, ProcMesh, _Shared
+from monarch._actors.procmesh import Ended, ProcMesh, _Shared
 from monarch._actors.queries import actors_of, dead_ranks, reaches
 from monarch._actors.replace import Arrival, create
 from monarch._core.extent import axes_text
 from monarch._core.ranks import describe_ranks
 from monarch._wire import messages as m
+from monarch.config import STOP_REACT
 from monarch.exceptions import ArgumentError, ShapeError, StoppedError, SupervisionError
 
 _PATIENCE = 60.0
@@ -147,7 +148,7 @@ def _let_go(mesh: ProcMesh, going: Sequence[str], hosts: Sequence[str]) -> None:
     for proc in living:
         by_host.setdefault(runtime.peer(proc).host, []).append(proc)
     for host, names in by_host.items():
-        runtime.to_agent(host, m.Stop(runtime.proc, names, GRACE))
+        runtime.to_agent(host, m.Stop(runtime.proc, names, STOP_REACT()))
     for proc in living:
         runtime.peer(proc).send(halt)
     for host in hosts:

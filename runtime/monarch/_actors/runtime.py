@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from itertools import count, islice
+from socket import gethostname
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -35,6 +37,7 @@ from monarch.exceptions import PointError, ProtocolError, StoppedError
 if TYPE_CHECKING:
     from monarch._actors.actormesh import ActorMesh
     from monarch._actors.cells import Cell
+    from monarch._actors.future import Future
     from monarch._actors.gather import Gather
     from monarch._actors.procmesh import _Shared
     from monarch._actors.silence import Silence
@@ -117,6 +120,11 @@ class Runtime(Bulk):
         self.circles = Circles(self)
         self.mishaps = Mishaps(self)
         self.closed = False
+        self.ended = ""
+        """Why this process cannot use its session any more; set once, before ``closed``."""
+        pid = os.path.basename(folder).split("-")[1:2]
+        self.origin = f"session {self.host} of process {pid[0] if pid else os.getpid()} on {gethostname()}"
+        """Session and host, for errors of references that arrive outside the session."""
         self.at_close: list[Callable[[], object]] = []
         """What others have left to do when this ends."""
         self.at_death: list[Callable[[str], object]] = []
@@ -380,6 +388,10 @@ class Runtime(Bulk):
         """Takes a connection that there is already as the way to another host."""
         self._gateways[host] = Gateway(link, f"{host}/agent", True)
 
+    def has_met(self, host: str) -> bool:
+        """Whether a host is or was in this session, as far as this process knows."""
+        return host == self.host or host in self.hosts or host in self._gateways
+
     def address_of(self, host: str) -> str:
         """The address, without a port, at which another host is reached; empty if it is not known here."""
         address = self.hosts.get(host, ("", ""))[0]
@@ -541,12 +553,24 @@ class Runtime(Bulk):
             return self.pump.wait(waiter, timeout)
         return self.circles.wait(here[0], here[1], waiter, timeout)
 
+    def awaited(self, future: Future[Any], arrival: asyncio.Future[Any]) -> None:
+        """Take note of an await. In an actor, one in a circle of actors ends with DeadlockError."""
+        here = current.get()
+        if here is not None:
+            self.circles.awaited(here[0], here[1], future, arrival)
+
     # Ending
+
+    def disown(self, why: str) -> None:
+        """Refuse all use from now on, without touching a socket: this process is a fork."""
+        self.ended = why
+        self.closed = True
 
     def close(self, linger_ms: int = 0) -> None:
         """Closes all sockets; what waits here gets no answer any more."""
         if self.closed:
             return
+        self.ended = "its session was shut down"
         self.closed = True
         for action in self.at_close:
             action()

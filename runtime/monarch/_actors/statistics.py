@@ -57,7 +57,11 @@ def account_of(proc: str) -> tuple[int, int] | None:
     total = finished.statistics().total if finished is not None else 0
     try:
         for cell in list(runtime.actors.values()):
-            _add(held, proc, [*cell.queue, *cell.tasks.values(), cell.running])
+            _add(
+                held,
+                proc,
+                [*cell.queue, *cell.turns.tasks.values(), *(each for each, _ in cell.turns.waiting), cell.running],
+            )
         for waiting in list(runtime._early.values()):
             _add(held, proc, [call for call, _ in waiting])
     except (RuntimeError, AttributeError):

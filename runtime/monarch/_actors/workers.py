@@ -14,7 +14,7 @@ import msgspec
 from monarch._actors.client import LATER, PRELOAD, hand_over
 from monarch._actors.future import Future
 from monarch._actors.hostmesh import HostMesh, attached
-from monarch._actors.process import get_runtime
+from monarch._actors.process import get_runtime, open_runtime
 from monarch._procs.agent import UNABLE, AgentConfig
 from monarch._procs.posix import proc_start_time
 from monarch._procs.session import host_of
@@ -24,6 +24,8 @@ from monarch._wire.messages import Listening
 from monarch.exceptions import ArgumentError, MonarchError, SpawnError
 
 _LONGEST = 3600.0
+_TRUST_ALL = "trust_all_connections"
+"""What other packages take in place of a key file."""
 _ADDRESS = re.compile(r"tcp://[^\s/]+:([0-9]{1,5})")
 
 
@@ -74,10 +76,11 @@ class WorkerHosts:
         env: Mapping[str, str] | None = None,
         silence: float | None = None,
     ) -> None:
-        runtime = get_runtime()
+        runtime = open_runtime()
         session = runtime.session
         if session is None:
             raise MonarchError("only the program itself attaches hosts, not one of its ranks")
+        self._session = session
         lease = _lease(silence)
         self.keys = runtime.keys or KeyPair.new()
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -114,9 +117,7 @@ class WorkerHosts:
 
     def release(self) -> None:
         """Ends the agents."""
-        session = get_runtime().session
-        if session is not None:
-            session.release(self.hosts)
+        self._session.release(self.hosts)
         for process in self.processes:
             try:
                 process.wait(5)
@@ -158,15 +159,16 @@ def attach_to_workers(
 
     Raises:
         SpawnError: a worker does not answer.
-        ArgumentError: an address is none.
+        ArgumentError: an address is none, or ``ca`` is not the path of a key file.
         MonarchError: the key file cannot be used, or this is not the program itself but one of its ranks.
     """
-    session = get_runtime().session
-    if session is None:
-        raise MonarchError("only the program itself attaches hosts, not one of its ranks")
     if not workers or isinstance(workers, str):
         raise ArgumentError(f"workers is a list of at least one address, and not {workers!r}")
     keys = read_key_file(ca)
+    runtime = open_runtime()
+    session = runtime.session
+    if session is None:
+        raise MonarchError("only the program itself attaches hosts, not one of its ranks")
     addresses = [_address(each.get(timeout) if isinstance(each, Future) else each) for each in workers]
     if len({*addresses}) < len(addresses):
         raise ArgumentError(f"workers names {max(addresses, key=addresses.count)!r} twice")
@@ -178,7 +180,7 @@ def attach_to_workers(
     listening = [session.greet(address, keys, timeout) for address in addresses]
     hosts = tuple(host_of(each.src) for each in listening)
     session.attach(listening, keys, here)
-    return attached(hosts, get_runtime(), lambda: session.release(hosts), name or "")
+    return attached(hosts, runtime, lambda: session.release(hosts), name or "")
 
 
 def run_worker_loop_forever(
@@ -260,8 +262,14 @@ def read_key_file(path: str) -> KeyPair:
     """The key pair of a key file.
 
     Raises:
+        ArgumentError: this is not a path.
         MonarchError: there is none, it is no key file, or others can read it.
     """
+    if not isinstance(path, (str, os.PathLike)) or path == _TRUST_ALL:
+        raise ArgumentError(
+            f"ca: expected the path of a key file that new_key_file() made, got {path!r}; connections between hosts "
+            f"are always encrypted, so workers and program share a key file"
+        )
     try:
         if os.stat(path).st_mode & 0o077:
             raise MonarchError(f"others can read the key file {path}; take that away by chmod 600")

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any
 
-from monarch._actors.process import get_runtime
+from monarch._actors.process import get_runtime, has_runtime
 from monarch._actors.runtime import current
 
 _lock = threading.RLock()
@@ -41,6 +41,10 @@ class CellText(io.TextIOWrapper):
                 self._send(rest, origin)
 
     def _send(self, text: str, origin: Any) -> None:
+        if not has_runtime():
+            # A fork of this rank: its output is captured as the parent's is.
+            super().write(text)
+            return
         runtime = get_runtime()
         busy = next(((cell, cell.running) for cell in list(runtime.actors.values()) if cell.running), None)
         # What was printed before is the call's that runs.

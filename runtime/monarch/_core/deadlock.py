@@ -65,7 +65,10 @@ class Deadlock(NamedTuple):
             found = "an actor waits for itself, and it handles one message at a time:"
         else:
             found = f"{len(self.path)} actors wait for each other in a circle, so none of them can go on:"
-        advice = "Make one of these endpoints async and await its call, or do not wait for the reply there."
+        advice = (
+            "Make one of these endpoints async and concurrent, @endpoint(concurrent=True), and await its call; "
+            "or do not wait for the reply there."
+        )
         return "\n".join([found, *(f"  {hop}" for hop in self.path), advice])
 
 
@@ -149,6 +152,11 @@ class Waits:
         wait = _Wait(next(self._numbers), actor, requests, text)
         self._waits[wait.number] = self._by_actor[actor] = wait
         return wait.number
+
+    def requests(self, wait: int) -> list[Request]:
+        """The requests of a wait that have no reply yet; none if it has ended."""
+        found = self._waits.get(wait)
+        return list(found.requests) if found is not None else []
 
     def answered(self, wait: int, request: Request) -> None:
         """A reply has come. It does no harm if the wait has ended."""

@@ -14,7 +14,8 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -219,14 +220,22 @@ class Agent:
             self._end_owned(ended)
 
     def _on_stop(self, stop: m.Stop, _: list[Any]) -> None:
+        if stop.procs == [stop.src]:
+            # It stops, and says how long its actors may take to clean up.
+            for child in self.children.get(stop.procs):
+                child.grace = stop.grace
+            return
         for child in self.children.get(stop.procs):
             child.stopping = True
+        self._later(stop.grace, lambda: self._end(stop.procs, stop.grace))
 
-        def kill() -> None:
-            for child in self.children.get(stop.procs):
-                child.kill(f"did not stop within {stop.grace:g} s and was killed")
-
-        self._later(stop.grace, kill)
+    def _end(self, procs: Sequence[str], grace: float) -> None:
+        """Kills those that have not ended, unless they have asked for more time; 0 s are not to be prolonged."""
+        for child in self.children.get(procs):
+            if grace and child.grace > grace:
+                self._later(child.grace - grace, partial(self._end, [child.proc], child.grace))
+            else:
+                child.kill(f"did not stop within {grace:g} s and was killed")
 
     def _on_signal(self, given: m.Signal, _: list[Any]) -> None:
         for child in self.children.get(given.procs):

@@ -36,7 +36,7 @@ def how_it_ended(status: int) -> str:
 class Child:
     """A proc of this host."""
 
-    __slots__ = ("fds", "killed", "owner", "pid", "proc", "reason", "stopping", "title")
+    __slots__ = ("fds", "grace", "killed", "owner", "pid", "proc", "reason", "stopping", "title")
 
     def __init__(self, proc: str, owner: str, title: str, fds: tuple[int, int]) -> None:
         self.proc = proc
@@ -45,6 +45,8 @@ class Child:
         self.fds = fds
         self.pid = 0
         self.stopping = False
+        self.grace = 0.0
+        """Seconds from its stop that it has asked for."""
         self.killed = False
         self.reason = ""
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch._actors.future import Future, Ready, in_thread, then
-from monarch._actors.process import get_runtime
+from monarch._actors.process import get_runtime, open_runtime
 from monarch._actors.services import ask_proc
 from monarch._procs.helpers import be_helper
 from monarch._tensors.memory import check_fit, memory_of
@@ -45,6 +45,8 @@ class RDMABuffer:
     """
 
     def __init__(self, data: Any) -> None:
+        # A program may make a buffer before anything else.
+        open_runtime()
         self._remote = plane().share(memory_of(data, "the memory of a buffer"))
 
     @classmethod

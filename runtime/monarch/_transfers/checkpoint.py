@@ -249,7 +249,7 @@ def _steps(
     gather: Gather[Any] = Gather(runtime, targets.peers, mesh.extent, mesh._name, what, lambda _, values: list(values))
     for place, peer in enumerate(targets.peers):
         # In one piece: a service gets nothing beside its message.
-        body = pickle.dumps((Port(runtime.proc, gather.port), place, token, step, *args(place)))
+        body = pickle.dumps((Port(runtime, runtime.proc, gather.port), place, token, step, *args(place)))
         peer.send(m.encode(m.Ask(runtime.proc, 0, b"", f"{_MODULE}:step", body)))
     gather.check()
     return gather

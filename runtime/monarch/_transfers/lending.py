@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _lock = threading.Lock()
 _lent: dict[int, set[str]] = {}
 """By key, who has not copied it yet."""
-_watching = False
+_watching: Any = None
 
 
 def lend(tensor: torch.Tensor, receivers: Sequence[str]) -> Reduced | None:
@@ -101,9 +101,10 @@ def lent() -> int:
 def _watch() -> None:
     """Those that die need nothing any more."""
     global _watching
-    if not _watching:
-        _watching = True
-        get_runtime().at_death.append(_died)
+    runtime = get_runtime()
+    if _watching is not runtime:
+        _watching = runtime
+        runtime.at_death.append(_died)
 
 
 def _died(proc: str) -> None:

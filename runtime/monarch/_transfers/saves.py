@@ -34,7 +34,7 @@ class _Saving:
 
 _open: dict[str, _Saving] = {}
 """By the token of the checkpoint."""
-_watching = False
+_watching: Any = None
 
 
 # In the actor
@@ -196,9 +196,10 @@ def still_open() -> int:
 def _watch() -> None:
     """Without who conducts it, a checkpoint comes to no end."""
     global _watching
-    if not _watching:
-        _watching = True
-        get_runtime().at_death.append(_died)
+    runtime = get_runtime()
+    if _watching is not runtime:
+        _watching = runtime
+        runtime.at_death.append(_died)
 
 
 def _died(proc: str) -> None:

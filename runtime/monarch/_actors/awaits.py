@@ -1,0 +1,118 @@
+"""Async endpoints that await calls: the one that has its actor's turn may wait in a circle, as sync ones may."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from monarch.exceptions import DeadlockError
+
+if TYPE_CHECKING:
+    from monarch._actors.cells import Cell
+    from monarch._actors.circles import Circles
+    from monarch._actors.future import Future
+    from monarch._core.deadlock import Request
+
+FIRST = 0.05
+"""Seconds after which an actor that awaits begins to look for a circle of actors that wait."""
+_LAST = 1.0
+"""Seconds between looks, at most."""
+
+
+class Awaits:
+    """What the endpoint that has an actor's turn awaits. All of this belongs to the thread of the event loop.
+
+    Only what the endpoint's own task awaits counts, directly or by a task or ``asyncio.gather``: an actor that may go
+    on without an answer does not wait for it.
+    """
+
+    def __init__(self, cell: Cell, circles: Circles) -> None:
+        self._cell = cell
+        self._circles = circles
+        self._awaited: dict[asyncio.Future[Any], Future[Any]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._pause = FIRST
+        self._waiting: tuple[asyncio.Future[Any], ...] = ()
+        self._number = 0
+        """Of the wait that circles knows; 0 for none."""
+        self._by_text: dict[str, asyncio.Future[Any]] = {}
+
+    def add(self, arrival: asyncio.Future[Any], future: Future[Any]) -> None:
+        """The endpoint, or a task that it has made, awaits a call."""
+        self._awaited[arrival] = future
+        if self._timer is None:
+            self._pause = FIRST
+            self._timer = arrival.get_loop().call_later(FIRST, self._look)
+
+    def tell(self, circle: str, path: str) -> None:
+        """The wait is part of a circle: it fails, unless it has ended meanwhile."""
+        arrival = self._by_text.get(path)
+        if arrival is not None and arrival in self._blocking() and not arrival.done():
+            self.end()
+            arrival.set_exception(DeadlockError(circle))
+
+    def tell_from_elsewhere(self, circle: str, path: str) -> None:
+        """As ``tell``, from another thread."""
+        loop = self._cell.executor.loop
+        if loop is not None:
+            loop.call_soon_threadsafe(self.tell, circle, path)
+
+    def end(self) -> None:
+        """The endpoint goes on."""
+        if self._number:
+            self._circles.end(self._number)
+        self._number, self._waiting = 0, ()
+
+    def _look(self) -> None:
+        self._timer = None
+        self._awaited = {arrival: future for arrival, future in self._awaited.items() if not arrival.done()}
+        waiting = tuple(self._blocking())
+        if waiting != self._waiting:
+            self.end()
+            self._begin(waiting)
+        if self._number:
+            self._circles.ask_around(self._number, [self._awaited[each] for each in waiting])
+        if self._awaited:
+            self._pause = min(_LAST, self._pause * 2)
+            self._timer = asyncio.get_running_loop().call_later(self._pause, self._look)
+
+    def _begin(self, waiting: tuple[asyncio.Future[Any], ...]) -> None:
+        call = self._cell.turns.call
+        if not waiting or call is None:
+            return
+        self._by_text = {}
+        texts: dict[Request, str] = {}
+        for arrival in waiting:
+            requests, text = self._circles.requests(self._cell, call, self._awaited[arrival])
+            for request in requests:
+                texts[request] = text(request)
+                self._by_text[texts[request]] = arrival
+        if texts:
+            self._number = self._circles.begin(self._cell, texts, self)
+            self._waiting = waiting
+            for arrival in waiting:
+                arrival.add_done_callback(self._arrived)
+
+    def _arrived(self, arrival: asyncio.Future[Any]) -> None:
+        if arrival in self._waiting:
+            self.end()
+
+    def _blocking(self) -> Iterator[asyncio.Future[Any]]:
+        """Those of the awaited calls without which the endpoint cannot go on."""
+        task = self._cell.turns.task
+        return (each for each in _leaves(task) if each in self._awaited)
+
+
+def _leaves(waited: Any) -> Iterator[asyncio.Future[Any]]:
+    """What a task, or a gather, needs to go on; nothing where asyncio does not say it, as for ``asyncio.wait``."""
+    if waited is None or waited.done():
+        return
+    children = getattr(waited, "_children", None)
+    if isinstance(waited, asyncio.Task):
+        yield from _leaves(getattr(waited, "_fut_waiter", None))
+    elif children is not None:
+        for child in children:
+            yield from _leaves(child)
+    else:
+        yield waited

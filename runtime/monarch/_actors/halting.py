@@ -1,0 +1,221 @@
+"""How an actor ends: it drains, what takes too long is cut short, and it cleans up; each step has a bound."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from threading import Event, Lock
+from typing import TYPE_CHECKING, Any
+
+from monarch._actors.failures import pack_failure
+from monarch._actors.interrupts import force
+from monarch._actors.runtime import current
+from monarch._wire import messages as m
+from monarch.config import STOP_CANCEL, STOP_CLEANUP, STOP_DRAIN, STOP_OWNED
+from monarch.exceptions import MonarchError
+
+if TYPE_CHECKING:
+    from monarch._actors.cells import Cell
+
+_DRAINING, _OWNED, _CLEANING, _DONE = range(4)
+_PING = 0.1
+"""Seconds for an event loop to answer; a loop that does not is in code that awaits nothing."""
+
+
+def longest() -> float:
+    """Return the seconds that the end of an actor takes at most."""
+    return STOP_DRAIN() + STOP_OWNED() + STOP_CLEANUP() + 5 * STOP_CANCEL()
+
+
+def is_stuck(cell: Cell) -> bool:
+    """Whether an actor was given up while its code goes on."""
+    return cell.halting is not None and cell.halting.given_up
+
+
+class Halting:
+    """The end of one actor.
+
+    The steps are done in the actor's thread. The receiving thread has the timers: it interrupts a step that takes too
+    long, and gives the actor up if that does not help. Nothing here waits in the receiving thread.
+
+    Args:
+        cell: of the actor.
+        reason: for the callers of messages that are not handled any more.
+        stopped: called once, with the failure of the end if there is one; in any thread.
+        process: whether the process ends with the actor.
+    """
+
+    def __init__(self, cell: Cell, reason: str, stopped: Callable[[bytes | None], None], process: bool) -> None:
+        self._cell = cell
+        self._reason = reason
+        self._stopped = stopped
+        self._process = process
+        self._lock = Lock()
+        self._step = _DRAINING
+        """Written by the actor's thread and by the timers, under ``_lock``."""
+        self.given_up = False
+        """Whether its code goes on after all; written once, under ``_lock``."""
+        self._task: asyncio.Task[None] | None = None
+        """Keeps the end of an async actor alive; of the loop's thread."""
+
+    def begin(self) -> None:
+        """Have the end begin after what was sent before; in the receiving thread."""
+        self._limit(_DRAINING, STOP_DRAIN())
+        self._cell.executor.post(self._act)
+
+    # In the actor's thread
+
+    def _act(self) -> None:
+        loop = self._cell.executor.loop
+        if loop is not None:
+            self._task = loop.create_task(self._act_async())
+            return
+        self._cell.refuse_rest(self._reason)
+        token = current.set(self._message())
+        failure = None
+        try:
+            self._enter(_OWNED)
+            until = time.monotonic() + STOP_OWNED()
+            for mesh in reversed(self._cell.owned):
+                with contextlib.suppress(MonarchError):
+                    mesh.stop().get(max(0.0, until - time.monotonic()))
+            self._enter(_CLEANING)
+            hook = getattr(self._cell.instance, "__cleanup__", None)
+            if hook is not None:
+                with self._cell.executor.inside():
+                    hook(None)
+        except BaseException as error:
+            failure = self._failure(error)
+        finally:
+            current.reset(token)
+        self._end(failure)
+
+    async def _act_async(self) -> None:
+        cell = self._cell
+        failure = None
+        try:
+            await cell.turns.drain(STOP_DRAIN())
+            cell.refuse_rest(self._reason)
+            cell.abandon(await cell.turns.cancel_all(STOP_CANCEL()))
+            current.set(self._message())
+            self._enter(_OWNED)
+            until = time.monotonic() + STOP_OWNED()
+            for mesh in reversed(cell.owned):
+                with contextlib.suppress(MonarchError, asyncio.TimeoutError):
+                    await asyncio.wait_for(mesh.stop().as_asyncio(), max(0.0, until - time.monotonic()))
+            self._enter(_CLEANING)
+            hook = getattr(cell.instance, "__cleanup__", None)
+            if hook is not None:
+                with cell.executor.inside():
+                    result = hook(None)
+                if isinstance(result, Coroutine):
+                    await self._within_bounds(result)
+        except BaseException as error:
+            failure = self._failure(error)
+        self._end(failure)
+
+    async def _within_bounds(self, cleanup: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.ensure_future(cleanup)
+        done, _ = await asyncio.wait({task}, timeout=STOP_CLEANUP())
+        if not done:
+            task.cancel()
+            await asyncio.wait({task}, timeout=STOP_CANCEL())
+            raise MonarchError(self._late(_CLEANING, "cancelled"))
+        task.result()
+
+    def _message(self) -> tuple[Cell, m.Call]:
+        cell = self._cell
+        return cell, m.Call(cell.runtime.proc, cell.key, "__cleanup__", 0, b"", "", 0, b"")
+
+    def _failure(self, error: BaseException) -> bytes:
+        if isinstance(error, KeyboardInterrupt):
+            error = MonarchError(self._late(_CLEANING, "interrupted"))
+        return pack_failure(error, isinstance(error, MonarchError))
+
+    def _enter(self, step: int) -> None:
+        with self._lock:
+            if self._step < step:
+                self._step = step
+        if step == _CLEANING:
+            self._limit(step, STOP_CLEANUP())
+
+    def _end(self, failure: bytes | None) -> None:
+        """All that could be done is done."""
+        with self._lock:
+            given_up, self._step = self.given_up, _DONE
+        self._cell.leave(self._reason)
+        self._cell.let_go()
+        self._cell.executor.release(lambda: None if given_up else self._stopped(failure))
+
+    # In the receiving thread
+
+    def _limit(self, step: int, seconds: float) -> None:
+        self._cell.runtime.pump.call_later(seconds, lambda: self._press(step, 0))
+
+    def _press(self, step: int, times: int) -> None:
+        """A step takes too long: what blocks it is interrupted, twice; after that it is given up."""
+        if self._step != step:
+            return
+        cell, call_later = self._cell, self._cell.runtime.pump.call_later
+        if step == _DRAINING:
+            cell.refuse_rest(self._reason)
+        loop = cell.executor.loop
+        if loop is None:
+            if times == 2:
+                self._give_up(step)
+                return
+            force(cell)
+            call_later(STOP_CANCEL(), lambda: self._press(step, times + 1))
+            return
+        alive = Event()
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(alive.set)
+
+        def insist() -> None:
+            if self._step != step:
+                return
+            if alive.is_set():
+                # It keeps the bounds by itself.
+                call_later(STOP_CANCEL(), lambda: self._press(step, times))
+            elif times == 2:
+                self._give_up(step)
+            else:
+                force(cell)
+                call_later(STOP_CANCEL(), lambda: self._press(step, times + 1))
+
+        call_later(_PING, insist)
+
+    def _give_up(self, step: int) -> None:
+        with self._lock:
+            if self._step != step:
+                return
+            self.given_up = True
+        cell = self._cell
+        running = self._running()
+        text = self._late(step, "interrupted", running)
+        cell.leave(self._reason)
+        cell.abandon([running] if running is not None and running.port else [])
+        self._stopped(pack_failure(MonarchError(text), True))
+
+    def _late(self, step: int, how: str, running: m.Call | None = None) -> str:
+        cell = self._cell
+        if step == _CLEANING:
+            return (
+                f"{cell.title()}.__cleanup__() did not end within {STOP_CLEANUP():g} s and was {how}; "
+                f"it may be unfinished. {STOP_CLEANUP.variable} gives it more time"
+            )
+        method = running.method if running is not None else "__init__"
+        fate = "its process was ended" if self._process else "its thread goes on until the procs are stopped"
+        return (
+            f"{cell.title()}.{method}() did not end within {STOP_DRAIN():g} s of the stop and ignored two interrupts; "
+            f"{fate}, and __cleanup__ has not run. {STOP_DRAIN.variable} gives calls more time"
+        )
+
+    def _running(self) -> m.Call | None:
+        """The message whose code blocks the actor; None if its constructor does."""
+        cell = self._cell
+        loop = cell.executor.loop
+        task = asyncio.current_task(loop) if loop is not None else None
+        return (cell.turns.tasks.get(task) if task is not None else None) or cell.running or cell.turns.call

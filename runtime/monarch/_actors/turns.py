@@ -1,0 +1,101 @@
+"""Whose turn it is on an actor's event loop: endpoints run one at a time, concurrent ones beside any other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from monarch._actors.cells import Cell
+    from monarch._wire.messages import Call
+
+
+class Turns:
+    """The messages of one actor on its event loop.
+
+    A message whose endpoint is not concurrent has the turn until its coroutine has ended; the next one waits. A
+    concurrent one begins when it arrives, whatever runs or waits. All changes are made by the loop's thread; other
+    threads only read.
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self.tasks: dict[asyncio.Task[Any], Call] = {}
+        """The messages that have begun."""
+        self.waiting: deque[tuple[Call, Sequence[Any]]] = deque()
+        """The messages that wait for their turn, in the order in which they came."""
+        self.call: Call | None = None
+        """The message that has the turn."""
+        self.task: asyncio.Task[Any] | None = None
+        """Its task."""
+        self.dropped: set[int] = set()
+        """Identities of messages that another thread has answered, and that must not answer again."""
+
+    def start(self, call: Call, more: Sequence[Any]) -> None:
+        """Begin to handle a message, or have it wait for its turn."""
+        cell = self._cell
+        if cell.is_refused(call):
+            return
+        if cell.is_concurrent(call):
+            self._begin(call, more)
+        elif self.call is not None:
+            self.waiting.append((call, more))
+        else:
+            self.call = call
+            self.task = self._begin(call, more)
+
+    def finished(self, call: Call) -> None:
+        """A message was handled: the next one has its turn."""
+        if self.call is not call:
+            return
+        self.call = self.task = None
+        while self.waiting and self.call is None:
+            self.start(*self.waiting.popleft())
+
+    def cancel(self, port: int, why: str) -> None:
+        """Cancel the messages whose caller waits at a port, also those that wait for their turn."""
+        for task, call in list(self.tasks.items()):
+            if call.port == port:
+                task.cancel(why)
+        for item in list(self.waiting):
+            if item[0].port == port:
+                self.waiting.remove(item)
+                self._cell.cancelled(item[0], why)
+
+    def has(self, port: int) -> bool:
+        """Whether a message whose caller waits at this port runs or waits here; from any thread."""
+        # What has arrived and is on its way to the loop is in the queue.
+        return any(call.port == port for call in (*list(self.tasks.values()), *list(self._cell.queue)))
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until everything was handled, for some seconds at most."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        while self.tasks and (left := deadline - loop.time()) > 0:
+            await asyncio.wait(list(self.tasks), timeout=left)
+
+    async def cancel_all(self, seconds: float) -> list[Call]:
+        """Cancel what runs, and wait for its end for some seconds at most; return the messages that go on."""
+        late = dict(self.tasks)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=seconds)
+        return [call for task, call in late.items() if not task.done()]
+
+    def _begin(self, call: Call, more: Sequence[Any]) -> asyncio.Task[Any]:
+        loop = self._cell.executor.loop
+        assert loop is not None
+        task = loop.create_task(self._cell.run_async(call, more))
+        self.tasks[task] = call
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        call = self.tasks.pop(task)
+        if task.cancelled():
+            # Before its first step, so that nothing of it has run.
+            self._cell.cancelled(call, "cancelled")
+        self.finished(call)

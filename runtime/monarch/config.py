@@ -1,0 +1,54 @@
+"""Time limits that a program can set, by an environment variable that is read when the limit is used."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+
+__all__ = ["STOP_CANCEL", "STOP_CLEANUP", "STOP_DRAIN", "STOP_OWNED", "STOP_REACT", "Seconds"]
+
+
+class Seconds:
+    """A time limit in seconds.
+
+    Args:
+        variable: the environment variable that overrides it.
+        default: seconds, if the variable is not set or not a positive number.
+    """
+
+    def __init__(self, variable: str, default: float) -> None:
+        self.variable = variable
+        self.default = default
+
+    def __call__(self) -> float:
+        """Return the limit as it is now, in seconds."""
+        text = os.environ.get(self.variable)
+        if text is None:
+            return self.default
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if seconds > 0 and math.isfinite(seconds):
+            return seconds
+        warnings.warn(
+            f"{self.variable}: expected a positive number of seconds, got {text!r}; using {self.default:g}",
+            stacklevel=2,
+        )
+        return self.default
+
+    def __repr__(self) -> str:
+        return f"Seconds({self.variable!r}, {self.default:g})"
+
+
+STOP_REACT = Seconds("MONARCH_STOP_REACT_S", 3.0)
+"""For a stopped process to say that it stops; one that says nothing, because C code holds the GIL, is killed then."""
+STOP_DRAIN = Seconds("MONARCH_STOP_DRAIN_S", 3.0)
+"""For a stopped actor to handle what was sent before; then its calls are cancelled, or interrupted."""
+STOP_CANCEL = Seconds("MONARCH_STOP_CANCEL_S", 1.0)
+"""For code that was cancelled or interrupted to end, its ``finally`` included; then the actor goes on without it."""
+STOP_OWNED = Seconds("MONARCH_STOP_OWNED_S", 10.0)
+"""For the meshes that an actor owns to stop, all together, before its ``__cleanup__`` runs."""
+STOP_CLEANUP = Seconds("MONARCH_STOP_CLEANUP_S", 5.0)
+"""For ``__cleanup__``; then it is cancelled, or interrupted."""
