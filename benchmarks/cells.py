@@ -26,15 +26,25 @@ ROWS = {
     ),
 }
 """Of each cell: on ranks, in a notebook without ranks, and what has to be shown."""
+LINES = {
+    f"{count:,} {kind} lines": (
+        f"for i in range({count}): print('line', i, 'of', {last})",
+        f"for i in range({count}): print('line', i, 'of', 4000)",
+        [f"line {count - 1} of"],
+    )
+    for count in (1_000, 10_000)
+    for kind, last in (("equal", "4000"), ("unequal", "rank + 4000"))
+}
+"""Cells that print much: each rank has as many lines as the notebook without ranks."""
 
 
 def run(options: Options) -> list[Measure]:
     """Milliseconds until the reply, the idle status and everything that the cell shows are there."""
-    measures = [Measure("cells", f"{RANKS} ranks: {name}", "ms", "less") for name in ROWS]
+    measures = [Measure("cells", f"{RANKS} ranks: {name}", "ms", "less") for name in (*ROWS, *LINES)]
     notes = measures[0].notes
     with notebooks(options, with_notebooks(options), notes) as race:
         race.each("start_ranks", count=RANKS)
-        for measure, (body, plain, shown) in zip(measures, ROWS.values(), strict=True):
+        for measure, (body, plain, shown) in zip(measures, [*ROWS.values(), *LINES.values()], strict=True):
             how = {"body": body, "plain": plain, "shown": shown}
             race.rounds(2, "cells", count=5, **how)
             measure.load = calm(options)
@@ -44,5 +54,7 @@ def run(options: Options) -> list[Measure]:
     peers = [system for system in empty.samples if system not in (OURS, FLOOR)]
     best = min(peers, key=lambda peer: empty.value(peer) or 0.0, default="the better peer")
     empty.target = Target(f"≤ 1/3 of {best}", 1 / 3, best)
+    for measure in measures[len(ROWS) :]:
+        measure.target = Target("≤ 2x a notebook without ranks", 2.0, FLOOR)
     notes.append("floor: a cell that does as much in a notebook without ranks")
     return measures

@@ -11,6 +11,7 @@ from typing import Any
 from monarch.actor import Restart
 from monarch_kernel.header import OPTIONS, HeaderError
 from monarch_kernel.keeping import KeptRecipe, kept_recipe
+from monarch_kernel.log import OutputLog
 from monarch_kernel.meshes import Meshes
 from monarch_kernel.progress import Progress
 from monarch_kernel.recipe import DEVICES, Recipe, roles_of, usual_axes
@@ -41,7 +42,7 @@ USAGE = """\
 %mesh restore PATH [x y]           bring them back, on a mesh of any size, in this kernel or a new one
 %mesh push a b                     copy variables to all ranks
 %mesh pull x [--rank R] [--as y]   bring a variable here
-%mesh log                          all that ranks have printed
+%mesh log [--save FILE]            all that ranks have printed, shown or written to a file
 %mesh run [--on MESH[SLICE]] script.py ARGS
                                    run a program that was written for torchrun on the ranks
 %mesh update NAME                  give living actors the class that the notebook has now
@@ -51,6 +52,10 @@ USAGE = """\
 %%mesh spawn NAME[(ARGUMENTS)] [--on MESH[SLICE]]
                                    make a mesh of actors of the class in the cell
 """
+
+
+_LOG_SHOWN = 16 << 20
+"""Characters of the log that are shown."""
 
 
 class Usage(HeaderError):
@@ -73,10 +78,10 @@ class Verbs:
     Args:
         shell: of the notebook.
         meshes: of the notebook.
-        log: gives all that ranks have printed, line by line.
+        log: gives the log of all that ranks have printed.
     """
 
-    def __init__(self, shell: Any, meshes: Meshes, log: Callable[[], Any]) -> None:
+    def __init__(self, shell: Any, meshes: Meshes, log: Callable[[], OutputLog]) -> None:
         self._shell = shell
         self._meshes = meshes
         self._log = log
@@ -215,9 +220,16 @@ class Verbs:
         self._shell.user_ns[given.target or given.name] = value
 
     def do_log(self, words: list[str]) -> None:
-        """Shows all that ranks have printed."""
-        for line in self._log():
-            sys.stdout.write(line)
+        """Shows what ranks have printed: all of it, or the end if it is very much."""
+        parser = Parser("%mesh log")
+        parser.add_argument("--save", default="")
+        path = parser.parse_args(words).save
+        if path:
+            with open(path, "w", encoding="utf-8", errors="surrogatepass") as file:
+                file.writelines(self._log().read())
+            return
+        for piece in self._log().tail(_LOG_SHOWN):
+            sys.stdout.write(piece)
 
 
 def _one(words: list[str], verb: str) -> str | None:

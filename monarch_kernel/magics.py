@@ -62,6 +62,7 @@ class MeshMagics(Magics):
         self._verbs.more.update(Saving(shell, self.meshes).verbs())
         self.keeping = Keeping(shell, self.meshes, self._verbs.do_down)
         self._verbs.more.update(self.keeping.verbs())
+        shell.events.register("post_run_cell", self._cell_ended)
 
     @line_magic("mesh")
     def line(self, line: str) -> Any:
@@ -159,8 +160,9 @@ class MeshMagics(Magics):
         streams = self._attach_streams()
         for future in run.futures:
             kept = streams.hidden.pop(future.port, None)
-            if kept:
-                sys.stdout.write("".join(kept))
+            if kept is not None:
+                sys.stdout.writelines(kept.pieces())
+        streams.finish()
         results = run.results()
         ordered = sorted(results.items())
         values = _values(run, results)
@@ -232,9 +234,14 @@ class MeshMagics(Magics):
         """Where the output of ranks goes."""
         return self._attach_streams()
 
+    def _cell_ended(self, _: Any) -> None:
+        """Shows the end of a cell's output, where there was too much to show all."""
+        if self._streams is not None:
+            self._streams.finish()
+
     def _attach_streams(self) -> Streams:
         runtime = open_runtime()
-        if self._streams is None or runtime.session.output.on_line != self._streams.take:
+        if self._streams is None or runtime.session.output.on_blocks != self._streams.take:
             self._streams = Streams(runtime, getattr(self.shell, "kernel", None))
-            runtime.session.output.on_line = self._streams.take
+            self._streams.attach(runtime.session.output)
         return self._streams

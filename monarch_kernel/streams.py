@@ -4,18 +4,46 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import Any
 
-from monarch._actors.output import show
+from monarch._actors.output import in_units, show_blocks
 from monarch._actors.runtime import Runtime
-from monarch._core.fold import Line
+from monarch._core.excerpt import Excerpt, left_out
+from monarch._core.fold import Block
+from monarch._core.ranks import describe_ranks
+from monarch_kernel.log import OutputLog
 
 _REMEMBERED = 10_000
-LINES_SHOWN = 1000
-"""Lines of one cell that are shown as they come; the others are kept, for ``%mesh log``."""
+LINES_SHOWN = 100_000
+"""Lines of one cell that are shown as they come; the others are kept, for ``%mesh log``, and the last are shown."""
+TEXT_SHOWN = 16 << 20
+"""Characters of one cell that are shown as they come; but at least one piece."""
+_LAST = 8192
+"""Characters at the end of a cell that are shown, where not all of it is."""
+_COLLECTED = 8 << 20
+"""Characters of the beginning and of the end that are kept of what a cell with ``--no-stream`` prints."""
+_MORE = "… more lines of this cell are kept: %mesh log shows them; the last ones follow at its end\n"
+_UNFINISHED = 200
+"""Characters of a line that has not ended."""
+
+
+class _CellOutput:
+    """What a cell has shown so far."""
+
+    __slots__ = ("bytes_left_out", "last", "lines", "size", "unfinished")
+
+    def __init__(self) -> None:
+        self.lines = 0
+        self.size = 0
+        self.last: Excerpt | None = None
+        """The end of what is not shown as it comes, once that is so."""
+        self.bytes_left_out: dict[int, int] = {}
+        """Of each rank that was too far ahead, how many bytes."""
+        self.unfinished = ""
+        """The line that was shown and has not ended; what comes next is written over it."""
 
 
 class Streams:
@@ -30,13 +58,22 @@ class Streams:
         self._runtime = runtime
         self._kernel = kernel
         self._parents: OrderedDict[int, Any] = OrderedDict()
-        self._shown: dict[str, int] = {}
-        self.log: list[str] = []
-        self.hidden: dict[int, list[str] | None] = {}
+        # Guarded by _lock, with which nothing is sent.
+        self._cells: OrderedDict[str, _CellOutput] = OrderedDict()
+        self._lock = Lock()
+        self.log = OutputLog()
+        self.hidden: dict[int, Excerpt | None] = {}
         """Of ports whose output is not to be shown: where it is collected, or None."""
         self._hiding: dict[int, bool] = {}
         """Threads whose calls are to be hidden from their beginning; whether their output is collected."""
         runtime.on_open = self.opened
+
+    def attach(self, output: Any) -> None:
+        """Takes what a view of output shows."""
+        output.on_blocks = self.take
+        output.on_left_out = self.left_out
+        if self._kernel is not None:
+            output.on_unfinished = self.unfinished
 
     @contextmanager
     def hiding(self, collect: bool) -> Iterator[None]:
@@ -52,7 +89,7 @@ class Streams:
         collect = self._hiding.get(get_ident())
         if collect is not None:
             # Before it is sent, so that no line is faster.
-            self.hidden[port] = [] if collect else None
+            self.hidden[port] = Excerpt(_COLLECTED, _COLLECTED) if collect else None
         if self._kernel is None:
             return
         self._parents[port] = self._kernel.get_parent("shell")
@@ -63,32 +100,108 @@ class Streams:
         """The calls of a cell, by its message id, that have no answer yet."""
         gathers = self._runtime._gathers
         return [
-            gathers[port]
-            for port, parent in list(self._parents.items())
-            if port in gathers and (parent or {}).get("header", {}).get("msg_id") == cell
+            gathers[port] for port, parent in list(self._parents.items()) if port in gathers and _id_of(parent) == cell
         ]
 
-    def take(self, line: Line) -> None:
-        """Shows a line in the cell that it belongs to."""
-        port = line.source[2] if isinstance(line.source, tuple) else 0
-        text = f"{line.prefix()} {line.text}\n"
-        self.log.append(text)
+    def take(self, blocks: Sequence[Block]) -> None:
+        """Shows lines in the cells that they belong to: all that follow each other there as one message."""
+        parent: Any = None
+        stream = ""
+        texts: list[str] = []
+        for block in blocks:
+            port = _port_of(block)
+            text = block.prefixed()
+            self.log.add(text)
+            if port in self.hidden:
+                kept = self.hidden[port]
+                if kept is not None:
+                    kept.add(text)
+                continue
+            if self._kernel is None:
+                show_blocks([block])
+                continue
+            owner = self._parents.get(port) or self._kernel.get_parent("shell")
+            if texts and (owner is not parent or block.stream != stream):
+                self._show("".join(texts), stream, parent)
+                texts = []
+            parent, stream = owner, block.stream
+            texts.append(text)
+        if texts:
+            self._show("".join(texts), stream, parent)
+
+    def unfinished(self, blocks: Sequence[Block]) -> None:
+        """Shows the state of lines that have not ended, such as progress bars, in place of their last state."""
+        port = _port_of(blocks[0])
         if port in self.hidden:
-            kept = self.hidden[port]
-            if kept is not None:
-                kept.append(text)
-            return
-        if self._kernel is None:
-            show(line)
             return
         parent = self._parents.get(port) or self._kernel.get_parent("shell")
-        cell = (parent or {}).get("header", {}).get("msg_id", "")
-        count = self._shown[cell] = self._shown.get(cell, 0) + 1
-        if count > LINES_SHOWN:
-            if count == LINES_SHOWN + 1:
-                self.write("… more lines of this cell are kept: %mesh log shows them\n", line.stream, parent)
+        text = "  ".join(block.prefixed()[:-1] for block in blocks)[:_UNFINISHED]
+        with self._lock:
+            cell = self._cell(parent)
+            if cell.last is not None or cell.unfinished == text:
+                return
+            wiped, cell.unfinished = _wipe(cell), text
+        self.write(wiped + text, blocks[-1].stream, parent)
+
+    def left_out(self, source: Any, rank: int, count: int) -> None:
+        """Bytes of a rank were left out, as it was too far ahead."""
+        parent = self._parents.get(source[2])
+        with self._lock:
+            found = self._cell(parent).bytes_left_out
+            found[rank] = found.get(rank, 0) + count
+
+    def finish(self, parent: Any = None) -> None:
+        """A cell has ended: shows the end of its output, where not all of it was shown, and says how much was not.
+
+        Args:
+            parent: of the cell; None for the one that runs.
+        """
+        if self._kernel is None:
             return
-        self.write(text, line.stream, parent)
+        parent = parent or self._kernel.get_parent("shell")
+        with self._lock:
+            cell = self._cells.get(_id_of(parent))
+            if cell is None:
+                return
+            text = _wipe(cell)
+            if cell.last is not None:
+                pieces = cell.last.pieces()
+                if cell.last.characters:
+                    pieces[0] = f"… {left_out(cell.last.lines, cell.last.characters)} of this cell are not shown here\n"
+                text += "".join(pieces) + _of_ranks(cell.bytes_left_out)
+                cell.last, cell.bytes_left_out = Excerpt(0, _LAST), {}
+        if text:
+            self.write(text, "stdout", parent)
+
+    def _show(self, text: str, stream: str, parent: Any) -> None:
+        """Shows as much of a text in a cell as there is room for."""
+        with self._lock:
+            cell = self._cell(parent)
+            rest = ""
+            if cell.last is None:
+                text, rest = _fitting(text, LINES_SHOWN - cell.lines, TEXT_SHOWN - cell.size)
+                cell.lines += text.count("\n")
+                cell.size += len(text)
+                text = _wipe(cell) + text
+                if rest:
+                    text += _MORE
+                    cell.last = Excerpt(0, _LAST)
+                    cell.last.add(rest)
+            else:
+                cell.last.add(text)
+                text = ""
+        if text:
+            self.write(text, stream, parent)
+
+    def _cell(self, parent: Any) -> _CellOutput:
+        """What a cell has shown, with the lock held."""
+        name = _id_of(parent)
+        cell = self._cells.get(name)
+        if cell is None:
+            cell = self._cells[name] = _CellOutput()
+            if len(self._cells) > _REMEMBERED:
+                self._cells.popitem(last=False)
+        return cell
 
     def tell(self, text: str, port: int) -> None:
         """Shows text as an error in the cell that has begun a call; in the one that runs if that is not known."""
@@ -107,3 +220,39 @@ class Streams:
             parent=parent,
             ident=f"stream.{stream}".encode(),
         )
+
+
+def _id_of(parent: Any) -> str:
+    return (parent or {}).get("header", {}).get("msg_id", "")
+
+
+def _port_of(block: Block) -> int:
+    return block.source[2] if isinstance(block.source, tuple) else 0
+
+
+def _wipe(cell: _CellOutput) -> str:
+    """What has a front end forget the line that has not ended."""
+    shown, cell.unfinished = cell.unfinished, ""
+    return "\r" + " " * len(shown) + "\r" if shown else ""
+
+
+def _fitting(text: str, lines: int, characters: int) -> tuple[str, str]:
+    """A text cut in two at the end of a line: as much as there is room for, and the rest."""
+    end = len(text)
+    if end > characters:
+        # One line is shown whatever its length, which has a bound of its own.
+        end = text.rfind("\n", 0, max(0, characters)) + 1 or (text.find("\n") + 1 if characters == TEXT_SHOWN else 0)
+    if text.count("\n", 0, end) > lines:
+        end = len("\n".join(text.split("\n", lines)[:lines])) + 1 if lines > 0 else 0
+    return text[:end], text[end:]
+
+
+def _of_ranks(counts: dict[int, int]) -> str:
+    """How much ranks have printed that was left out, a line for each number."""
+    ranks: dict[int, list[int]] = {}
+    for rank, count in sorted(counts.items()):
+        ranks.setdefault(count, []).append(rank)
+    return "".join(
+        f"[{describe_ranks(each)}: {count:,} bytes of output{in_units(count)} left out, printed faster than shown]\n"
+        for count, each in ranks.items()
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -261,3 +262,91 @@ def test_silence_costs_no_messages(procs: Any, lines: list[Line], monkeypatch: p
     for _ in range(100):
         prints.nothing.call().get(timeout=20)
     assert not told
+
+
+def test_a_flood_is_bounded_and_what_is_left_out_is_exact(procs: Any, lines: list[Line]) -> None:
+    class Floods(Actor):
+        @endpoint
+        def flood(self, count: int) -> int:
+            for _ in range(count):
+                os.write(1, b"y" * (1 << 20))
+            os.write(1, b"\n")
+            print("the end")
+            return os.fstat(1).st_blocks
+
+        @endpoint
+        def held(self) -> int:
+            return os.fstat(1).st_blocks * 512
+
+    floods = procs(1).spawn("floods", Floods)
+    floods.flood.call(400).get(timeout=60)
+    assert wait_until(lambda: "the end" in texts(lines))
+    shown = sum(text.count("y") for text in texts(lines) if "left out" not in text)
+    notes = [re.match(r"\[([\d,]+) bytes of output.* left out here\]$", text) for text in texts(lines)]
+    left_out = sum(int(note[1].replace(",", "")) for note in notes if note)
+    assert shown + left_out == 400 << 20
+    # Nothing of it is held any more.
+    assert floods.held.call_one().get(timeout=20) < 1 << 20
+
+
+def test_output_within_the_bound_is_all_shown(procs: Any, lines: list[Line]) -> None:
+    class Floods(Actor):
+        @endpoint
+        def say(self, count: int) -> None:
+            for number in range(count):
+                print(current_rank().rank, number)
+
+    floods = procs(2).spawn("floods", Floods)
+    floods.say.call(50_000).get(timeout=60)
+    assert wait_until(lambda: len(lines) == 100_000)
+    for rank in range(2):
+        assert [line.text for line in lines if line.ranks == (rank,)] == [f"{rank} {n}" for n in range(50_000)]
+
+
+def test_c_output_without_a_newline_comes_with_its_call(procs: Any, lines: list[Line]) -> None:
+    class Prints(Actor):
+        @endpoint
+        def part(self) -> None:
+            ctypes.CDLL(None).printf(b"a part")
+
+        @endpoint
+        def in_child(self) -> None:
+            subprocess.run([sys.executable, "-c", "import ctypes; ctypes.CDLL(None).printf(b'of a child')"], check=True)
+
+    prints = procs(1).spawn("prints", Prints)
+    prints.part.call().get(timeout=20)
+    assert texts(lines) == ["a part"]
+    prints.in_child.call().get(timeout=20)
+    assert texts(lines) == ["a part", "of a child"]
+
+
+def test_a_hook_that_shows_lines_may_call_ranks(procs: Any, lines: list[Line]) -> None:
+    prints = procs(2).spawn("prints", Prints)
+    answers: list[Any] = []
+
+    def ask(line: Line) -> None:
+        lines.append(line)
+        # It runs with no lock held and not in the receiving thread.
+        answers.append(len(prints.nothing.call().get(timeout=20)))
+        output.flush()
+
+    output = get_runtime().session.output
+    output.on_line = ask
+    prints.say.call("one").get(timeout=20)
+    assert wait_until(lambda: texts(lines) == ["one"] and answers == [2])
+
+
+def test_a_hook_that_fails_does_not_end_the_output(
+    procs: Any, lines: list[Line], capsys: pytest.CaptureFixture[str]
+) -> None:
+    prints = procs(1).spawn("prints", Prints)
+
+    def fail(line: Line) -> None:
+        raise ValueError("a hook failed")
+
+    output = get_runtime().session.output
+    output.on_line = fail
+    prints.say.call("one").get(timeout=20)
+    output.on_line = lines.append
+    prints.say.call("two").get(timeout=20)
+    assert texts(lines) == ["two"] and "a hook failed" in capsys.readouterr().err

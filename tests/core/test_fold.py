@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._core.fold import Folder, Line
+from monarch._core import fold as fold_module
+from monarch._core.fold import Block, Folder, Line, merge_blocks
 
 WINDOW = 0.1
 
@@ -242,3 +243,81 @@ def test_a_thousand_ranks_that_wait_on_each_other_are_no_trouble() -> None:
 def test_a_prefix_names_the_ranks() -> None:
     assert Line("A", (3,), "stdout", "x").prefix() == "[rank 3]"
     assert Line("A", tuple(range(8)), "stdout", "x").prefix() == "[ranks 0-7]"
+
+
+MANY = st.lists(st.sampled_from(["same", "other", "r"]), min_size=150, max_size=260)
+
+
+@given(st.lists(MANY, min_size=2, max_size=3), st.floats(0, WINDOW))
+def test_many_lines_of_few_kinds_keep_their_order(printed: list[list[str]], wait: float) -> None:
+    folder, lines = Folder(WINDOW), list[Line]()
+    for rank, texts in enumerate(printed):
+        half = len(texts) // 2
+        for part, now in ((texts[:half], 0.0), (texts[half:], wait)):
+            folder.add("A", rank, "stdout", "".join(f"{text}{rank if text == 'r' else ''}\n" for text in part), now)
+    lines += folder.due(WINDOW)
+    lines += folder.due(3 * WINDOW)
+    expected = {
+        ("A", rank): [("stdout", f"r{rank}" if text == "r" else text) for text in texts]
+        for rank, texts in enumerate(printed)
+    }
+    assert by_rank(lines) == expected
+    assert not folder._sources and not folder._waiting
+
+
+def test_blocks_that_follow_each_other_are_merged_and_prefixed() -> None:
+    folder = Folder(WINDOW)
+    for rank in range(2):
+        folder.add("A", rank, "stdout", "one\n", 0)
+        folder.add("A", rank, "stdout", "two\n\n", 0.01)
+    blocks = merge_blocks(folder.due_blocks(1))
+    assert blocks == [Block("A", (0, 1), "stdout", "one\ntwo\n\n")]
+    assert blocks[0].prefixed() == "[ranks 0-1] one\n[ranks 0-1] two\n[ranks 0-1] \n"
+    assert [line.text for line in blocks[0].lines()] == ["one", "two", ""]
+
+
+def test_a_rank_that_is_behind_folds_as_far_as_it_has_come() -> None:
+    folder = Folder(WINDOW)
+    folder.add("A", 0, "stdout", "1\n2\n3\n", 0)
+    folder.add("A", 1, "stdout", "1\n2\n", 0.05)
+    assert folder.due_blocks(WINDOW) == [Block("A", (0, 1), "stdout", "1\n2\n"), Block("A", (0,), "stdout", "3\n")]
+
+
+def test_equal_long_lines_wait_for_the_one_that_is_coming() -> None:
+    folder, text = Folder(WINDOW), "x" * 200_000
+    folder.add("A", 0, "stdout", text + "\n", 0)
+    for step in range(5):
+        folder.add("A", 1, "stdout", text[step * 40_000 : (step + 1) * 40_000], step * 0.05)
+        # The piece that is there by 0.05 s makes it a long one.
+        if step:
+            assert folder.due(step * 0.05 + 0.04) == []
+    folder.add("A", 1, "stdout", "\n", 0.25)
+    assert folder.due(1) == [Line("A", (0, 1), "stdout", text)]
+
+
+def test_a_line_without_end_is_cut_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold_module, "LINE_LIMIT", 300_000)
+    folder = Folder(WINDOW)
+    for _ in range(5):
+        folder.add("A", 0, "stdout", "x" * 100_000, 0)
+    assert [len(line.text) for line in folder.due(1)] == [400_000]
+    assert [len(line.text) for line in folder.flush()] == [100_000]
+
+
+def test_beyond_the_bound_no_line_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold_module, "HELD_LIMIT", 100)
+    folder = Folder(WINDOW)
+    folder.add("A", 0, "stdout", "x" * 99 + "\n", 0)
+    assert folder.due(0.01) == []
+    folder.add("A", 0, "stdout", "y\n", 0.01)
+    assert len(folder.due(0.01)) == 2
+
+
+def test_lines_that_have_not_ended_can_be_seen_and_stay() -> None:
+    folder = Folder(WINDOW)
+    for rank in range(2):
+        folder.add("A", rank, "stderr", "\r5/10", 0)
+    folder.add("A", 2, "stderr", "\r4/10", 0)
+    assert folder.unfinished("A") == [Block("A", (0, 1), "stderr", "5/10\n"), Block("A", (2,), "stderr", "4/10\n")]
+    assert [line.text for line in folder.flush("A")] == ["5/10", "4/10"]
+    assert folder.unfinished("A") == []

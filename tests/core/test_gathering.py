@@ -41,6 +41,7 @@ class Caller:
         self.future_lock = threading.Lock()
         self.outcome_lock = threading.RLock()
         self.ports: dict[int, Any] = {}
+        self.unshown: dict[int, Any] = {}
         self.closed: list[int] = []
         self.count = 0
         self.host = "x"

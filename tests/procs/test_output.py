@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch._procs import output, posix
+from monarch._procs import output, posix, text
 from monarch._procs.output import Capture, Chunk, read_tail
 
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -148,7 +148,7 @@ def test_other_files_than_those_in_memory_can_be_captured(tmp_path: Path) -> Non
 def test_c_output_is_flushed() -> None:
     code = """
 import ctypes, os
-from monarch._procs import output, posix
+from monarch._procs import output, posix, text
 fd = posix.memfd("stdout")
 os.dup2(fd, 1)
 capture = output.Capture()
@@ -156,9 +156,9 @@ ctypes.CDLL(None).printf(b"from C")
 assert os.fstat(1).st_size == 0
 (chunk,) = capture.take()
 assert chunk == ("stdout", 0, b"from C"), chunk
-posix.line_buffer_c_stdout()
-ctypes.CDLL(None).printf(b"a line\\n")
-assert os.fstat(1).st_size == 13
+posix.unbuffer_c_stdout()
+ctypes.CDLL(None).printf(b"a part")
+assert os.fstat(1).st_size == 12
 """
     # With PYTHONUNBUFFERED, Python has C write at once as well.
     env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
@@ -185,3 +185,88 @@ def test_a_tail_leaves_out_what_was_taken_and_freed(files: dict[str, int]) -> No
     assert read_tail(fd) == (20 * PAGE, b"")
     os.write(fd, b"the end\0")
     assert read_tail(fd, limit=1 << 20) == (20 * PAGE, b"the end\0")
+
+
+def test_what_there_is_no_room_for_waits(files: dict[str, int]) -> None:
+    capture = Capture(files)
+    os.write(files["stdout"], b"x" * 1000)
+    os.write(files["stderr"], b"y" * 1000)
+    taken = capture.take(room=500)
+    assert sum(len(chunk.data) for chunk in taken) == 500 and {chunk.stream for chunk in taken} == {"stdout", "stderr"}
+    assert capture.left == 1500
+    rest = capture.take()
+    assert capture.left == 0 and sum(len(chunk.data) for chunk in rest) == 1500
+
+
+def test_lines_take_more_room_than_bytes(files: dict[str, int]) -> None:
+    capture = Capture(files)
+    os.write(files["stdout"], b"\n" * 100_000)
+    taken = capture.take(room=10_000)
+    assert output.cost_of(b"\n" * 10) == 10 + 10 * output.LINE_COST
+    assert sum(len(chunk.data) for chunk in taken) == 10_000 and capture.left == 90_000
+
+
+def test_trimmed_output_keeps_its_end_and_frees_its_memory(files: dict[str, int]) -> None:
+    capture = Capture(files, most=1 << 20)
+    written = b"".join(b"line %d\n" % number for number in range(300_000))
+    os.write(files["stdout"], written)
+    capture.trim(100_000)
+    assert blocks(files["stdout"]) <= 100_000 + 2 * PAGE
+    (chunk,) = capture.take()
+    # From the beginning of a line on, and its offset says exactly how much is missing.
+    assert chunk.data.startswith(b"line ") and written[chunk.offset :] == chunk.data
+    assert 0 < len(chunk.data) <= 100_000
+
+
+def test_trimming_a_line_without_end_keeps_something(files: dict[str, int]) -> None:
+    capture = Capture(files)
+    os.write(files["stdout"], b"x" * 1_000_000 + b"\n")
+    capture.trim(1000)
+    (chunk,) = capture.take()
+    assert chunk == Chunk("stdout", 999_001, b"x" * 999 + b"\n")
+
+
+def test_the_agent_bounds_what_a_rank_does_not_take(files: dict[str, int]) -> None:
+    capture = Capture(files)
+    fd = files["stdout"]
+    os.write(fd, b"begin")
+    assert capture.take() == [Chunk("stdout", 0, b"begin")]
+    line = b"y" * 999 + b"\n"
+    for _ in range(5_000):
+        os.write(fd, line)
+    assert output.relieve(fd, 4 << 20) >= 4 << 20
+    assert output.relieve(fd, 1 << 20) <= (1 << 20) + PAGE
+    chunks = capture.take()
+    # No zeros of the hole, and nothing twice.
+    assert all(0 not in chunk.data for chunk in chunks)
+    written = b"begin" + line * 5_000
+    assert b"".join(chunk.data for chunk in chunks) == written[chunks[0].offset :]
+    assert chunks[0].offset > 3_000_000
+
+
+def test_a_flooding_writer_is_slowed_down_and_then_trimmed(files: dict[str, int]) -> None:
+    capture = Capture(files, most=1 << 20)
+    asked: list[int] = []
+    os.write(files["stdout"], b"x" * (2 << 20))
+    capture.pace(lambda: asked.append(1))
+    assert asked and capture.behind() <= 1 << 20
+    capture.pace(lambda: asked.append(2))
+    assert asked == [1]
+
+
+def test_a_very_long_text_is_written_piece_by_piece(files: dict[str, int]) -> None:
+    capture = Capture(files, most=1 << 20)
+    most: list[int] = []
+    stream = text.rank_text(os.dup(files["stdout"]))
+    text.set_pace(lambda: (most.append(capture.behind()), capture.trim(1 << 19))[1])
+    try:
+        assert stream.write("ä" * 5_000_000) == 5_000_000
+        stream.flush()
+    finally:
+        text.set_pace(None)
+    assert max(most) <= 2 * (1 << 20)
+    tail = capture.take()
+    assert tail[-1].offset + len(tail[-1].data) == 10_000_000
+    fd = stream.fileno()
+    stream.detach()
+    os.close(fd)

@@ -40,6 +40,8 @@ def adopt(root: str, former: list[str]) -> tuple[Any, list[str]]:
         runtime._gateways[host_of(root)] = Gateway(way._link, f"{host_of(root)}/agent", False)
     if runtime.root in gone:
         runtime.root = root
+    # What the program before has not taken, it never will.
+    runtime.output_lost()
     if config.root in gone:
         config.root = root
     if config.owner in gone:

@@ -423,6 +423,7 @@ class Session:
         if self._door is not None:
             self._door.close()
         runtime.close(linger_ms=500)
+        self.output.close()
         if agent is not None:
             try:
                 agent.wait(timeout)

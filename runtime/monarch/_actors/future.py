@@ -65,6 +65,9 @@ class Future(Generic[R]):
                 f"{self.label or 'the call'} has not finished within {timeout:g} s{self._missing()}; "
                 f"it goes on, and get() can be called again"
             )
+        if self._value is _PENDING and self._runtime.unshown:
+            # What the call has printed is shown before its result is read.
+            self._runtime.await_shown()
         return self._outcome()
 
     def result(self, timeout: float | None = None) -> R:

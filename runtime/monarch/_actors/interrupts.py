@@ -101,6 +101,8 @@ def interrupt(key: str, port: int) -> bool:
     cell = get_runtime().actors.get(key)
     if cell is None:
         return False
+    # Its output is not waited for.
+    cell.runtime.interrupts += 1
     loop = cell.executor.loop
     if loop is not None:
         return _on_loop(cell, port)

@@ -264,9 +264,8 @@ def _take(kept: Kept, known: dict[str, Any], timeout: float) -> None:
     """Makes meshes of what is there, and has the ranks belong to this program."""
     runtime, host = kept._runtime, kept._record.host
     output = runtime.session.output
-    with output._lock:
-        # What a program before has shown is not to be shown again, and its end not taken for a loss.
-        output._seen.update({(proc, stream): offset for proc, stream, offset in known["passed"]})
+    # What a program before has shown is not to be shown again, and its end not taken for a loss.
+    output.know({(proc, stream): offset for proc, stream, offset in known["passed"]})
     _ask(runtime, host, "listen", None)
     output.flush()
     deadline = time.monotonic() + timeout

@@ -21,14 +21,14 @@ from monarch._actors.failures import in_cleanup, pack_failure
 from monarch._actors.faults import Faults
 from monarch._actors.halting import is_stuck, longest
 from monarch._actors.interrupts import listen
+from monarch._actors.outbox import Outbox
 from monarch._actors.process import set_runtime
 from monarch._actors.procs import Procs
-from monarch._actors.runtime import Runtime, current
+from monarch._actors.runtime import Runtime
 from monarch._actors.spec import RankConfig
 from monarch._procs.gpus import environment_of, visible_gpus
 from monarch._procs.helpers import let_helpers_use
 from monarch._procs.mark import mark_stopped
-from monarch._procs.output import Capture
 from monarch._tensors.gloo_threads import free_gloo_threads
 from monarch._wire import messages as m
 from monarch._wire import pickling
@@ -64,8 +64,7 @@ class Rank:
         runtime.on_sibling_died = membership.member_died
         set_runtime(runtime)
         self.main = MainExecutor(runtime)
-        self._capture = Capture()
-        self._flush_lock = threading.RLock()
+        self.outbox = Outbox(runtime, config.procs.region().nelements, self._busy_call)
         self._pause = _FLUSH_EVERY
         self._halting = 0
         """How many actors have not ended yet; under ``_halt_lock``."""
@@ -75,7 +74,7 @@ class Rank:
         runtime.on_create = self._create
         runtime.on_halt = self._halt
         runtime.on_level = self._level
-        runtime.idle = self.flush
+        runtime.idle = self.outbox.flush
         Faults(runtime)
         runtime.pump.start()
 
@@ -91,13 +90,13 @@ class Rank:
                 self._bootstrap(config.bootstrap)
         except BaseException as error:
             status, body = m.ERROR, pack_failure(error)
-        self.flush()
+        self.outbox.flush()
         with self._birth:
             self._set_up = status, body
             self._tell_owner()
         self._tick()
         self.main.run()
-        self.flush()
+        self.outbox.flush()
         runtime.close(linger_ms=1000)
 
     def assume(self, rank: int, port: int) -> None:
@@ -131,49 +130,25 @@ class Rank:
     def interrupt(self, *_: Any) -> None:
         """Handles SIGINT: it is for the endpoint that runs; if none does, there is nothing to interrupt."""
         main = self.main
+        self.runtime.interrupts += 1
         if main.interruptible:
             raise KeyboardInterrupt
         if main.unwanted and main.loop is not None and asyncio.current_task(main.loop) in main.unwanted:
             main.unwanted = set()
             raise KeyboardInterrupt
 
-    def flush(self) -> None:
-        """Sends what was printed since the last time."""
-        # An answer is not sent before what another thread has just taken, which may be this call's.
-        with self._flush_lock:
-            self._flush()
-
-    def _flush(self) -> None:
-        chunks = self._capture.take()
-        if chunks:
-            self._pause = _FLUSH_EVERY
-            runtime = self.runtime
-            here = current.get()
-            actor, method, caller, port = ("", "", "", 0)
-            if here is not None:
-                actor, method, caller, port = here[0].key, here[1].method, here[1].src, here[1].port
-            pieces = [(chunk.stream, chunk.offset, bytes(chunk.data)) for chunk in chunks]
-            output = m.Output(runtime.proc, actor, method, caller, port, pieces)
-            runtime.peer(runtime.root).send(m.encode(output))
-
     def _tick(self) -> None:
         """Now and then sends what was printed in the middle of a call, or by nobody's call."""
         self._pause = min(_FLUSH_IDLE, self._pause * 1.5)
-        here = self._busy_call()
-        token = current.set(here) if here is not None else None
-        try:
-            self.flush()
-            self.runtime.settle()
-        finally:
-            if token is not None:
-                current.reset(token)
+        if self.outbox.tick() or self._busy_call() is not None:
+            self._pause = _FLUSH_EVERY
+        self.runtime.settle()
         self.runtime.pump.call_later(self._pause, self._tick)
 
     def _busy_call(self) -> tuple[Cell, m.Call] | None:
         for cell in list(self.runtime.actors.values()):
             running = cell.running
             if running is not None:
-                self._pause = _FLUSH_EVERY
                 return cell, running
         return None
 
@@ -241,7 +216,7 @@ class Rank:
         timer = threading.Timer(_LAST_WORDS, self._exit_stopped)
         timer.daemon = True
         timer.start()
-        self.flush()
+        self.outbox.flush()
         self.runtime.close(linger_ms=1000)
         self._exit_stopped()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -131,10 +132,14 @@ class Runtime(Bulk):
         """Told the proc id of each process that has died."""
         self.deaths = 0
         """How many peers have died."""
+        self.interrupts = 0
+        """How often a call that runs here was interrupted: only whether it has changed counts, so no lock."""
         self.rank = 0
         """Base rank of this process in its mesh."""
         self.idle: Callable[[], None] = _nothing
         """Called where a thread has time: sends what was printed."""
+        self.output_lost: Callable[[], None] = _nothing
+        """What was sent of the output was taken by nobody, as another program has taken over."""
         self.on_output: Callable[[m.Output], None] | None = None
         self.dying: Event[m.Dead] = Event()
         """Told of a death before anybody else can see it."""
@@ -174,6 +179,10 @@ class Runtime(Bulk):
         """How the environment of this program has changed since the agent of a host was started."""
         self.output_options: Callable[[str, bool, float | None], None] = lambda *options: None
         self.on_done: Callable[[int], None] | None = None
+        self.unshown: dict[int, threading.Event] = {}
+        """Of ports that are done and whose output is not shown yet: set once it is."""
+        self.await_shown: Callable[[], None] = _nothing
+        """Waits for that, at most a moment."""
         self._handlers = _Handlers(
             {
                 m.Call: self._on_call,
@@ -201,6 +210,10 @@ class Runtime(Bulk):
         self.pump = Pump(self.inbox, self._on_frame)
 
     # Receiving
+
+    def handle(self, kind: type, handler: Callable[[Any, Sequence[Any]], None]) -> None:
+        """Has messages of a kind handled by a function, in the receiving thread: it does not wait."""
+        self._handlers[kind] = handler
 
     def _on_frame(self, frame: bytes) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import threading
@@ -10,16 +9,31 @@ from typing import Any
 
 from monarch._actors.process import get_runtime, has_runtime
 from monarch._actors.runtime import current
+from monarch._procs.text import RankText
 
 _lock = threading.RLock()
 _parts = threading.local()
+# Those that were put in place, once.
+_streams: list[CellText] = []
+# How many threads of calls there are; with _lock.
+_threads = 0
 
 
-class CellText(io.TextIOWrapper):
-    """Text to a descriptor that a rank captures; lines of threads go with the call that started the thread."""
+class CellText(RankText):
+    """Text to a descriptor that a rank captures; lines of threads go with the call that started the thread.
 
-    def write(self, text: str, /) -> int:
-        """Writes a text, as any file does."""
+    As long as there is no such thread, ``write`` is that of C: it runs for each piece of each print.
+    """
+
+    def look(self, on: bool) -> None:
+        """Whether writers look whose call they print for."""
+        if on:
+            self.write = self.route
+        elif "write" in vars(self):
+            del self.write
+
+    def route(self, text: str, /) -> int:
+        """Write a text, for the call that runs or the one that started this thread."""
         origin = getattr(threading.current_thread(), "_monarch_call", None)
         with _lock:
             if origin is None or origin[0].running is origin[1]:
@@ -53,6 +67,15 @@ class CellText(io.TextIOWrapper):
         _flush_as(origin)
 
 
+def _count_threads(change: int) -> None:
+    """A thread of a call begins or ends: with the first one, writers look whose call they print for."""
+    global _threads
+    with _lock:
+        _threads += change
+        for stream in _streams:
+            stream.look(_threads > 0)
+
+
 def _flush_as(call: Any) -> None:
     token = current.set(call)
     try:
@@ -71,6 +94,7 @@ def install() -> None:
         text = CellText(stream.buffer, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
         text.mode = stream.mode  # pyright: ignore[reportAttributeAccessIssue]
         setattr(sys, name, text)
+        _streams.append(text)
     os.register_at_fork(after_in_child=_renew)
     start = threading.Thread.start
 
@@ -80,12 +104,13 @@ def install() -> None:
             run = self.run
 
             def run_of_call() -> None:
+                _count_threads(1)
                 try:
                     run()
                 finally:
-                    for stream in (sys.stdout, sys.stderr):
-                        if isinstance(stream, CellText):
-                            stream.end_line(origin)
+                    for stream in _streams:
+                        stream.end_line(origin)
+                    _count_threads(-1)
 
             self.__dict__.update(_monarch_call=origin, run=run_of_call)
         start(self)
@@ -95,5 +120,6 @@ def install() -> None:
 
 def _renew() -> None:
     # Another thread may have held it when this process was forked.
-    global _lock
+    global _lock, _threads
     _lock = threading.RLock()
+    _threads = 0

@@ -41,6 +41,8 @@ _PIECE = 1 << 20
 """Bytes of output in one message."""
 _GATHER = 0.05
 """Seconds for which replies wait for those of other ranks, to go as one message."""
+_RELIEVE, _RELIEVE_SOON = 1.0, 0.1
+"""Seconds between looks at how much output ranks have not taken, and where one is far behind."""
 _PATIENCE = 1.0
 """Seconds after which a proc that nobody has asked for yet counts as unknown."""
 
@@ -92,6 +94,7 @@ class Agent:
         self.poller = zmq.Poller()
         self.poller.register(self.switch.inbox.socket, zmq.POLLIN)
         self.closing = False
+        self._relieving = False
         self.listening: m.Listening | None = None
         self._timers: list[tuple[float, Callable[[], None]]] = []
         self._raw: dict[int, Callable[[], None]] = {}
@@ -215,9 +218,17 @@ class Agent:
             self.children.watch(self.proc, spawn.src)
             self._watch_elsewhere(spawn.src)
         self.forks.spawn(spawn, fds)
+        if not self._relieving:
+            self._relieve()
         ended = self.children.death_of(spawn.src)
         if ended is not None:
             self._end_owned(ended)
+
+    def _relieve(self) -> None:
+        """Now and then bounds the output of ranks that are too busy to do so, such as inside C code."""
+        self._relieving = bool(self.children.by_proc)
+        if self._relieving:
+            self._later(_RELIEVE_SOON if self.children.relieve() else _RELIEVE, self._relieve)
 
     def _on_stop(self, stop: m.Stop, _: list[Any]) -> None:
         if stop.procs == [stop.src]:

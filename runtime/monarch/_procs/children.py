@@ -10,15 +10,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from monarch._procs.mark import Last
-from monarch._procs.output import brief, read_tail
+from monarch._procs.output import brief, limit, read_tail, relieve
 from monarch._wire.messages import Dead
 
 _REMEMBERED = 20_000
 """Deaths that an agent can still tell of."""
 _TAIL = 65536
 """Bytes of each output that are told with a death, to all who want to know of it."""
-_LAST_WORDS = 64 << 20
-"""Bytes of each output that a dead proc had not sent yet and that still reach the program."""
+_LAST_WORDS = 4 << 20
+"""Bytes of each output that a dead proc had not sent yet and that still reach the program: the last of it."""
 
 
 def how_it_ended(status: int) -> str:
@@ -173,6 +173,12 @@ class Children:
     def owned_by(self, owner: str) -> list[Child]:
         """The procs that were started for another, which end with it."""
         return [self.by_proc[proc] for proc in self._owned.pop(owner, ()) if proc in self.by_proc]
+
+    def relieve(self) -> bool:
+        """Bounds the output that procs do not take themselves; whether one of them is far behind."""
+        most = limit()
+        held = [relieve(fd, most) for child in self.by_proc.values() for fd in child.fds]
+        return max(held, default=0) > most
 
     def kill_all(self) -> None:
         """Ends all of them at once."""

@@ -11,11 +11,12 @@ import sys
 import time
 import types
 from collections.abc import Callable
-from typing import Any, Literal, NoReturn, TextIO, cast
+from typing import Any, NoReturn, cast
 
 import msgspec
 
 from monarch._procs import posix
+from monarch._procs.text import rank_text
 
 # The fork that makes a rank ends right after it; this only bounds the wait where somebody has stopped it.
 _RELEASE_TIMEOUT = 600.0
@@ -116,15 +117,10 @@ def _leave_zygote(stdout: int, stderr: int, keep: int) -> None:
         os.dup2(source, target, inheritable=True)
     os.closerange(3, keep)
     os.closerange(keep + 1, os.sysconf("SC_OPEN_MAX"))
-    sys.stdin = sys.__stdin__ = _text_stream(0, "r")
-    sys.stdout = sys.__stdout__ = _text_stream(1, "w")
-    sys.stderr = sys.__stderr__ = _text_stream(2, "w")
-    posix.line_buffer_c_stdout()
-
-
-def _text_stream(fd: int, mode: Literal["r", "w"]) -> TextIO:
-    # By lines: what is still in a buffer is lost when the rank is killed, and the last lines matter most then.
-    return open(fd, mode, buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stdin = sys.__stdin__ = os.fdopen(0, "r", 1, "utf-8", "backslashreplace", closefd=False)
+    sys.stdout = sys.__stdout__ = rank_text(1)
+    sys.stderr = sys.__stderr__ = rank_text(2)
+    posix.unbuffer_c_stdout()
 
 
 def _default_signals() -> None:

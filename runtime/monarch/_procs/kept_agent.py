@@ -19,6 +19,7 @@ import msgspec
 
 from monarch._procs.agent import Agent, AgentConfig, run_agent
 from monarch._procs.kept import Record, publish, write
+from monarch._procs.output import cost_of
 from monarch._procs.session import sweep
 from monarch._procs.shelf import Shelf
 from monarch._wire import messages as m
@@ -240,6 +241,11 @@ class KeptAgent(Agent):
         if route.dst == self.owner or route.dst in self.former:
             message = m.decode(frames[0])
             if isinstance(message, (m.Output, m.Fault)):
+                if isinstance(message, m.Output) and not (self.owner and self.listens):
+                    # Its sender may send more, since nobody else says so.
+                    super()._tell(
+                        message.src, m.OutputCredit(self.proc, sum(cost_of(data) for _, _, data in message.pieces))
+                    )
                 self._tell(self.owner, message)
                 return
             if route.dst in self.former:

@@ -31,7 +31,7 @@ _fpending.argtypes = [ctypes.c_void_p]
 _fpending.restype = ctypes.c_size_t
 _C_STREAMS = [ctypes.c_void_p.in_dll(_libc, name) for name in ("stdout", "stderr")]
 _STDOUT = _C_STREAMS[0]
-_IOLBF = 1
+_IONBF = 2
 
 
 def _check(result: int) -> None:
@@ -102,9 +102,16 @@ def flush_c_stdio() -> None:
             _fflush(stream)
 
 
-def line_buffer_c_stdout() -> None:
-    """Have C's stdout write at each end of a line, as on a terminal."""
-    _libc.setvbuf(_STDOUT, None, _IOLBF, ctypes.c_size_t(0))
+def unbuffer_c_stdout() -> None:
+    """Have C's stdout write at once, so that nobody has to ask at each answer of a rank whether it holds something."""
+    _libc.setvbuf(_STDOUT, None, _IONBF, ctypes.c_size_t(0))
+
+
+def release_free_memory() -> None:
+    """Give memory back to the system that C's allocator keeps for later."""
+    trim = getattr(_libc, "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 def set_comm(title: str) -> None:

@@ -150,6 +150,14 @@ class Output(_Message, tag=6):
     pieces: list[tuple[str, int, bytes]]
 
 
+class OutputCredit(_Message, tag=30):
+    """Output of the receiver was taken: it may send as much more."""
+
+    src: str
+    count: int
+    """Bytes, and 512 more for each line."""
+
+
 class Ready(_Message, tag=7):
     """A rank listens now."""
 
@@ -322,6 +330,7 @@ AnyMessage: TypeAlias = (
     | Credit
     | Release
     | Output
+    | OutputCredit
     | Ready
     | Watch
     | Dead

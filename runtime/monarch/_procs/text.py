@@ -1,0 +1,55 @@
+"""stdout and stderr of a rank as Python writes to them."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from typing import Any
+
+STEP = 1 << 20
+"""Bytes after which a writer looks whether it is too far ahead of what is read; and that it writes at once."""
+_pace: Callable[[], None] | None = None
+_write = io.FileIO.write
+
+
+class RankFile(io.FileIO):
+    """A descriptor that a rank captures. A writer that is far ahead of the reader is slowed down."""
+
+    # Bytes since the last look. Threads that write at once may count less, which does no harm.
+    _since = 0
+
+    def write(self, data: Any, /) -> int:
+        """Write some bytes, not necessarily all, as a raw file may."""
+        # This runs for each line that is printed, so as little as can be.
+        self._since += len(data)
+        if self._since >= STEP:
+            self._since = 0
+            if _pace is not None:
+                # Before anything is written: an interrupt that comes here leaves nothing half done.
+                _pace()
+            data = memoryview(data)[:STEP]
+        return _write(self, data)
+
+
+class RankText(io.TextIOWrapper):
+    """Text to such a descriptor. All of it is C, up to the end of each line."""
+
+
+def rank_text(fd: int) -> RankText:
+    """Text to a descriptor, by lines: what is still in a buffer is lost when the rank is killed."""
+    # Closing it leaves the descriptor open, as other code writes to it too.
+    buffer = io.BufferedWriter(RankFile(fd, "wb", closefd=False))
+    text = RankText(buffer, "utf-8", "backslashreplace", line_buffering=True)
+    text.mode = "w"  # pyright: ignore[reportAttributeAccessIssue]
+    return text
+
+
+def set_pace(pace: Callable[[], None] | None) -> None:
+    """Have something slow down the writers of this process where that is necessary."""
+    global _pace
+    _pace = pace
+
+
+# A fork of a rank has nobody who takes what it prints.
+os.register_at_fork(after_in_child=lambda: set_pace(None))

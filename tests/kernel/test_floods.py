@@ -1,0 +1,85 @@
+"""Ranks that print without end: Stop, memory, the next cell, and what is said of the rest."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from kernels import ALL, Notebook
+
+STOP = 2.0
+"""Seconds that Stop may take; the law."""
+FLOODS = {
+    "short lines": "while True: print('flood')",
+    "long lines": "while True: print('flood' * 20_000)",
+    "no newline": "while True: print('flood' * 20_000, end='')",
+    "stderr": "import sys\nwhile True: print('flood' * 200, file=sys.stderr)",
+    "descriptor": "import os\nwhile True: os.write(1, b'flood' * 10_000 + b'\\n')",
+    "C": "import ctypes\nlibc = ctypes.CDLL(None)\nwhile True: libc.printf(b'flood\\n')",
+    "subprocess": (
+        "import subprocess\np = subprocess.Popen(['yes', 'flood'])\n"
+        "try:\n    p.wait()\nfinally:\n    p.kill()\n    p.wait()"
+    ),
+}
+HELD = "import os\nsum(os.fstat(fd).st_blocks * 512 for fd in (1, 2)) < 1 << 20"
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_flood_is_stopped_and_leaves_nothing(notebook: Notebook, flood: str) -> None:
+    cell = notebook.send(f"%%mesh\n{FLOODS[flood]}")
+    cell.until(lambda: "flood" in cell.stream())
+    took: list[float] = []
+    # A machine that is busy with other tests gets a second try.
+    for _ in range(2):
+        begin = time.monotonic()
+        notebook.interrupt()
+        cell.wait()
+        took.append(time.monotonic() - begin)
+        assert cell.status == "error"
+        if took[-1] <= STOP:
+            break
+        cell = notebook.send(f"%%mesh\n{FLOODS[flood]}")
+        cell.until(lambda cell=cell: "flood" in cell.stream())
+    assert min(took) <= STOP
+    after = notebook.mesh("print('next cell')").ok()
+    assert after.said() == {"next cell": ALL} and "flood" not in after.stream()
+    # The memory of the output is free again.
+    assert notebook.mesh(HELD).ok().shown == "[ranks 0-3] True"
+
+
+def test_cell_says_how_much_of_a_flood_was_left_out(notebook: Notebook) -> None:
+    cell = notebook.mesh(
+        "import os\nfor _ in range(200): os.write(1, b'y' * (1 << 20) + b'\\n')\nprint('the end')"
+    ).ok()
+    assert re.search(r"\[ranks? [^\]]*: [\d,]+ bytes of output \([\d.]+ MB\) left out", cell.stream())
+    # The end of the cell is shown, whatever was left out before it.
+    assert "the end" in cell.said()
+
+
+def test_progress_bar_is_shown_while_it_runs(notebook: Notebook, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    body = f"import os, time\nprint('\\r5/30', end='')\nwhile not os.path.exists('{go}'): time.sleep(0.01)"
+    cell = notebook.send(f"%%mesh\n{body}\nprint('\\r30/30')")
+    cell.until(lambda: "[ranks 0-3] 5/30" in cell.stream())
+    assert not cell.idle
+    go.touch()
+    cell.wait().ok()
+    # The last state is written over the first.
+    shown = cell.stream()
+    assert re.search(r"5/30\r +\r\[ranks 0-3\] 30/30\n$", shown), shown
+
+
+def test_many_lines_come_in_few_messages(notebook: Notebook) -> None:
+    cell = notebook.mesh("for i in range(1000): print('line', i)").ok()
+    assert cell.said() == {f"line {number}": ALL for number in range(1000)}
+    assert len(cell.contents("stream")) <= 50
+
+
+def test_log_has_what_the_cell_has_not(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.mesh("for i in range(6000): print('logged', i, rank)").ok()
+    notebook.run(f"%mesh log --save {tmp_path}/log").ok()
+    found = re.findall(r"^\[rank \d\] logged (\d+) (\d)$", (tmp_path / "log").read_text(), re.M)
+    assert sorted((int(rank), int(number)) for number, rank in found) == [(r, n) for r in range(4) for n in range(6000)]

@@ -1,0 +1,62 @@
+"""The log of all that ranks have printed: bounded, exact about what it has not, and gone with its process."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from monarch_kernel.log import OutputLog
+
+
+def test_log_gives_back_what_was_added_in_memory_and_file() -> None:
+    log = OutputLog(memory=1000, total=1 << 20)
+    texts = [f"line {number} ä🙂\n" for number in range(1000)]
+    for text in texts:
+        log.add(text)
+    assert "".join(log.read()) == "".join(texts)
+    assert log.characters_lost == 0
+
+
+def test_log_beyond_its_bound_drops_the_oldest_and_counts_it() -> None:
+    log = OutputLog(memory=1000, total=20_000)
+    texts = [f"line {number}\n" for number in range(20_000)]
+    for text in texts:
+        log.add(text)
+    note, *pieces = log.read()
+    kept = "".join(pieces)
+    assert len(kept) <= 20_000 + 2_000 and "".join(texts).endswith(kept)
+    lines, characters = (int(each.replace(",", "")) for each in re.findall(r"[\d,]+", note)[:2])
+    assert lines + kept.count("\n") == 20_000
+    assert characters + len(kept) == sum(map(len, texts))
+
+
+def test_log_tail_says_how_much_is_before_it() -> None:
+    log = OutputLog()
+    for number in range(1000):
+        log.add(f"line {number}\n")
+    note, *pieces = log.tail(100)
+    assert pieces[-1] == "line 999\n"
+    assert f"{1000 - len(pieces):,} lines" in note
+
+
+def test_log_file_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    log = OutputLog(memory=10, total=1 << 20)
+    log.add("x" * 100 + "\n")
+    assert log._segments and os.listdir(tmp_path) == []
+
+
+def test_log_goes_on_without_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    log = OutputLog(memory=100, total=1 << 20)
+    for number in range(100):
+        log.add(f"line {number}\n")
+    note, *pieces = log.read()
+    assert pieces[-1] == "line 99\n" and log.lines_lost == 100 - len(pieces) and f"{log.lines_lost} lines" in note
