@@ -11,6 +11,7 @@ Everything below is a MonarchError:
         SupervisionError                    the target has died: process, host or actor
         StoppedError                        the target was stopped by its owner
         SpawnError                          processes or actors could not be started
+            LimitError                          the limit of open files leaves no room for them
         GroupError                          a process group could not be made, or is broken
         TransferError                       memory of another process could not be read or written
     DeadlockError                       actors wait for each other in a circle
@@ -34,6 +35,7 @@ __all__ = [
     "DeviceMeshError",
     "EditError",
     "GroupError",
+    "LimitError",
     "MonarchError",
     "NotAnEndpointError",
     "NotKeptError",
@@ -154,6 +156,22 @@ class StoppedError(DeviceMeshError):
 
 class SpawnError(DeviceMeshError):
     """Processes or actors could not be started."""
+
+
+class LimitError(SpawnError):
+    """A limit of the system leaves no room for a session, or for more processes; nothing was started.
+
+    Attributes:
+        limit: the limit of open files of the process that has no room.
+        need: how many more descriptors it needs.
+        free: how many it has left.
+    """
+
+    def __init__(self, message: str, *, limit: int = 0, need: int = 0, free: int = 0) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.need = need
+        self.free = free
 
 
 class GroupError(DeviceMeshError):

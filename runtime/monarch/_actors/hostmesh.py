@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -18,6 +19,7 @@ from monarch._actors.process import get_runtime
 from monarch._actors.procmesh import ProcMesh, _Shared
 from monarch._actors.procs import Procs, Roster
 from monarch._actors.roles import Role, axes_of, environments, ranges_of
+from monarch._actors.room import check_room
 from monarch._actors.runtime import Runtime, current
 from monarch._actors.silence import Silence
 from monarch._actors.starting import Starting
@@ -117,6 +119,7 @@ class HostMesh(MeshView, Managed):
             ShapeError: a size is not positive, an axis is one of the hosts already, or ``proc_bind`` or ``roles`` do
                 not fit.
             ArgumentError: ``restart``, ``spares`` or ``silence`` is none of these.
+            LimitError: this host has too few file descriptors for so many processes; none was started.
             StoppedError: the hosts were shut down.
         """
         runtime = self._runtime
@@ -132,6 +135,7 @@ class HostMesh(MeshView, Managed):
         count = prod(local.sizes)
         binds = _binds(proc_bind, count)
         hosts = tuple(self._hosts[rank] for rank in self._region.base_ranks())
+        check_room(runtime, {host: number * (count + spares) for host, number in Counter(hosts).items()})
         uid = secrets.token_hex(4)
         called = name or "procs"
         roster = Roster(0, hosts, count, extent.sizes)

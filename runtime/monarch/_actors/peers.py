@@ -30,7 +30,7 @@ def cost_of(body: bytes, buffers: Sequence[memoryview]) -> int:
 class Peer:
     """Another process, or this one; ``send`` puts a message on the one path to it."""
 
-    __slots__ = ("credit", "dead", "host", "patience", "proc", "runtime", "sent", "thread")
+    __slots__ = ("credit", "dead", "host", "patience", "proc", "runtime", "sent", "starting", "thread")
 
     def __init__(self, runtime: Runtime, proc: str) -> None:
         self.runtime = runtime
@@ -41,6 +41,8 @@ class Peer:
         self.credit = WINDOW
         self.patience = PATIENCE
         self.thread: Turn | None = None
+        self.starting = False
+        """Whether it has not said yet that it is ready. Set before it is shared, cleared by the leader."""
 
     @property
     def done(self) -> bool:
@@ -67,10 +69,12 @@ class Peer:
 
     def ready(self) -> None:
         """It listens now."""
+        self.starting = False
 
     def end(self, dead: Dead) -> None:
         """It has died: nothing more goes there."""
         self.dead = dead
+        self.starting = False
         self.runtime.pump.notify(self)
 
 
@@ -111,6 +115,7 @@ class IpcPeer(Peer):
         link.send(frame, more)
 
     def ready(self) -> None:
+        self.starting = False
         if self._early is None:
             return
         link = self._connect()

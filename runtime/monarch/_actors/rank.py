@@ -154,6 +154,7 @@ class Rank:
         try:
             self.flush()
             self.runtime.settle()
+            self.runtime.tend()
         finally:
             if token is not None:
                 current.reset(token)

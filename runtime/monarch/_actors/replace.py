@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from monarch._actors.gather import Gather
 from monarch._actors.membership import tell_of_new_ones
 from monarch._actors.peers import Peer
 from monarch._actors.procmesh import ProcMesh
+from monarch._actors.room import check_room
 from monarch._actors.runtime import Runtime
 from monarch._core.valuemesh import ValueMesh
 from monarch._wire import messages as m
@@ -35,6 +37,7 @@ def replace(
 
     Raises:
         StoppedError: the mesh is not owned here, or was stopped.
+        LimitError: there are too few file descriptors for them.
     """
     state, runtime = mesh._state, mesh._runtime
     if state.starting is None or state.stopped is not None:
@@ -42,6 +45,8 @@ def replace(
             f"{mesh.name} is not owned here, or was stopped, so it has no ranks to replace", mesh=mesh.name
         )
     procs, starting = state.procs, state.starting
+    moved = hosts or {}
+    check_room(runtime, Counter(moved[host] if host in moved else host for host in map(procs.host, ranks)))
     old: dict[str, list[str]] = {}
     for rank in ranks:
         peer = runtime.peer(procs.proc(rank))

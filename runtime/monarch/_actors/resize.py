@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
@@ -16,6 +17,7 @@ from monarch._actors.membership import tell_of_new_ones
 from monarch._actors.peers import Peer
 from monarch._actors.procmesh import GRACE, Ended, ProcMesh, _Shared
 from monarch._actors.replace import Arrival, create
+from monarch._actors.room import check_room
 from monarch._core.extent import axes_text
 from monarch._core.ranks import describe_ranks
 from monarch._wire import messages as m
@@ -61,8 +63,9 @@ def _resize(mesh: ProcMesh, shared: _Shared, onto: HostMesh | None, sizes: Mappi
         ]
         before, going, left = procs.size, [procs.proc(rank) for rank in range(count, procs.size)], procs.hosts
         roster = procs.resized(hosts, per_host, tuple(new.values()))
-        # Before anybody can look them up and ask an agent of them, which knows nothing yet.
         come = range(before, count)
+        check_room(runtime, Counter(hosts[rank // per_host] for rank in come))
+        # Before anybody can look them up and ask an agent of them, which knows nothing yet.
         peers = [runtime.peer(roster.proc(procs.uid, rank), starting=True) for rank in come]
         procs.learn(roster)
         for actor in actors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
@@ -19,9 +20,10 @@ from monarch._actors.procs import split_proc
 from monarch._core.region import Region
 from monarch._procs.output import brief
 from monarch._procs.pump import Pump, Waiter
-from monarch._procs.session import host_of, ipc_address
+from monarch._procs.session import Residence, host_of, ipc_address, restore_folder
 from monarch._wire import messages as m
 from monarch._wire import pickling
+from monarch._wire.descriptors import reserve
 from monarch._wire.links import LEASE_S, Inbox, Link, make_context
 from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import StoppedError
@@ -175,7 +177,10 @@ class Runtime(Bulk):
             m.Listening: lambda listening, _: self.on_listening and self.on_listening(listening),
         }
         pickling.lender = Lending()
+        # A cleaner of /tmp may have taken it since the session began.
+        restore_folder(folder)
         self.inbox = Inbox(self.context, ipc_address(folder, proc))
+        self.residence = Residence(folder, self.inbox, hold=proc == root)
         self._recv = self.inbox.socket.recv
         self.pump = Pump(self.inbox, self._on_frame)
 
@@ -300,6 +305,7 @@ class Runtime(Bulk):
             made = IpcPeer(self, proc, starting)
         else:
             made = RemotePeer(self, proc, self.gateway(host_of(proc)))
+        made.starting = starting
         with self.peer_lock:
             peer = self.peers.setdefault(proc, made)
         # An agent is missed by the loss of its host, and what this process belongs to takes it along.
@@ -417,6 +423,12 @@ class Runtime(Bulk):
             if peer.host == host and peer.dead is None and proc != self.proc:
                 self.peer_died(m.Dead(proc, reason, expected, []))
 
+    def tend(self) -> None:
+        """Looks after what others find this process by; in the thread that receives."""
+        said = self.residence.tend()
+        if said:
+            print(f"monarch: {self.proc}: {said}", file=sys.stderr, flush=True)
+
     # Ports
 
     def open_port(self, sink: Any) -> int:
@@ -522,6 +534,8 @@ class Runtime(Bulk):
         for gateway in self._gateways.values():
             gateway.close(linger_ms)
         self.inbox.close()
+        self.residence.close()
+        reserve.give_up()
         self.segments.close()
         self.context.term()
 

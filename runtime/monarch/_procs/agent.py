@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import resource
 import select
 import signal
 import sys
@@ -25,10 +24,20 @@ from monarch._procs.casts import Casts
 from monarch._procs.children import Child, Children
 from monarch._procs.mark import take_mark
 from monarch._procs.posix import memfd, proc_start_time, set_child_subreaper
-from monarch._procs.session import claim, host_id, host_of, make_folder, remove_folder, remove_socket
+from monarch._procs.session import (
+    TEND,
+    Residence,
+    claim,
+    host_id,
+    host_of,
+    make_folder,
+    remove_folder,
+    remove_socket,
+)
 from monarch._procs.spawning import Forks
 from monarch._procs.switch import Frames, Switch
 from monarch._wire import messages as m
+from monarch._wire.descriptors import AGENT_NEED, RESERVE, limit_of, raise_limit, remedy, reserve
 from monarch._wire.keys import KeyPair
 from monarch._wire.links import LEASE_S, make_context
 from monarch._wire.segments import Segments
@@ -83,6 +92,7 @@ class Agent:
         self.forks = Forks(config.preload, config.later, self.folder, cleaner, self._died)
         keys = KeyPair(config.keys[0].encode(), config.keys[1].encode()) if config.keys else KeyPair.new()
         self.switch = Switch(make_context(), self.proc, self.folder, keys, config.lease)
+        self._residence = Residence(self.folder, self.switch.inbox, hold=True)
         self.casts = Casts(self.proc)
         self.segments = Segments()
         self.owner = config.owner
@@ -126,8 +136,15 @@ class Agent:
                 self._watch_fd(pidfd, self._owner_died)
                 if proc_start_time(self.config.owner_pid) != self.config.owner_start:
                     self.closing = True
+        self._tend()
         while not self.closing:
             self._step()
+
+    def _tend(self) -> None:
+        said = self._residence.tend()
+        if said:
+            print(f"{self.proc}: {said}", file=sys.stderr, flush=True)
+        self._later(TEND, self._tend)
 
     def _step(self) -> None:
         for fd in self.forks.filenos():
@@ -200,7 +217,23 @@ class Agent:
         elif not self.owner:
             self.owner = hello.proc
 
+    def _refuses(self, spawn: m.Spawn) -> str:
+        """Why these procs cannot be started here; empty if they can."""
+        need, free = AGENT_NEED * len(spawn.procs), reserve.free() - RESERVE
+        if need <= free:
+            return ""
+        return (
+            f"could not be started: the host agent needs {need} more file descriptors for {len(spawn.procs)} "
+            f"processes, and {max(0, free)} of its limit of {limit_of()} are free; raise the limit there before the "
+            f"agent starts: {remedy(limit_of() - free + need)}"
+        )
+
     def _on_spawn(self, spawn: m.Spawn, _: list[Any]) -> None:
+        reason = self._refuses(spawn)
+        if reason:
+            for proc in spawn.procs:
+                self._tell(spawn.src, m.Dead(proc, reason, False, []))
+            return
         fds = [(memfd("stdout"), memfd("stderr")) for _ in spawn.procs]
         for proc, place, pair in zip(spawn.procs, spawn.places, fds, strict=True):
             self.children.add(Child(proc, spawn.src, f"{spawn.title}[{place}]", pair))
@@ -406,6 +439,7 @@ class Agent:
         self.children.kill_all()
         self.forks.close()
         self.switch.close()
+        self._residence.close()
         _end_descendants()
         remove_folder(self.folder)
 
@@ -447,9 +481,7 @@ def run_agent(make: Callable[[], A], begin: Callable[[A], None]) -> None:
         make: makes the agent.
         begin: called with it once, before it works.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_limit()
     set_child_subreaper()
     agent = make()
     try:
