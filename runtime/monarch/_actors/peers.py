@@ -87,6 +87,19 @@ class LocalPeer(Peer):
         self.runtime.on_message(frame, more)
 
 
+class GonePeer(Peer):
+    """A process that was known to be gone, or out of reach, before anything was sent to it."""
+
+    __slots__ = ()
+
+    def __init__(self, runtime: Runtime, proc: str, dead: Dead | None = None) -> None:
+        super().__init__(runtime, proc)
+        self.dead = dead
+
+    def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
+        """Drops it: ``dead`` says why to those who wait."""
+
+
 class IpcPeer(Peer):
     """A process of the same host. One that was only just asked for is connected to when it listens."""
 

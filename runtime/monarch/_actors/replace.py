@@ -45,8 +45,8 @@ def replace(
             f"{mesh.name} is not owned here, or was stopped, so it has no ranks to replace", mesh=mesh.name
         )
     procs, starting = state.procs, state.starting
-    moved = hosts or {}
-    check_room(runtime, Counter(moved[host] if host in moved else host for host in map(procs.host, ranks)))
+    moved: Mapping[str, str] = hosts or {}
+    check_room(runtime, Counter(moved.get(host, host) for host in map(procs.host, ranks)))
     old: dict[str, list[str]] = {}
     for rank in ranks:
         peer = runtime.peer(procs.proc(rank))

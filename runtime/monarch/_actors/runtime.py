@@ -15,7 +15,7 @@ from monarch._actors.bulk import Bulk, Lending
 from monarch._actors.circles import Circles
 from monarch._actors.functions import function_of
 from monarch._actors.future import judging
-from monarch._actors.peers import WINDOW, Gateway, IpcPeer, LocalPeer, Peer, RemotePeer
+from monarch._actors.peers import WINDOW, Gateway, GonePeer, IpcPeer, LocalPeer, Peer, RemotePeer
 from monarch._actors.procs import split_proc
 from monarch._core.region import Region
 from monarch._procs.output import brief
@@ -26,7 +26,7 @@ from monarch._wire import pickling
 from monarch._wire.descriptors import reserve
 from monarch._wire.links import LEASE_S, Inbox, Link, make_context
 from monarch._wire.pickling import dumps, loads
-from monarch.exceptions import StoppedError
+from monarch.exceptions import StoppedError, SupervisionError
 
 if TYPE_CHECKING:
     from monarch._actors.actormesh import ActorMesh
@@ -93,6 +93,8 @@ class Runtime(Bulk):
         self._gateways: dict[str, Gateway] = {}
         self.hosts: dict[str, tuple[str, str]] = {}
         """Owner address and public key of the other hosts that this process talks to by itself."""
+        self.lost_hosts: dict[str, m.Dead] = {}
+        """How other hosts were lost, or ended. Leader only writes; an entry counts until the host is in ``hosts``."""
         self.keys: KeyPair | None = None
         self.secret = b""
         """Of the session: who has it may read and write the buffers of its processes."""
@@ -304,22 +306,41 @@ class Runtime(Bulk):
         elif host_of(proc) == self.host:
             made = IpcPeer(self, proc, starting)
         else:
+            why = self.out_of_reach(host_of(proc))
+            if why is not None:
+                return self._gone_peer(proc, why)
             made = RemotePeer(self, proc, self.gateway(host_of(proc)))
         made.starting = starting
         with self.peer_lock:
             peer = self.peers.setdefault(proc, made)
+        if peer.dead is None and peer.host in self.lost_hosts and (why := self.out_of_reach(peer.host)):
+            # It was lost while this was made, and those who were told of that did not see this one.
+            peer.end(m.Dead(proc, why.reason, why.expected, []))
         # An agent is missed by the loss of its host, and what this process belongs to takes it along.
         if peer is made and not starting and proc not in (self.proc, self.root) and not proc.endswith("/agent"):
             # A rank asks the agent of its own host, which hears of the loss of others as well.
             self.to_agent(self.host if self.config is not None else host_of(proc), m.Watch(self.proc, proc))
         return peer
 
+    def out_of_reach(self, host: str) -> m.Dead | None:
+        """How a host was lost, or that it is not known; None if messages can be sent there.
+
+        A rank sends by the agent of its own host, which answers for hosts that it does not reach.
+        """
+        if host == self.host or host in self.hosts or self.config is not None:
+            return None
+        known = self.lost_hosts.get(host)
+        return known or m.Dead(host, f"is on host {host}, which this program has not attached", False, [])
+
     def gateway(self, host: str) -> Gateway:
-        """The way to another host."""
+        """The way to another host, which is not ``out_of_reach``."""
         gateway = self._gateways.get(host)
         if gateway is None:
             agent = f"{host}/agent"
-            if host in self.hosts and self.keys is not None:
+            if self.config is None and host != self.host:
+                if self.keys is None or host not in self.hosts:
+                    why = self.out_of_reach(host)
+                    raise SupervisionError(f"nothing can be sent to host {host}: it {why.reason if why else 'is new'}")
                 address, public = self.hosts[host]
                 link = Link(self.context, address, self.hello, self.keys, public.encode(), self.lease)
                 gateway = Gateway(link, agent, True)
@@ -344,7 +365,7 @@ class Runtime(Bulk):
 
     def peer_died(self, dead: m.Dead) -> None:
         """Fails what waits for a process that has died."""
-        peer = self.peer(dead.proc) if dead.proc in self.peers else self._dead_peer(dead.proc)
+        peer = self.peer(dead.proc) if dead.proc in self.peers else self._gone_peer(dead.proc)
         if peer.dead is not None:
             return
         peer.end(dead)
@@ -409,12 +430,16 @@ class Runtime(Bulk):
             raise StoppedError(f"{name} {why}, so it cannot be {wish} here", mesh=name)
         return shared
 
-    def _dead_peer(self, proc: str) -> Peer:
+    def _gone_peer(self, proc: str, why: m.Dead | None = None) -> Peer:
+        dead = m.Dead(proc, why.reason, why.expected, []) if why is not None else None
         with self.peer_lock:
-            return self.peers.setdefault(proc, Peer(self, proc))
+            return self.peers.setdefault(proc, GonePeer(self, proc, dead))
 
     def host_died(self, host: str, reason: str, expected: bool = False) -> None:
         """A host is lost with all of its processes, or was shut down."""
+        if host != self.host:
+            # First of all: a peer that is made from now on is dead at once.
+            self.lost_hosts[host] = m.Dead(host, reason, expected, [])
         # It stays, closed: what is still sent to a lost host leads nowhere.
         gateway = self._gateways.get(host)
         if gateway is not None:

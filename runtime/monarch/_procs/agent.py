@@ -98,6 +98,7 @@ class Agent:
         self.owner = config.owner
         self.poller = zmq.Poller()
         self.poller.register(self.switch.inbox.socket, zmq.POLLIN)
+        self._lost_hosts: set[str] = set()
         self.closing = False
         self.listening: m.Listening | None = None
         self._timers: list[tuple[float, Callable[[], None]]] = []
@@ -219,6 +220,9 @@ class Agent:
 
     def _refuses(self, spawn: m.Spawn) -> str:
         """Why these procs cannot be started here; empty if they can."""
+        if not all(self.switch.is_here(proc) for proc in spawn.procs):
+            # Another agent listens at the address of one that was lost, and was sent what was meant for that.
+            return f"could not be started: host {self.host} listens where its host did"
         need, free = AGENT_NEED * len(spawn.procs), reserve.free() - RESERVE
         if need <= free:
             return ""
@@ -307,8 +311,18 @@ class Agent:
                         dst, port = route.dst, message.port
                         self._later(_GATHER, lambda: self._send_gathered(dst, port))
                     return
-        if self.children.death_of(route.dst) is None:
-            self.switch.send(route.dst, frames)
+        if self.children.death_of(route.dst) is None and not self.switch.send(route.dst, frames):
+            self._undelivered(route.dst, frames)
+
+    def _undelivered(self, dst: str, frames: list[Any]) -> None:
+        """Tells the sender of a message that there is no way to whom it is for."""
+        source = getattr(m.decode(frames[0]), "src", "")
+        if source and source != dst:
+            host = host_of(dst)
+            reason = f"is lost with its host {host}: the connection to it broke"
+            if host not in self._lost_hosts:
+                reason = "is on a host that is not in this session"
+            self._tell(source, m.Dead(dst, reason, False, []))
 
     def _send_gathered(self, dst: str, port: int) -> None:
         """Does not keep replies waiting for those of slow ranks."""
@@ -324,7 +338,8 @@ class Agent:
         if len(frames) > 1:
             frames = self._into_shared_memory(frames, procs)
         for proc in procs:
-            self.switch.send(proc, frames)
+            if not self.switch.send(proc, frames):
+                self._undelivered(proc, frames)
 
     def _into_shared_memory(self, frames: list[Any], procs: list[str]) -> list[Any]:
         """Large buffers from another host are written once for all ranks of this one."""
@@ -341,6 +356,7 @@ class Agent:
 
     def _on_hosts(self, hosts: m.Hosts, _: list[Any]) -> None:
         self.switch.learn(hosts)
+        self._lost_hosts.difference_update(hosts.hosts)
         if self.listening is not None and hosts.token and self.owner in hosts.hosts:
             # An owner that has connected by address alone learns by this whom it is talking to.
             self._tell(self.owner, msgspec.structs.replace(self.listening, token=hosts.token))
@@ -421,6 +437,7 @@ class Agent:
         if name == self.owner:
             self._owner_died()
             return
+        self._lost_hosts.add(name)
         for proc in self.children.watched_on(name):
             self._spread(m.Dead(proc, f"is lost with its host {name}: the connection to it broke", False, []))
         if self.owner:
