@@ -228,9 +228,10 @@ class Session:
                 self._door = Doorkeeper(runtime.context)
             self._door.allow("controller", [public.encode() for public in allowed])
             if interface not in self._interfaces:
-                self._interfaces[interface] = self._door.bind(
-                    runtime.inbox.socket, f"tcp://{interface}", runtime.keys, "controller", runtime.lease
-                )
+                with runtime.inbox.binding:
+                    self._interfaces[interface] = self._door.bind(
+                        runtime.inbox.socket, f"tcp://{interface}", runtime.keys, "controller", runtime.lease
+                    )
             if not self._address or not interface.startswith("127."):
                 # From this machine the others can be reached as well.
                 self._address = self._interfaces[interface]

@@ -26,6 +26,7 @@ from monarch._wire import pickling
 from monarch._wire.descriptors import reserve
 from monarch._wire.links import LEASE_S, Inbox, Link, make_context
 from monarch._wire.pickling import dumps, loads
+from monarch._wire.split import join
 from monarch.exceptions import StoppedError, SupervisionError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ _OLDEST = 256
 """Calls that are looked at for ranks that do not answer, so that it costs little also where many are under way."""
 _VERDICT = 120.0
 """Seconds to wait for those who supervise a mesh."""
-_FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch})
+_FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch, m.Split})
 
 current: ContextVar[tuple[Cell, m.Call] | None] = ContextVar("monarch_call", default=None)
 """The actor whose code runs here, and the message that it handles."""
@@ -174,6 +175,7 @@ class Runtime(Bulk):
             m.Level: lambda level, _: self.on_level and self.on_level(level),
             m.Ask: self._on_ask,
             m.Batch: self._on_batch,
+            m.Split: self._on_split,
             m.Hello: self._on_hello,
             m.Refused: self._on_refused,
             m.Listening: lambda listening, _: self.on_listening and self.on_listening(listening),
@@ -264,6 +266,10 @@ class Runtime(Bulk):
             reply = m.decode(more[at])
             self._handlers[type(reply)](reply, more[at + 1 : at + size])
             at += size
+
+    def _on_split(self, message: m.Split, pieces: Sequence[Any]) -> None:
+        frames = join(message, pieces)
+        self.on_message(bytes(frames[0]), frames[1:])
 
     def _on_ready(self, ready: m.Ready, _: Sequence[Any]) -> None:
         peer = self.peers.get(ready.src)

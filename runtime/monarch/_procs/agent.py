@@ -41,6 +41,7 @@ from monarch._wire.descriptors import AGENT_NEED, RESERVE, limit_of, raise_limit
 from monarch._wire.keys import KeyPair
 from monarch._wire.links import LEASE_S, make_context
 from monarch._wire.segments import Segments
+from monarch._wire.split import join
 
 UNABLE = "cannot listen: "
 """What it prints instead of where it listens, before the reason."""
@@ -115,6 +116,7 @@ class Agent:
             m.Hosts: self._on_hosts,
             m.Listen: self._on_listen,
             m.Release: self._on_release,
+            m.Split: lambda split, pieces: self._handle(join(split, pieces)),
             m.Bye: self._on_bye,
         }
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from monarch._wire.descriptors import limit_of, reserve
+from monarch._wire.split import PIECE, split
 
 if TYPE_CHECKING:
     from monarch._wire.keys import KeyPair
@@ -81,6 +82,8 @@ class Inbox:
         self._path = address.removeprefix("ipc://")
         # Leader only.
         self._shut = False
+        self.binding = Lock()
+        """Held while options are set for an address, and it is bound."""
         try:
             self.socket.bind(address)
             inner = f"inproc://{address}"
@@ -125,12 +128,19 @@ class Inbox:
         except FileNotFoundError:
             if room:
                 self._shut = False
-                try:
-                    # What is connected already stays so.
-                    self.socket.bind(self.address)
-                except zmq.ZMQError as error:
-                    raise OSError(error.errno, f"cannot listen at {self._path}: {error.strerror}") from error
+                self._bind_again()
         return room
+
+    def _bind_again(self) -> None:
+        """Listens at another file of the same name; what is connected already stays so."""
+        with self.binding:
+            # A tcp address of this socket may have been bound since: what is set for that is not for ipc.
+            self.socket.set(zmq.CURVE_SERVER, 0)
+            self.socket.set(zmq.MAXMSGSIZE, -1)
+            try:
+                self.socket.bind(self.address)
+            except zmq.ZMQError as error:
+                raise OSError(error.errno, f"cannot listen at {self._path}: {error.strerror}") from error
 
     def touch(self) -> None:
         """Mark its file as in use, for those who remove old ones."""
@@ -148,7 +158,7 @@ class Inbox:
 class Link:
     """The PUSH socket to one process; any thread may send."""
 
-    __slots__ = ("_closed", "_lock", "_send", "_socket", "address")
+    __slots__ = ("_closed", "_lock", "_pieces", "_send", "_socket", "address")
 
     def __init__(
         self,
@@ -162,6 +172,7 @@ class Link:
         self.address = address
         self._lock = Lock()
         self._closed = False
+        self._pieces = keys is not None
         socket = self._socket = _push(context, address)
         _plain(socket)
         socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
@@ -177,6 +188,8 @@ class Link:
 
     def send(self, frame: bytes, more: Sequence[bytes | memoryview] = ()) -> None:
         """Queues a message; a closed link drops it, since its process is known to have ended."""
+        if self._pieces and (more or len(frame) > PIECE) and (pieces := split([frame, *more])) is not None:
+            frame, more = pieces[0], pieces[1:]
         with self._lock:
             if self._closed:
                 return
