@@ -22,10 +22,10 @@ from monarch._actors.controllers import CONTROLLERS, Desk
 from monarch._actors.executors import ThreadExecutor
 from monarch._actors.faults import Faults
 from monarch._actors.future import Future, Promise, in_thread
+from monarch._actors.limits import check_session
 from monarch._actors.output import OutputView
 from monarch._actors.peers import Gateway
 from monarch._actors.process import get_runtime, has_runtime, set_starter
-from monarch._actors.room import check_session
 from monarch._actors.runtime import Runtime
 from monarch._procs.agent import AgentConfig
 from monarch._procs.output import read_tail

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from monarch._actors.context import own_by_current
 from monarch._actors.future import Future, Promise, in_thread
 from monarch._actors.gather import Gather
+from monarch._actors.limits import check_room
 from monarch._actors.owned import Managed
 from monarch._actors.process import get_runtime
 from monarch._actors.procmesh import ProcMesh, _Shared
 from monarch._actors.procs import Procs, Roster
 from monarch._actors.roles import Role, axes_of, environments, ranges_of
-from monarch._actors.room import check_room
 from monarch._actors.runtime import Runtime, current
 from monarch._actors.silence import Silence
 from monarch._actors.starting import Starting

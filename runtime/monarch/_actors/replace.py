@@ -10,10 +10,10 @@ from monarch._actors.actormesh import ActorMesh
 from monarch._actors.failures import Failure, unpack_failure
 from monarch._actors.future import Future
 from monarch._actors.gather import Gather
+from monarch._actors.limits import check_room
 from monarch._actors.membership import tell_of_new_ones
 from monarch._actors.peers import Peer
 from monarch._actors.procmesh import ProcMesh
-from monarch._actors.room import check_room
 from monarch._actors.runtime import Runtime
 from monarch._core.valuemesh import ValueMesh
 from monarch._wire import messages as m

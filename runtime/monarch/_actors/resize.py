@@ -13,11 +13,11 @@ from monarch._actors.cells import FUNCTION
 from monarch._actors.future import Future, to_its_end
 from monarch._actors.healing import actors_of, dead_ranks, reaches
 from monarch._actors.hostmesh import HostMesh
+from monarch._actors.limits import check_room
 from monarch._actors.membership import tell_of_new_ones
 from monarch._actors.peers import Peer
 from monarch._actors.procmesh import GRACE, Ended, ProcMesh, _Shared
 from monarch._actors.replace import Arrival, create
-from monarch._actors.room import check_room
 from monarch._core.extent import axes_text
 from monarch._core.ranks import describe_ranks
 from monarch._wire import messages as m
