@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from monarch._procs.mark import Place
+from monarch._procs.oom import OomWatch
 from monarch._procs.output import brief, read_tail
 from monarch._wire.messages import Dead
 
@@ -70,6 +71,7 @@ class Children:
 
     def __init__(self, where: Callable[[str], Place | None] = lambda proc: None) -> None:
         self._where = where
+        self._oom = OomWatch()
         self.by_proc: dict[str, Child] = {}
         self._by_pid: dict[int, Child] = {}
         # Exit statuses that came before the zygote said which proc has which pid.
@@ -118,6 +120,8 @@ class Children:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
         reason = how_it_ended(status)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and self._oom.has_struck():
+            reason += ", just when the kernel ended processes because memory had run out (OOM killer)"
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == STOPPED:
             # The news that it is to stop may come by another way, after its end.
             child.stopping, reason = True, "was stopped"
