@@ -45,8 +45,9 @@ def replace(
             f"{mesh.name} is not owned here, or was stopped, so it has no ranks to replace", mesh=mesh.name
         )
     procs, starting = state.procs, state.starting
-    moved: Mapping[str, str] = hosts or {}
-    check_room(runtime, Counter(moved.get(host, host) for host in map(procs.host, ranks)))
+    moved: dict[str, str] = dict(hosts or {})
+    places: list[str] = [moved.get(host) or host for host in map(procs.host, ranks)]
+    check_room(runtime, Counter(places))
     old: dict[str, list[str]] = {}
     for rank in ranks:
         peer = runtime.peer(procs.proc(rank))
