@@ -13,6 +13,7 @@ Everything below is a MonarchError:
         SupervisionError                    the target cannot answer: its process, its host or the actor has died
             StoppedError                        the target was stopped by its owner
         SpawnError                          processes or actors could not be started
+            LimitError                          the limit of open files leaves no room for them
         GroupError                          a process group could not be made, or is broken
         TransferError                       memory of another process could not be read or written
         EditError                           living actors could not take a new version of their class
@@ -41,6 +42,7 @@ __all__ = [
     "EditError",
     "EnvError",
     "GroupError",
+    "LimitError",
     "MonarchError",
     "NotAnEndpointError",
     "NotKeptError",
@@ -166,6 +168,22 @@ class StoppedError(SupervisionError):
 
 class SpawnError(DeviceMeshError):
     """Processes or actors could not be started."""
+
+
+class LimitError(SpawnError):
+    """A limit of the system leaves no room for a session, or for more processes; nothing was started.
+
+    Attributes:
+        limit: the limit of open files of the process that has no room.
+        need: how many more descriptors it needs.
+        free: how many it has left.
+    """
+
+    def __init__(self, message: str, *, limit: int = 0, need: int = 0, free: int = 0) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.need = need
+        self.free = free
 
 
 class GroupError(DeviceMeshError):

@@ -22,6 +22,7 @@ from monarch._actors.controllers import CONTROLLERS, Desk
 from monarch._actors.executors import ThreadExecutor
 from monarch._actors.faults import Faults
 from monarch._actors.future import Future, Promise, in_thread
+from monarch._actors.limits import check_session
 from monarch._actors.output import OutputView
 from monarch._actors.peers import Gateway
 from monarch._actors.process import get_runtime, has_runtime
@@ -29,8 +30,9 @@ from monarch._actors.runtime import Runtime
 from monarch._procs.agent import AgentConfig
 from monarch._procs.output import read_tail
 from monarch._procs.posix import memfd, proc_start_time
-from monarch._procs.session import host_id, host_of, make_folder, remove_folder, remove_socket
+from monarch._procs.session import TEND, host_id, host_of, make_folder, remove_folder, remove_socket
 from monarch._wire import messages as m
+from monarch._wire.descriptors import raise_limit
 from monarch._wire.keys import Doorkeeper, KeyPair
 from monarch._wire.links import Link
 from monarch.exceptions import CallTimeoutError, SpawnError
@@ -55,6 +57,8 @@ class Session:
     """What a program has beside its runtime: the processes that serve it."""
 
     def __init__(self) -> None:
+        raise_limit()
+        check_session()
         self.folder = make_folder()
         host = host_id(self.folder)
         proc = f"{host}/c{secrets.token_hex(3)}"
@@ -99,6 +103,12 @@ class Session:
         runtime.session = self
         runtime.actors[CONTROLLERS] = cast("Cell", Desk(runtime))
         runtime.pump.start()
+        self._tend()
+
+    def _tend(self) -> None:
+        if not self.runtime.closed:
+            self.runtime.tend()
+            self.runtime.pump.call_later(TEND, self._tend)
 
     # The agent of this host
 
@@ -109,6 +119,12 @@ class Session:
             for interface in list(self._interfaces):
                 self._open_own_agent(self.runtime.keys, interface)
             self._tell_all()
+
+    @property
+    def agent_pid(self) -> int:
+        """Of the agent of this host; 0 if none runs."""
+        agent = self._agent
+        return agent.pid if agent is not None else 0
 
     def _start_agent(self) -> bool:
         """Whether it did not run."""
@@ -145,7 +161,7 @@ class Session:
             return
         # Its ranks die with it, and cannot remove what they listened on.
         for name in os.listdir(self.folder):
-            if not self.runtime.proc.endswith(f"/{name}"):
+            if not name.startswith(self.runtime.proc.partition("/")[2]):
                 remove_socket(self.folder, f"{self.runtime.host}/{name}")
         how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
         reason = f"was lost with the host agent, which {how}" + (f": {tail.splitlines()[-1]}" if tail else "")
@@ -212,9 +228,10 @@ class Session:
                 self._door = Doorkeeper(runtime.context)
             self._door.allow("controller", [public.encode() for public in allowed])
             if interface not in self._interfaces:
-                self._interfaces[interface] = self._door.bind(
-                    runtime.inbox.socket, f"tcp://{interface}", runtime.keys, "controller", runtime.lease
-                )
+                with runtime.inbox.binding:
+                    self._interfaces[interface] = self._door.bind(
+                        runtime.inbox.socket, f"tcp://{interface}", runtime.keys, "controller", runtime.lease
+                    )
             if not self._address or not interface.startswith("127."):
                 # From this machine the others can be reached as well.
                 self._address = self._interfaces[interface]

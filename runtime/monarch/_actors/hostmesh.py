@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._actors.context import own_by_current
 from monarch._actors.future import Future, Promise, in_thread
 from monarch._actors.gather import Gather
+from monarch._actors.limits import check_room
 from monarch._actors.owned import Managed
 from monarch._actors.process import open_runtime, runtime_for
 from monarch._actors.procmesh import ProcMesh, _Shared
@@ -27,7 +29,7 @@ from monarch._core.region import Region
 from monarch._core.supervision import Restart
 from monarch._core.tables import html_table, text_table
 from monarch._wire.pickling import dumps
-from monarch.exceptions import ArgumentError, EnvError, ShapeError, StoppedError
+from monarch.exceptions import ArgumentError, EnvError, ShapeError, SpawnError, StoppedError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -123,6 +125,8 @@ class HostMesh(MeshView, Managed):
             ShapeError: a size is not positive, an axis is one of the hosts already, or ``proc_bind`` or ``roles`` do
                 not fit.
             ArgumentError: ``restart``, ``spares`` or ``silence`` is none of these.
+            SpawnError: a host is lost.
+            LimitError: this host has too few file descriptors for so many processes; none was started.
             StoppedError: the hosts were shut down.
         """
         runtime = self._runtime
@@ -139,6 +143,8 @@ class HostMesh(MeshView, Managed):
         count = prod(local.sizes)
         binds = _binds(proc_bind, count)
         hosts = tuple(self._hosts[rank] for rank in self._region.base_ranks())
+        _check_hosts(runtime, hosts)
+        check_room(runtime, {host: number * (count + spares) for host, number in Counter(hosts).items()})
         uid = secrets.token_hex(4)
         called = name or "procs"
         roster = Roster(0, hosts, count, extent.sizes)
@@ -269,6 +275,18 @@ def proc_mesh(
     if hosts != 1:
         raise ShapeError(f"proc_mesh starts processes on this host only, so hosts is 1 and not {hosts!r}")
     return this_host().spawn_procs({"gpus": gpus}, env=env, name=name)
+
+
+def _check_hosts(runtime: Runtime, hosts: Sequence[str]) -> None:
+    """SpawnError if hosts are lost."""
+    lost = {host: why.reason for host in dict.fromkeys(hosts) if (why := runtime.out_of_reach(host)) is not None}
+    if lost:
+        host, reason = next(iter(lost.items()))
+        more = f", and {len(lost) - 1} more of these hosts are out of reach" if len(lost) > 1 else ""
+        raise SpawnError(
+            f"cannot start processes on host {host}: its agent {reason}{more}. "
+            f"Use a slice of the hosts that there are, or attach the lost ones again"
+        )
 
 
 def _local_extent(hosts: Extent, per_host: Mapping[str, int] | None) -> Extent:

@@ -28,7 +28,7 @@ def cost_of(body: bytes, buffers: Sequence[memoryview]) -> int:
 class Peer:
     """Another process, or this one; ``send`` puts a message on the one path to it."""
 
-    __slots__ = ("dead", "host", "proc", "runtime", "thread", "window")
+    __slots__ = ("dead", "host", "proc", "runtime", "starting", "thread", "window")
 
     def __init__(self, runtime: Runtime, proc: str) -> None:
         self.runtime = runtime
@@ -40,6 +40,8 @@ class Peer:
         self.window = Window()
         # Of a thread that waits for room; the pump's.
         self.thread: Turn | None = None
+        self.starting = False
+        """Whether it has not said yet that it is ready. Set before it is shared, cleared by the leader."""
 
     @property
     def sent(self) -> int:
@@ -72,11 +74,13 @@ class Peer:
 
     def ready(self) -> None:
         """It listens now."""
+        self.starting = False
 
     def end(self, dead: Dead) -> None:
         """It has died: nothing more goes there."""
         self.dead = dead
         self.window.open()
+        self.starting = False
         self.runtime.pump.notify(self)
 
 
@@ -87,6 +91,19 @@ class LocalPeer(Peer):
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
         self.runtime.on_message(frame, more)
+
+
+class GonePeer(Peer):
+    """A process that was known to be gone, or out of reach, before anything was sent to it."""
+
+    __slots__ = ()
+
+    def __init__(self, runtime: Runtime, proc: str, dead: Dead | None = None) -> None:
+        super().__init__(runtime, proc)
+        self.dead = dead
+
+    def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
+        """Drops it: ``dead`` says why to those who wait."""
 
 
 class IpcPeer(Peer):
@@ -117,6 +134,7 @@ class IpcPeer(Peer):
         link.send(frame, more)
 
     def ready(self) -> None:
+        self.starting = False
         if self._early is None:
             return
         link = self._connect()

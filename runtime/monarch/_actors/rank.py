@@ -143,6 +143,7 @@ class Rank:
         if self.outbox.tick() or self._busy_call() is not None:
             self._pause = _FLUSH_EVERY
         self.runtime.settle()
+        self.runtime.tend()
         self.runtime.pump.call_later(self._pause, self._tick)
 
     def _busy_call(self) -> tuple[Cell, m.Call] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from monarch._actors.birth import Birth
 from monarch._actors.failures import Failure, unpack_failure
 from monarch._actors.future import Future
 from monarch._actors.gather import Gather
+from monarch._actors.limits import check_room
 from monarch._actors.membership import tell_of_new_ones
 from monarch._actors.peers import Peer
 from monarch._actors.queries import actors_of
@@ -39,12 +41,16 @@ def replace(
 
     Raises:
         StoppedError: the mesh is not owned here, or was stopped.
+        LimitError: there are too few file descriptors for them.
     """
     procs, starting = shared.procs, shared.starting
     if starting is None or shared.stopped is not None:
         raise StoppedError(
             f"{procs.name} is not owned here, or was stopped, so it has no ranks to replace", mesh=procs.name
         )
+    moved: dict[str, str] = dict(hosts or {})
+    places: list[str] = [moved.get(host) or host for host in map(procs.host, ranks)]
+    check_room(runtime, Counter(places))
     old: dict[str, list[str]] = {}
     for rank in ranks:
         peer = runtime.peer(procs.proc(rank))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
@@ -12,6 +13,7 @@ from monarch._actors.cells import FUNCTION
 from monarch._actors.changing import changing
 from monarch._actors.future import Future, to_its_end
 from monarch._actors.hostmesh import HostMesh
+from monarch._actors.limits import check_room
 from monarch._actors.membership import tell_of_new_ones
 from monarch._actors.peers import Peer
 from monarch._actors.procmesh import Ended, ProcMesh, _Shared
@@ -60,6 +62,7 @@ def _resize(mesh: ProcMesh, shared: _Shared, onto: HostMesh | None, sizes: Mappi
             )
         before, going, left = procs.size, [procs.proc(rank) for rank in range(count, procs.size)], procs.hosts
         come = range(before, count)
+        check_room(runtime, Counter(hosts[rank // per_host] for rank in come))
         with shared.lock:
             roster = procs.resized(hosts, per_host, tuple(new.values()))
             # Before anybody can look them up and ask an agent of them, which knows nothing yet.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,19 +22,21 @@ from monarch._actors.failures import pack_failure
 from monarch._actors.functions import function_of
 from monarch._actors.mishaps import Mishaps
 from monarch._actors.oversight import Oversight
-from monarch._actors.peers import Gateway, IpcPeer, LocalPeer, Peer, RemotePeer
+from monarch._actors.peers import Gateway, GonePeer, IpcPeer, LocalPeer, Peer, RemotePeer
 from monarch._actors.procs import split_proc
 from monarch._core.events import Event
 from monarch._core.flow import Finished
 from monarch._core.region import Region
 from monarch._procs.output import brief
 from monarch._procs.pump import Pump, Waiter
-from monarch._procs.session import host_of, ipc_address
+from monarch._procs.session import Residence, host_of, ipc_address, restore_folder
 from monarch._wire import messages as m
 from monarch._wire import pickling
+from monarch._wire.descriptors import reserve
 from monarch._wire.links import LEASE_S, Inbox, Link, make_context
 from monarch._wire.pickling import dumps, loads
-from monarch.exceptions import PointError, ProtocolError, StoppedError
+from monarch._wire.split import join
+from monarch.exceptions import PointError, ProtocolError, StoppedError, SupervisionError
 
 if TYPE_CHECKING:
     from monarch._actors.actormesh import ActorMesh
@@ -50,7 +53,7 @@ _EARLY = 5.0
 _VIEWS = 4096
 _OLDEST = 256
 """Calls that are looked at for ranks that do not answer, so that it costs little also where many are under way."""
-_FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch})
+_FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch, m.Split})
 
 current: ContextVar[tuple[Cell, m.Call] | None] = ContextVar("monarch_call", default=None)
 """The actor whose code runs here, and the message that it handles."""
@@ -109,6 +112,8 @@ class Runtime(Bulk):
         self._gateways: dict[str, Gateway] = {}
         self.hosts: dict[str, tuple[str, str]] = {}
         """Owner address and public key of the other hosts that this process talks to by itself."""
+        self.lost_hosts: dict[str, m.Dead] = {}
+        """How other hosts were lost, or ended. Leader only writes; an entry counts until the host is in ``hosts``."""
         self.keys: KeyPair | None = None
         self.secret = b""
         """Of the session: who has it may read and write the buffers of its processes."""
@@ -199,13 +204,17 @@ class Runtime(Bulk):
                 m.Level: lambda level, _: _wanted(self.on_level)(level),
                 m.Ask: self._on_ask,
                 m.Batch: self._on_batch,
+                m.Split: self._on_split,
                 m.Hello: self._on_hello,
                 m.Refused: self._on_refused,
                 m.Listening: lambda listening, _: _wanted(self.on_listening)(listening),
             }
         )
         pickling.lender = Lending()
+        # A cleaner of /tmp may have taken it since the session began.
+        restore_folder(folder)
         self.inbox = Inbox(self.context, ipc_address(folder, proc))
+        self.residence = Residence(folder, self.inbox, hold=proc == root)
         self._recv = self.inbox.socket.recv
         self.pump = Pump(self.inbox, self._on_frame)
 
@@ -327,6 +336,10 @@ class Runtime(Bulk):
                 self.mishaps.undecodable(error)
             at += size
 
+    def _on_split(self, message: m.Split, pieces: Sequence[Any]) -> None:
+        frames = join(message, pieces)
+        self.on_message(bytes(frames[0]), frames[1:])
+
     def _on_ready(self, ready: m.Ready, _: Sequence[Any]) -> None:
         peer = self.peers.get(ready.src)
         if peer is not None:
@@ -361,8 +374,13 @@ class Runtime(Bulk):
         peer = self.peers.get(proc)
         if peer is not None:
             return peer
-        # Before the lock, which is not to be held while another is waited for.
-        gateway = self.gateway(host_of(proc)) if host_of(proc) != self.host else None
+        gateway = None
+        if host_of(proc) != self.host:
+            why = self.out_of_reach(host_of(proc))
+            if why is not None:
+                return self._gone_peer(proc, why)
+            # Before the lock, which is not to be held while another is waited for.
+            gateway = self.gateway(host_of(proc))
         with self.peer_lock:
             # One only, since two connections would not keep the order.
             peer = self.peers.get(proc)
@@ -372,15 +390,29 @@ class Runtime(Bulk):
                 peer = RemotePeer(self, proc, gateway)
             else:
                 peer = LocalPeer(self, proc) if proc == self.proc else IpcPeer(self, proc, starting)
+            peer.starting = starting
             self.peers[proc] = peer
+        if peer.dead is None and peer.host in self.lost_hosts and (why := self.out_of_reach(peer.host)):
+            # It was lost while this was made, and those who were told of that did not see this one.
+            peer.end(m.Dead(proc, why.reason, why.expected, []))
         # An agent is missed by the loss of its host, and what this process belongs to takes it along.
         if not starting and proc not in (self.proc, self.root) and not proc.endswith("/agent"):
             # A rank asks the agent of its own host, which hears of the loss of others as well.
             self.to_agent(self.host if self.config is not None else host_of(proc), m.Watch(self.proc, proc))
         return peer
 
+    def out_of_reach(self, host: str) -> m.Dead | None:
+        """How a host was lost, or that it is not known; None if messages can be sent there.
+
+        A rank sends by the agent of its own host, which answers for hosts that it does not reach.
+        """
+        if host == self.host or host in self.hosts or self.config is not None:
+            return None
+        known = self.lost_hosts.get(host)
+        return known or m.Dead(host, f"is on host {host}, which this program has not attached", False, [])
+
     def gateway(self, host: str) -> Gateway:
-        """The way to another host; one only, since two connections would not keep the order."""
+        """The way to another host, which is not ``out_of_reach``; one only, since two would not keep the order."""
         gateway = self._gateways.get(host)
         if gateway is None:
             with self._gateway_lock:
@@ -391,7 +423,10 @@ class Runtime(Bulk):
 
     def _new_gateway(self, host: str) -> Gateway:
         agent = f"{host}/agent"
-        if host in self.hosts and self.keys is not None:
+        if self.config is None and host != self.host:
+            if self.keys is None or host not in self.hosts:
+                why = self.out_of_reach(host)
+                raise SupervisionError(f"nothing can be sent to host {host}: it {why.reason if why else 'is new'}")
             address, public = self.hosts[host]
             link = Link(self.context, address, self.hello, self.keys, public.encode(), self.lease)
             return Gateway(link, agent, True)
@@ -416,7 +451,7 @@ class Runtime(Bulk):
 
     def peer_died(self, dead: m.Dead) -> None:
         """Fails what waits for a process that has died."""
-        peer = self.peer(dead.proc) if dead.proc in self.peers else self._dead_peer(dead.proc)
+        peer = self.peer(dead.proc) if dead.proc in self.peers else self._gone_peer(dead.proc)
         if peer.dead is not None:
             return
         # First, so that whoever sees the death sees as well that it is being decided about.
@@ -473,12 +508,16 @@ class Runtime(Bulk):
             raise StoppedError(f"{name} {why}, so it cannot be {wish} here", mesh=name)
         return shared
 
-    def _dead_peer(self, proc: str) -> Peer:
+    def _gone_peer(self, proc: str, why: m.Dead | None = None) -> Peer:
+        dead = m.Dead(proc, why.reason, why.expected, []) if why is not None else None
         with self.peer_lock:
-            return self.peers.setdefault(proc, Peer(self, proc))
+            return self.peers.setdefault(proc, GonePeer(self, proc, dead))
 
     def host_died(self, host: str, reason: str, expected: bool = False) -> None:
         """A host is lost with all of its processes, or was shut down."""
+        if host != self.host:
+            # First of all: a peer that is made from now on is dead at once.
+            self.lost_hosts[host] = m.Dead(host, reason, expected, [])
         # It stays, closed: what is still sent to a lost host leads nowhere.
         gateway = self._gateways.get(host)
         if gateway is not None:
@@ -486,6 +525,12 @@ class Runtime(Bulk):
         for proc, peer in list(self.peers.items()):
             if peer.host == host and peer.dead is None and proc != self.proc:
                 self.peer_died(m.Dead(proc, reason, expected, []))
+
+    def tend(self) -> None:
+        """Looks after what others find this process by; in the thread that receives."""
+        said = self.residence.tend()
+        if said:
+            print(f"monarch: {self.proc}: {said}", file=sys.stderr, flush=True)
 
     # Ports
 
@@ -598,6 +643,8 @@ class Runtime(Bulk):
         for gateway in self._gateways.values():
             gateway.close(linger_ms)
         self.inbox.close()
+        self.residence.close()
+        reserve.give_up()
         self.segments.close()
         self.context.term()
 

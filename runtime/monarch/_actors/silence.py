@@ -67,7 +67,9 @@ class Silence:
         for proc, asked in list(self._asked.items()):
             if proc not in self.since and now - asked >= self.bounds.get(split_proc(proc)[0], USUAL):
                 self.since[proc] = asked
-                self._say(f"{self._title(proc)} {self.text(proc)}; it lives, and its calls wait")
+                # Of a process on another host it is not known.
+                lives = "it lives, and " if proc in runtime.pids else ""
+                self._say(f"{self._title(proc)} {self.text(proc)}; {lives}its calls wait")
         runtime.pump.call_later(min([_EVERY, *self.bounds.values()]), self._tick)
 
     def ask(self, procs: Iterable[str], now: float) -> None:
@@ -83,6 +85,9 @@ class Silence:
 
     def _listens(self, proc: str) -> bool:
         """One that is still being started has nothing to answer with."""
+        peer = self._runtime.peers.get(proc)
+        if peer is None or peer.starting:
+            return False
         return host_of(proc) != self._runtime.host or proc in self._runtime.pids
 
     def look(self, procs: Sequence[str], patience: float) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from monarch._actors.procs import Procs
 from monarch._actors.runtime import Runtime
@@ -15,6 +17,9 @@ from monarch._wire.pickling import dumps
 RANK_ENTRY = "monarch._actors.rank:main"
 SPARE = -1
 """Base rank of a process that has none yet."""
+
+READY_SECONDS = float(os.environ.get("MONARCH_READY_SECONDS") or 300.0)
+"""Seconds in which a new process is to say that it listens, the imports of a cold zygote included."""
 
 
 @dataclass
@@ -132,3 +137,18 @@ class Starting:
             self.cwd,
         )
         runtime.to_agent(host, spawn)
+        runtime.pump.call_later(READY_SECONDS, partial(self._late, host, names))
+
+    def _late(self, host: str, names: list[str]) -> None:
+        """Gives up those that have not said that they listen."""
+        runtime = self.runtime
+        late = [name for name in names if (peer := runtime.peers.get(name)) is not None and peer.starting]
+        if not late or runtime.closed:
+            return
+        runtime.to_agent(host, m.Stop(runtime.proc, late, 0.0))
+        reason = (
+            f"could not be started: it was not ready within {READY_SECONDS:g} s; if imports take that long here, "
+            f"set MONARCH_READY_SECONDS"
+        )
+        for name in late:
+            runtime.peer_died(m.Dead(name, reason, False, []))

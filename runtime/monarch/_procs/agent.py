@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import resource
 import select
 import signal
 import sys
@@ -26,13 +25,24 @@ from monarch._procs.children import Child, Children
 from monarch._procs.mark import take_mark
 from monarch._procs.mishaps import AgentMishaps
 from monarch._procs.posix import memfd, proc_start_time, set_child_subreaper
-from monarch._procs.session import claim, host_id, host_of, make_folder, remove_folder, remove_socket
+from monarch._procs.session import (
+    TEND,
+    Residence,
+    claim,
+    host_id,
+    host_of,
+    make_folder,
+    remove_folder,
+    remove_socket,
+)
 from monarch._procs.spawning import Forks
 from monarch._procs.switch import Frames, Switch
 from monarch._wire import messages as m
+from monarch._wire.descriptors import AGENT_NEED, RESERVE, limit_of, raise_limit, remedy, reserve
 from monarch._wire.keys import KeyPair
 from monarch._wire.links import LEASE_S, make_context
 from monarch._wire.segments import Segments
+from monarch._wire.split import join
 from monarch.exceptions import ProtocolError
 
 UNABLE = "cannot listen: "
@@ -87,12 +97,14 @@ class Agent:
         self.forks = Forks(config.preload, config.later, self.folder, cleaner, self._died)
         keys = KeyPair(config.keys[0].encode(), config.keys[1].encode()) if config.keys else KeyPair.new()
         self.switch = Switch(make_context(), self.proc, self.folder, keys, config.lease)
+        self._residence = Residence(self.folder, self.switch.inbox, hold=True)
         self.casts = Casts(self.proc)
         self.segments = Segments()
         self.owner = config.owner
         self.mishaps = AgentMishaps(self.proc, self.children, self._tell, self._died)
         self.poller = zmq.Poller()
         self.poller.register(self.switch.inbox.socket, zmq.POLLIN)
+        self._lost_hosts: set[str] = set()
         self.closing = False
         self._relieving = False
         self.listening: m.Listening | None = None
@@ -110,6 +122,7 @@ class Agent:
             m.Hosts: self._on_hosts,
             m.Listen: self._on_listen,
             m.Release: self._on_release,
+            m.Split: lambda split, pieces: self._handle(join(split, pieces)),
             m.Bye: self._on_bye,
             # Whoever refuses to talk to this host is heard of by those who want to talk to it.
             m.Refused: lambda refused, _: None,
@@ -134,8 +147,15 @@ class Agent:
                 self._watch_fd(pidfd, self._owner_died)
                 if proc_start_time(self.config.owner_pid) != self.config.owner_start:
                     self.closing = True
+        self._tend()
         while not self.closing:
             self._step()
+
+    def _tend(self) -> None:
+        said = self._residence.tend()
+        if said:
+            print(f"{self.proc}: {said}", file=sys.stderr, flush=True)
+        self._later(TEND, self._tend)
 
     def _step(self) -> None:
         for fd in self.forks.filenos():
@@ -209,7 +229,26 @@ class Agent:
         elif not self.owner:
             self.owner = hello.proc
 
+    def _refuses(self, spawn: m.Spawn) -> str:
+        """Why these procs cannot be started here; empty if they can."""
+        if not all(self.switch.is_here(proc) for proc in spawn.procs):
+            # Another agent listens at the address of one that was lost, and was sent what was meant for that.
+            return f"could not be started: host {self.host} listens where its host did"
+        need, free = AGENT_NEED * len(spawn.procs), reserve.free() - RESERVE
+        if need <= free:
+            return ""
+        return (
+            f"could not be started: the host agent needs {need} more file descriptors for {len(spawn.procs)} "
+            f"processes, and {max(0, free)} of its limit of {limit_of()} are free; raise the limit there before the "
+            f"agent starts: {remedy(limit_of() - free + need)}"
+        )
+
     def _on_spawn(self, spawn: m.Spawn, _: list[Any]) -> None:
+        reason = self._refuses(spawn)
+        if reason:
+            for proc in spawn.procs:
+                self._tell(spawn.src, m.Dead(proc, reason, False, []))
+            return
         fds = [(memfd("stdout"), memfd("stderr")) for _ in spawn.procs]
         for proc, place, pair in zip(spawn.procs, spawn.places, fds, strict=True):
             self.children.add(Child(proc, spawn.src, f"{spawn.title}[{place}]", pair))
@@ -299,8 +338,18 @@ class Agent:
                         dst, port = route.dst, message.port
                         self._later(_GATHER, lambda: self._send_gathered(dst, port))
                     return
-        if self.children.death_of(route.dst) is None:
-            self.switch.send(route.dst, frames)
+        if self.children.death_of(route.dst) is None and not self.switch.send(route.dst, frames):
+            self._undelivered(route.dst, frames)
+
+    def _undelivered(self, dst: str, frames: list[Any]) -> None:
+        """Tells the sender of a message that there is no way to whom it is for."""
+        source = getattr(m.decode(frames[0]), "src", "")
+        if source and source != dst:
+            host = host_of(dst)
+            reason = f"is lost with its host {host}: the connection to it broke"
+            if host not in self._lost_hosts:
+                reason = "is on a host that is not in this session"
+            self._tell(source, m.Dead(dst, reason, False, []))
 
     def _send_gathered(self, dst: str, port: int) -> None:
         """Does not keep replies waiting for those of slow ranks."""
@@ -316,7 +365,8 @@ class Agent:
         if len(frames) > 1:
             frames = self._into_shared_memory(frames, procs)
         for proc in procs:
-            self.switch.send(proc, frames)
+            if not self.switch.send(proc, frames):
+                self._undelivered(proc, frames)
 
     def _into_shared_memory(self, frames: list[Any], procs: list[str]) -> list[Any]:
         """Large buffers from another host are written once for all ranks of this one."""
@@ -337,6 +387,7 @@ class Agent:
 
     def _on_hosts(self, hosts: m.Hosts, _: list[Any]) -> None:
         self.switch.learn(hosts)
+        self._lost_hosts.difference_update(hosts.hosts)
         if self.listening is not None and hosts.token and self.owner in hosts.hosts:
             # An owner that has connected by address alone learns by this whom it is talking to.
             self._tell(self.owner, msgspec.structs.replace(self.listening, token=hosts.token))
@@ -417,6 +468,7 @@ class Agent:
         if name == self.owner:
             self._owner_died()
             return
+        self._lost_hosts.add(name)
         for proc in self.children.watched_on(name):
             self._spread(m.Dead(proc, f"is lost with its host {name}: the connection to it broke", False, []))
         if self.owner:
@@ -435,6 +487,7 @@ class Agent:
         self.children.kill_all()
         self.forks.close()
         self.switch.close()
+        self._residence.close()
         _end_descendants()
         remove_folder(self.folder)
 
@@ -476,9 +529,7 @@ def run_agent(make: Callable[[], A], begin: Callable[[A], None]) -> None:
         make: makes the agent.
         begin: called with it once, before it works.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_limit()
     set_child_subreaper()
     agent = make()
     try:

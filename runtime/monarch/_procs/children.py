@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from monarch._procs.mark import Last
+from monarch._procs.oom import OomWatch
 from monarch._procs.output import brief, limit, read_tail, relieve
 from monarch._wire.messages import Dead
 
@@ -70,6 +71,7 @@ class Children:
 
     def __init__(self, last: Callable[[str], Last] = lambda proc: Last(None, False)) -> None:
         self._last = last
+        self._oom = OomWatch()
         self.by_proc: dict[str, Child] = {}
         self._by_pid: dict[int, Child] = {}
         # Exit statuses that came before the zygote said which proc has which pid.
@@ -118,6 +120,8 @@ class Children:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
         reason = how_it_ended(status)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and self._oom.has_struck():
+            reason += ", just when the kernel ended processes because memory had run out (OOM killer)"
         last = self._last(child.proc)
         if last.stopped and not child.killed:
             # The owner tells a rank and its agent at once, so the rank may end before its agent has heard of it.

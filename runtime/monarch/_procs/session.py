@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
+import stat
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from monarch._procs.posix import proc_start_time
-from monarch._wire.links import IPC_PATH_LIMIT
+from monarch._wire.descriptors import limit_of, used_by
+from monarch._wire.links import IPC_PATH_LIMIT, Inbox, shut_path
 
+TEND = 1.0
+"""Seconds between looks of a process at its folder and its socket file, and at its room for connections."""
+_TOUCH = 3600.0
+"""Seconds after which files are marked as in use: cleaners of /tmp look at their age."""
 # Room for the longest name of a socket in the folder.
 _NAME_ROOM = 30
 
@@ -46,6 +55,78 @@ def make_folder() -> str:
         except FileNotFoundError:
             # The last session of others has just ended, and removed the common folder.
             continue
+
+
+def restore_folder(folder: str) -> None:
+    """Make a session's folder again if somebody has removed it.
+
+    Raises:
+        OSError: it cannot be made, or another user has put something in its place.
+    """
+    base = os.path.dirname(folder)
+    for path in (base, folder):
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            known = os.lstat(path)
+            if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.getuid():
+                raise PermissionError(f"{path} is not a folder of this user; sockets cannot be put there") from None
+
+
+class Residence:
+    """Keeps the session's folder and the socket file of a process where others look for them.
+
+    Args:
+        folder: of the session.
+        inbox: of this process.
+        hold: whether to lock the folder, as cleaners that respect locks (systemd-tmpfiles) leave it then.
+    """
+
+    def __init__(self, folder: str, inbox: Inbox, hold: bool = False) -> None:
+        self._folder = folder
+        self._inbox = inbox
+        self._hold = hold
+        # Leader only, all of them.
+        self._lock = -1
+        self._touched = time.monotonic()
+        self._complaint = ""
+        self._take_lock()
+
+    def tend(self) -> str:
+        """Put back what is missing; in the thread that receives.
+
+        Returns:
+            What has just gone wrong, for people; empty if nothing has.
+        """
+        try:
+            if not os.path.isdir(self._folder):
+                restore_folder(self._folder)
+                self._take_lock()
+            takes = self._inbox.tend()
+            complaint = "" if takes else f"{used_by()} of its {limit_of()} file descriptors are open, so that it "
+        except OSError as error:
+            complaint = f"the session folder {self._folder} cannot be used ({error}), so that it "
+        if time.monotonic() - self._touched >= _TOUCH:
+            self._touched = time.monotonic()
+            self._inbox.touch()
+            with suppress(OSError):
+                os.utime(self._folder)
+        before, self._complaint = self._complaint, complaint
+        return complaint + "takes no new connections" if complaint and not before else ""
+
+    def _take_lock(self) -> None:
+        if not self._hold:
+            return
+        self.close()
+        with suppress(OSError):
+            self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
 
 def host_id(folder: str) -> str:
@@ -90,10 +171,10 @@ def ipc_address(folder: str, proc: str) -> str:
 
 def remove_socket(folder: str, proc: str) -> None:
     """Removes the file that a proc listened on; ZeroMQ leaves it, and the dead cannot remove theirs."""
-    try:
-        os.unlink(ipc_address(folder, proc).removeprefix("ipc://"))
-    except OSError:
-        pass
+    path = ipc_address(folder, proc).removeprefix("ipc://")
+    for each in (path, shut_path(path)):
+        with suppress(OSError):
+            os.unlink(each)
 
 
 def host_of(proc: str) -> str:

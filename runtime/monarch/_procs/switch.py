@@ -102,14 +102,21 @@ class Switch:
         """Whether there is a way to a proc."""
         return self.is_here(proc) or proc in self._hosts or host_of(proc) in self._hosts
 
-    def send(self, dst: str, frames: Frames) -> None:
-        """Sends a message to any proc of the session. What cannot be reached is known to be dead, or will be."""
+    def send(self, dst: str, frames: Frames) -> bool:
+        """Send a message to any proc of the session.
+
+        Returns:
+            False if there is no way to it: its host was lost, or is not in this session. Nothing was sent then.
+        """
         if self.is_here(dst):
             self._local(dst).send(bytes(frames[0]), frames[1:])
         elif dst in self._hosts:
             self._remote(dst).send(bytes(frames[0]), frames[1:])
         elif host_of(dst) in self._hosts:
             self._remote(host_of(dst)).send(encode(Route(dst, len(frames))), frames)
+        else:
+            return False
+        return True
 
     def _hello(self) -> bytes:
         return encode(Hello(VERSION, self.proc, os.getpid()))

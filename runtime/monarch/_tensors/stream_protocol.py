@@ -69,10 +69,10 @@ def take(connection: socket.socket, memory: Memory, spans: numpy.ndarray, until:
         write_bytes(memory, offset, size, lambda view: receive_into(connection, view, until))
 
 
-def receive(connection: socket.socket, size: int) -> bytearray:
-    """So many bytes; EOFError if the other end has closed it."""
+def receive(connection: socket.socket, size: int, until: float | None = None) -> bytearray:
+    """So many bytes; EOFError if the other end has closed it, TimeoutError after a time of the monotonic clock."""
     data = bytearray(size)
-    receive_into(connection, memoryview(data))
+    receive_into(connection, memoryview(data), until)
     return data
 
 
@@ -80,7 +80,10 @@ def receive_into(connection: socket.socket, view: memoryview, until: float | Non
     """The same, into memory; TimeoutError after a time of the monotonic clock."""
     while view:
         if until is not None:
-            connection.settimeout(max(0.001, until - time.monotonic()))
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("the bytes did not come in time")
+            connection.settimeout(left)
         # The system waits for all of it, so that Python is needed once.
         count = connection.recv_into(view, 0, socket.MSG_WAITALL)
         if not count:

@@ -8,6 +8,10 @@ from typing import Any, NamedTuple
 import zmq
 
 from monarch._wire.links import over_network
+from monarch._wire.split import LARGEST
+
+HANDSHAKE_MS = 10_000
+"""Milliseconds in which whoever connects over tcp is to prove that it holds a key."""
 
 
 class KeyPair(NamedTuple):
@@ -47,6 +51,9 @@ class Doorkeeper:
         socket.set(zmq.CURVE_SECRETKEY, keys.secret)
         socket.set(zmq.CURVE_PUBLICKEY, keys.public)
         over_network(socket, lease)
+        # Of a stranger too: no more than one piece is held, and for no longer than this.
+        socket.set(zmq.MAXMSGSIZE, LARGEST)
+        socket.set(zmq.HANDSHAKE_IVL, min(int(lease * 1000), HANDSHAKE_MS))
         has_port = address.rpartition(":")[2].isdigit()
         socket.bind(address if has_port else f"{address}:*")
         bound: Any = socket.get(zmq.LAST_ENDPOINT)

@@ -7,11 +7,16 @@ order sent. No socket has a high-water mark: nothing is dropped in silence, and 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Sequence
 from threading import Lock
 from typing import TYPE_CHECKING
 
 import zmq
+
+from monarch._wire.descriptors import limit_of, reserve
+from monarch._wire.split import PIECE, split
 
 if TYPE_CHECKING:
     from monarch._wire.keys import KeyPair
@@ -35,6 +40,24 @@ def _plain(socket: zmq.Socket[bytes]) -> None:
     socket.set(zmq.LINGER, 0)
 
 
+def _push(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
+    """A PUSH socket; for that the reserve is given up if there is no other room."""
+    for last in (False, True):
+        try:
+            return context.socket(zmq.PUSH)
+        except zmq.ZMQError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            if last:
+                raise OSError(
+                    errno.EMFILE,
+                    f"cannot connect to {address}: this process has all of its {limit_of()} file descriptors open; "
+                    f"close files that are not needed, or raise the limit with `ulimit -n`",
+                ) from error
+        reserve.give_up()
+    raise AssertionError
+
+
 def over_network(socket: zmq.Socket[bytes], lease: float) -> None:
     """Keepalive for tcp: ZeroMQ's own heartbeats, which go on while Python is busy."""
     socket.set(zmq.HEARTBEAT_IVL, min(HEARTBEAT_MS, int(lease * 250)))
@@ -44,6 +67,11 @@ def over_network(socket: zmq.Socket[bytes], lease: float) -> None:
     socket.set(zmq.HANDSHAKE_IVL, int(lease * 1000))
 
 
+def shut_path(path: str) -> str:
+    """Where a socket's file is while its process takes no new connections."""
+    return f"{path}.full"
+
+
 class Inbox:
     """The PULL socket of a process: bound to its own file, and to a name within the process to wake it by."""
 
@@ -51,6 +79,11 @@ class Inbox:
         self.socket = context.socket(zmq.PULL)
         _plain(self.socket)
         self.address = address
+        self._path = address.removeprefix("ipc://")
+        # Leader only.
+        self._shut = False
+        self.binding = Lock()
+        """Held while options are set for an address, and it is bound."""
         try:
             self.socket.bind(address)
             inner = f"inproc://{address}"
@@ -70,6 +103,50 @@ class Inbox:
             if not self._closed:
                 self._waker.send(b"")
 
+    def tend(self) -> bool:
+        """Look after the file that others connect to; in the thread that receives.
+
+        It is out of sight while descriptors are short: libzmq aborts the process if it cannot accept a connection.
+        If somebody has removed it, such as a cleaner of /tmp, there is another one.
+
+        Returns:
+            Whether it takes new connections.
+
+        Raises:
+            OSError: there is no file, and there cannot be one.
+        """
+        room = reserve.keep()
+        try:
+            if self._shut == room:
+                source, target = (
+                    (self._path, shut_path(self._path)) if not room else (shut_path(self._path), self._path)
+                )
+                os.rename(source, target)
+                self._shut = not room
+            else:
+                os.stat(shut_path(self._path) if self._shut else self._path)
+        except FileNotFoundError:
+            if room:
+                self._shut = False
+                self._bind_again()
+        return room
+
+    def _bind_again(self) -> None:
+        """Listens at another file of the same name; what is connected already stays so."""
+        with self.binding:
+            # A tcp address of this socket may have been bound since: what is set for that is not for ipc.
+            self.socket.set(zmq.CURVE_SERVER, 0)
+            self.socket.set(zmq.MAXMSGSIZE, -1)
+            try:
+                self.socket.bind(self.address)
+            except zmq.ZMQError as error:
+                raise OSError(error.errno, f"cannot listen at {self._path}: {error.strerror}") from error
+
+    def touch(self) -> None:
+        """Mark its file as in use, for those who remove old ones."""
+        with contextlib.suppress(OSError):
+            os.utime(self._path)
+
     def close(self) -> None:
         """Closes it; only when no thread receives any more."""
         with self._lock:
@@ -81,7 +158,7 @@ class Inbox:
 class Link:
     """The PUSH socket to one process; any thread may send."""
 
-    __slots__ = ("_closed", "_lock", "_send", "_socket", "address")
+    __slots__ = ("_closed", "_lock", "_pieces", "_send", "_socket", "address")
 
     def __init__(
         self,
@@ -95,7 +172,8 @@ class Link:
         self.address = address
         self._lock = Lock()
         self._closed = False
-        socket = self._socket = context.socket(zmq.PUSH)
+        self._pieces = keys is not None
+        socket = self._socket = _push(context, address)
         _plain(socket)
         socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
         if keys is not None and server is not None:
@@ -110,6 +188,8 @@ class Link:
 
     def send(self, frame: bytes, more: Sequence[bytes | memoryview] = ()) -> None:
         """Queues a message; a closed link drops it, since its process is known to have ended."""
+        if self._pieces and (more or len(frame) > PIECE) and (pieces := split([frame, *more])) is not None:
+            frame, more = pieces[0], pieces[1:]
         with self._lock:
             if self._closed:
                 return

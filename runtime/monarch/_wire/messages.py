@@ -13,7 +13,7 @@ import msgspec
 
 from monarch.exceptions import ProtocolError
 
-VERSION = 1
+VERSION = 2
 
 PackedBulk: TypeAlias = tuple[str, int, int, int, list[tuple[int, int]]]
 """Shared memory that holds the large buffers of a message: owner, its pid, fd, segment, offset and length of each."""
@@ -314,6 +314,13 @@ class Signal(_Message, tag=25):
     number: int
 
 
+class Split(_Message, tag=26):
+    """Carries a message with large frames in pieces; ``parts`` says how many of the following frames each has."""
+
+    parts: list[int]
+    frames: int
+
+
 class Bye(_Message, tag=18):
     """The owner of an agent ends it, and with it all of its procs."""
 
@@ -347,6 +354,7 @@ AnyMessage: TypeAlias = (
     | Level
     | Ask
     | Signal
+    | Split
     | Bye
 )
 

@@ -1,0 +1,28 @@
+"""Whether the kernel has ended processes for lack of memory: it sends SIGKILL, and tells nobody why."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+_COUNTS = "/proc/vmstat"
+
+
+class OomWatch:
+    """Counts what the kernel's OOM killer has ended since it was last asked; on the whole machine, all containers."""
+
+    def __init__(self, counts: str = _COUNTS) -> None:
+        self._counts = counts
+        self._seen = self._count()
+
+    def _count(self) -> int:
+        with suppress(OSError, ValueError), open(self._counts) as file:
+            for line in file:
+                name, _, number = line.partition(" ")
+                if name == "oom_kill":
+                    return int(number)
+        return 0
+
+    def has_struck(self) -> bool:
+        """Return whether it has ended a process since the last time that this was asked."""
+        before, self._seen = self._seen, self._count()
+        return self._seen > before

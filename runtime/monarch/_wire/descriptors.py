@@ -1,0 +1,98 @@
+"""File descriptors: how many a process may still open, and a reserve of them for its own connections."""
+
+from __future__ import annotations
+
+import os
+import resource
+from contextlib import suppress
+from threading import Lock
+
+ENOUGH = 65_536
+"""Soft limit that a process of a session asks for; as many sockets as one ZeroMQ context holds."""
+RESERVE = 16
+"""Descriptors that a process keeps back, so that user code that opens too many files leaves room for connections."""
+_LOW = 8
+"""Free descriptors, beside the reserve, below which a process takes no new connections."""
+AGENT_NEED = 5
+"""What a rank takes in its host agent: two files of output, and where ranks talk to each other, a link and back."""
+
+
+def raise_limit() -> None:
+    """Raise this process's soft limit of open files, up to its hard limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        # A container may forbid what the limits allow; then it stays as it is.
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def limit_of(pid: int | None = None) -> int:
+    """Return the soft limit of open files of a process of this user; of this one by default."""
+    soft = resource.prlimit(pid or 0, resource.RLIMIT_NOFILE)[0]
+    return ENOUGH if soft == resource.RLIM_INFINITY else soft
+
+
+def used_by(pid: int | None = None) -> int:
+    """Return how many descriptors a process of this user has open; of this one by default."""
+    folder = f"/proc/{pid or 'self'}/fd"
+    # Kernels from 6.2 on tell the number as the size of the folder, which is far cheaper than a list.
+    return os.stat(folder).st_size or len(os.listdir(folder))
+
+
+def remedy(total: int) -> str:
+    """Return the command that makes room for so many descriptors in all."""
+    return f"`ulimit -n {1 << max(8, (total - 1).bit_length())}`"
+
+
+class Reserve:
+    """Descriptors that are held open so that they can be given up when user code has used all others. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        # Under the lock.
+        self._held: list[int] = []
+        self._pid = 0
+
+    def free(self) -> int:
+        """Return how many descriptors this process may open, the reserve included."""
+        with self._lock:
+            held = len(self._held) if self._pid == os.getpid() else 0
+        return limit_of() - used_by() + held
+
+    def keep(self) -> bool:
+        """Hold the reserve if there is room for it, and give it up if there is not.
+
+        Returns:
+            Whether there is room: this process may take new connections.
+        """
+        room = self.free() >= RESERVE + _LOW
+        if room:
+            self._fill()
+        else:
+            self.give_up()
+        return room
+
+    def _fill(self) -> None:
+        with self._lock:
+            if self._pid != os.getpid():
+                # A fork has closed its parent's, or has them to close.
+                self._held, self._pid = [], os.getpid()
+            if len(self._held) == RESERVE:
+                return
+            with suppress(OSError):
+                self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+                while len(self._held) < RESERVE:
+                    self._held.append(os.dup(self._held[0]))
+
+    def give_up(self) -> None:
+        """Close what is held, because a connection needs room now."""
+        with self._lock:
+            held, self._held = (self._held, []) if self._pid == os.getpid() else ([], [])
+        for fd in held:
+            with suppress(OSError):
+                os.close(fd)
+
+
+reserve = Reserve()
+"""Of this process."""

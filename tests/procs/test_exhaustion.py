@@ -1,0 +1,371 @@
+"""What runs out or goes away: memory, disk, socket files, hosts. Each ends in time, with an error that names it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch._procs.oom import OomWatch
+from monarch._procs.session import restore_folder
+from workers import Workers
+
+pytestmark = pytest.mark.slow
+
+START = """
+import os, resource, shutil, signal, subprocess, sys, time
+from monarch.actor import Actor, attach_to_workers, endpoint, heal_mesh, shutdown_context, this_host
+from monarch._actors import starting
+from monarch._actors.process import get_runtime
+from monarch.exceptions import *
+class A(Actor):
+    @endpoint
+    def pid(self):
+        return os.getpid()
+    @endpoint
+    def ask(self, other):
+        return other.pid.call_one().get(timeout=20)
+    @endpoint
+    def limit(self, what, size):
+        resource.setrlimit(what, (size, resource.getrlimit(what)[1]))
+    @endpoint
+    def take(self, size):
+        return len(bytearray(size))
+def start(count, **options):
+    procs = this_host().spawn_procs({"gpus": count}, **options)
+    return procs.spawn("a", A)
+def use(count):
+    procs = this_host().spawn_procs({"gpus": count})
+    try:
+        return len(procs.spawn("a", A).pid.call().get(timeout=30))
+    finally:
+        procs.stop().get(30)
+def dies(actors):
+    # It is not known at once that a process was killed.
+    try:
+        while True:
+            actors.pid.call().get(30)
+    except SupervisionError as error:
+        return str(error)
+"""
+
+
+# Files that somebody removes
+
+REMOVED = (
+    START
+    + """
+actors = start(3)
+pids = list(actors.pid.call().get(30).values())
+folder = get_runtime().folder
+def remove():
+    if sys.argv[1] == "files":
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
+    else:
+        shutil.rmtree(folder if sys.argv[1] == "folder" else os.path.dirname(folder))
+remove()
+print(list(actors.pid.call().get(30).values()) == pids)
+print(actors.slice(gpus=0).ask.call_one(actors.slice(gpus=1)).get(30) == pids[1])
+remove()
+print(use(2))
+os.kill(pids[0], 9)
+dies(actors)
+remove()
+heal_mesh(actors, timeout=30)
+print(list(actors.pid.call().get(30).values())[1:] == pids[1:])
+"""
+)
+
+
+@pytest.mark.parametrize("what", ["files", "folder", "base"])
+def test_removed_sockets_are_put_back(program: Callable[..., Any], what: str) -> None:
+    assert program(REMOVED, what).ok().splitlines() == ["True", "True", "2", "True"]
+
+
+TAKEN = (
+    START
+    + """
+actors = start(1)
+actors.pid.call().get(30)
+base = os.path.dirname(get_runtime().folder)
+os.rename(base, base + "-away")
+os.symlink("/tmp", base)
+try:
+    use(1)
+except DeviceMeshError as error:
+    print("is not a folder of this user" in str(error), base in str(error))
+os.unlink(base)
+os.rename(base + "-away", base)
+print(use(1))
+"""
+)
+
+
+def test_folder_of_somebody_else_is_not_used(program: Callable[..., Any]) -> None:
+    """Whoever puts a folder of their own where the session's was could answer for its ranks."""
+    assert program(TAKEN).ok().splitlines() == ["True True", "1"]
+
+
+@pytest.mark.parametrize("what", ["file", "link"])
+def test_folder_is_restored_only_as_ones_own(tmp_path: Path, what: str) -> None:
+    base = tmp_path / "base"
+    folder = str(base / "s1")
+    restore_folder(folder)
+    assert os.stat(folder).st_mode & 0o777 == os.stat(base).st_mode & 0o777 == 0o700
+    os.rmdir(folder)
+    if what == "file":
+        Path(folder).touch()
+    else:
+        os.symlink(tmp_path, folder)
+    with pytest.raises(PermissionError, match="is not a folder of this user"):
+        restore_folder(folder)
+
+
+def test_session_folder_is_locked_against_cleaners(program: Callable[..., Any]) -> None:
+    """systemd-tmpfiles leaves alone what it cannot lock."""
+    text = START + "use(1)\nprint(subprocess.run(['flock', '-nx', get_runtime().folder, 'true']).returncode)\n"
+    assert program(text).ok() == "1\n"
+
+
+# Processes that never get ready
+
+STUCK = (
+    START
+    + """
+use(1)
+agent = get_runtime().session.agent_pid
+(zygote,) = [
+    int(pid)
+    for pid in open(f"/proc/{agent}/task/{agent}/children").read().split()
+    if open(f"/proc/{pid}/comm").read() == "monarch-zygote\\n"
+]
+os.kill(zygote, signal.SIGSTOP)
+# What MONARCH_READY_SECONDS sets; the first zygote of a loaded machine may take longer than this.
+starting.READY_SECONDS = 2.0
+actors = start(2)
+begun = time.monotonic()
+try:
+    actors.pid.call().get(30)
+except SpawnError as error:
+    print("not ready within 2 s" in str(error), time.monotonic() - begun < 20)
+os.kill(zygote, signal.SIGCONT)
+starting.READY_SECONDS = 300.0
+print(use(2))
+"""
+)
+
+
+def test_rank_that_is_never_ready_is_given_up(program: Callable[..., Any]) -> None:
+    done = program(STUCK)
+    assert done.ok().splitlines() == ["True True", "2"], done.err
+
+
+# Hosts that are lost
+
+LOST = (
+    START
+    + """
+key, how, *addresses = sys.argv[1:]
+hosts = attach_to_workers(ca=key, workers=addresses, silence=1.0)
+procs = hosts.spawn_procs()
+actors, local = procs.spawn("a", A), start(1)
+pids = list(actors.pid.call().get(60).values())
+local.pid.call().get(30)
+if how == "stopped":
+    # For longer than the lease, as a laptop whose lid is closed.
+    waker = subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {os.getpid()}"], start_new_session=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    waker.wait()
+else:
+    os.kill(int(open(f"/proc/{pids[0]}/stat").read().rpartition(")")[2].split()[1]), 9)
+def attempt(what):
+    begun = time.monotonic()
+    try:
+        what()
+        print("worked")
+    except MonarchError as error:
+        # An actor that has called it says so in turn.
+        kind = (error.exception if isinstance(error, ActorError) else error).__class__.__name__
+        print(kind, "lost" in str(error), time.monotonic() - begun < 15)
+first = hosts.slice(hosts=0)
+attempt(lambda: actors.pid.call().get(30))
+attempt(lambda: first.spawn_procs().spawn("b", A).pid.call().get(30))
+attempt(lambda: local.ask.call_one(actors.slice(hosts=0)).get(30))
+attempt(lambda: heal_mesh(actors, timeout=30))
+attempt(lambda: local.pid.call().get(30))
+"""
+)
+
+
+@pytest.fixture
+def workers(leaks: Any, tmp_path: Path) -> Iterator[Workers]:
+    made = Workers(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_lost_host_is_an_error_at_once(workers: Workers, tmp_path: Path, how: str) -> None:
+    started = [workers.start() for _ in range(2)]
+    for process, _ in started:
+        workers.wait(process)
+    script = tmp_path / "program.py"
+    script.write_text(LOST)
+    command = [sys.executable, str(script), workers.key, how, *(address for _, address in started)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.stdout.splitlines() == [
+        "SupervisionError True True",
+        "SpawnError True True",
+        "SupervisionError True True",
+        "SpawnError True True",
+        "worked",
+    ], done.stderr
+    assert done.returncode == 0
+    # A process that never was is not said to live.
+    assert "it lives" not in done.stderr
+
+
+# Memory
+
+MEMORY = (
+    START
+    + """
+actors = start(2)
+pids = list(actors.pid.call().get(30).values())
+one = actors.slice(gpus=0)
+used = int(open(f"/proc/{pids[0]}/statm").read().split()[0]) * 4096
+one.limit.call_one(resource.RLIMIT_AS, used + (200 << 20)).get(30)
+try:
+    one.take.call_one(2 << 30).get(30)
+except ActorError as error:
+    print(type(error.exception).__name__)
+print(list(actors.pid.call().get(30).values()) == pids, actors.take.call(1 << 20).get(30).extent.nelements)
+"""
+)
+
+
+def test_rank_without_memory_says_so_and_goes_on(program: Callable[..., Any]) -> None:
+    done = program(MEMORY)
+    assert done.ok().splitlines() == ["MemoryError", "True 2"], done.err
+
+
+KILLED = (
+    START
+    + """
+actors = start(2)
+pids = list(actors.pid.call().get(30).values())
+with open(sys.argv[1] + "/cgroup.procs", "w") as file:
+    file.write(str(pids[0]))
+try:
+    actors.slice(gpus=0).take.call_one(1 << 30).get(60)
+except SupervisionError as error:
+    print("SIGKILL" in str(error), "memory had run out (OOM killer)" in str(error))
+heal_mesh(actors, timeout=30)
+print(len(actors.pid.call().get(30)))
+"""
+)
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[str]:
+    """A control group with little memory."""
+    roots = [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")]
+    for root, limit in roots:
+        path = Path(root, f"monarch-test-{os.getpid()}")
+        try:
+            path.mkdir()
+            (path / limit).write_text(str(300 << 20))
+        except OSError:
+            if path.is_dir():
+                path.rmdir()
+            continue
+        yield str(path)
+        path.rmdir()
+        return
+    pytest.skip("this machine lets nobody make control groups with a limit of memory")
+
+
+def test_out_of_memory_killer_is_named(program: Callable[..., Any], small_cgroup: str) -> None:
+    done = program(KILLED, small_cgroup)
+    assert done.ok().splitlines() == ["True True", "2"], done.err
+
+
+def test_out_of_memory_kills_are_counted_once(tmp_path: Path) -> None:
+    counts = tmp_path / "vmstat"
+    counts.write_text("pgfault 12\noom_kill 3\n")
+    watch = OomWatch(str(counts))
+    assert not watch.has_struck()
+    counts.write_text("pgfault 12\noom_kill 5\n")
+    assert watch.has_struck() and not watch.has_struck()
+    assert not OomWatch(str(tmp_path / "none")).has_struck()
+
+
+# Disk
+
+FULL = (
+    START
+    + """
+print(use(2))
+try:
+    use(20)
+except DeviceMeshError as error:
+    print(type(error).__name__, "No space left on device" in str(error))
+print(use(2))
+"""
+)
+
+
+@pytest.fixture
+def small_disk() -> Iterator[str]:
+    """A folder with room for a few files; its name is short, as that of a session's folder has to be."""
+    folder = tempfile.mkdtemp(prefix="mk-", dir="/tmp")
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=16,mode=700", "none", folder]
+    if os.getuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+        os.rmdir(folder)
+        pytest.skip("only root may mount a small file system")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+    os.rmdir(folder)
+
+
+def test_full_session_folder_refuses_ranks_and_recovers(program: Callable[..., Any], small_disk: str) -> None:
+    done = program(FULL, XDG_RUNTIME_DIR=small_disk)
+    assert done.ok().splitlines() == ["2", "SupervisionError True", "2"], done.err
+    assert os.listdir(small_disk) == []
+
+
+# A program that is stopped
+
+PAUSED = (
+    START
+    + """
+actors = start(2)
+pids = list(actors.pid.call().get(30).values())
+asked = actors.slice(gpus=0).ask.call_one(actors.slice(gpus=1))
+waker = subprocess.Popen(["sh", "-c", f"sleep {sys.argv[1]}; kill -CONT {os.getpid()}"], start_new_session=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+waker.wait()
+print(asked.get(30) == pids[1], list(actors.pid.call().get(30).values()) == pids, use(1))
+"""
+)
+
+
+def test_program_that_was_stopped_goes_on_with_its_ranks(program: Callable[..., Any]) -> None:
+    """For longer than a lease: on its own host nobody takes that for its end."""
+    assert program(PAUSED, "6").ok() == "True True 1\n"
+
+
+def test_session_that_was_killed_while_stopped_leaves_nothing(program: Callable[..., Any]) -> None:
+    text = START + "use(1)\nactors = start(2)\nactors.pid.call().get(30)\n"
+    text += "subprocess.Popen(['sh', '-c', f'sleep 1; kill -9 {os.getpid()}'], start_new_session=True)\n"
+    text += "os.kill(os.getpid(), signal.SIGSTOP)\n"
+    done = program(text)
+    assert done.code == -signal.SIGKILL and not done.left
