@@ -59,7 +59,7 @@ class Mesh:
     def finishing(self) -> list[int]:
         """The ranks that are still inside a C call of a cell that was stopped."""
         self.unfinished = [run for run in self.unfinished if not run.done]
-        return sorted({rank for run in self.unfinished for rank, _ in run.missing()})
+        return sorted({rank for run in self.unfinished for rank in run.missing()})
 
     def check_groups(self, cut: bool) -> None:
         """After a stop: the process groups are made anew if some ranks have left a collective that others are in.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,6 +93,9 @@ class Streams:
     def write(self, text: str, stream: str, parent: Any) -> None:
         """Sends text to the output of a cell."""
         kernel = self._kernel
+        if kernel is None:
+            print(text, end="", file=sys.stdout if stream == "stdout" else sys.stderr)
+            return
         kernel.session.send(
             kernel.iopub_socket,
             "stream",

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from monarch._actors.actor import is_async
 from monarch._actors.channel import ReplyPort
 from monarch._actors.endpoint import Method, methods_of
-from monarch._actors.failures import is_ours, pack_failure, unpack_failure
+from monarch._actors.failures import Outcome, is_ours, pack_failure, unpack_failure
 from monarch._actors.functions import function_of
 from monarch._actors.membership import note_failure
 from monarch._actors.runtime import Runtime, current
 from monarch._actors.spec import ActorSpec
 from monarch._core.extent import Point
+from monarch._procs.forked import leave_if_forked
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import ArgumentError, MonarchError, SerializationError, StoppedError, SupervisionError
@@ -210,6 +211,7 @@ class Cell:
     # Answers
 
     def _answer(self, call: m.Call, method: Method, value: Any) -> None:
+        leave_if_forked()
         runtime = self.runtime
         runtime.idle()
         if runtime.deferred or runtime.releases:
@@ -223,18 +225,19 @@ class Cell:
             place = self._places.get(call.view)
             if place is None:
                 place = self._place(call.view)
-            runtime.reply(call.src, call.port, place, m.RESULT, body, buffers, call.cost)
+            status = m.FAILED if isinstance(value, Outcome) and value.failed else m.RESULT
+            runtime.reply(call.src, call.port, place, status, body, buffers, call.cost)
         else:
             runtime.has_finished(call.src, call.cost, False)
 
     def _answer_error(self, call: m.Call, error: BaseException) -> None:
+        leave_if_forked(error)
         runtime = self.runtime
         runtime.idle()
         runtime.settle()
-        if "torch.distributed" in sys.modules:
-            note_failure(error)
-        own = isinstance(error, MonarchError) and _raised_by_us(error)
-        failure = pack_failure(error, own)
+        freed = note_failure(error) if "torch.distributed" in sys.modules else None
+        own = freed is None and isinstance(error, MonarchError) and _raised_by_us(error)
+        failure = pack_failure(freed or error, own, freed is not None)
         runtime.has_finished(call.src, call.cost, bool(call.port))
         if call.port:
             runtime.reply(call.src, call.port, self._place(call.view), m.ERROR, failure)

@@ -39,6 +39,17 @@ class Failure(msgspec.Struct, array_like=True):
     """The exception itself, if it can be pickled and made again."""
     own: bool
     """Whether it is an error of Monarch, to be raised as it is, and not of the endpoint."""
+    freed: bool = False
+    """Whether it only says that the call was freed from a collective, because of what others have raised."""
+
+
+class Outcome:
+    """A value that says whether the call that it comes from has failed, as that of a cell does."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has."""
+        raise NotImplementedError
 
 
 _unpack = msgspec.msgpack.Decoder(Failure).decode
@@ -49,14 +60,14 @@ def unpack_failure(data: bytes) -> Failure:
     return _unpack(data)
 
 
-def pack_failure(error: BaseException, own: bool = False) -> bytes:
+def pack_failure(error: BaseException, own: bool = False, freed: bool = False) -> bytes:
     """An exception for the wire. What cannot be pickled goes as text."""
     trace, where = _trace(error)
     text = _text(error)
     kind = type(error).__qualname__
     if type(error).__module__ not in ("builtins", "__main__", "monarch.exceptions"):
         kind = f"{type(error).__module__}.{kind}"
-    return encode(Failure(kind, text, where, trace, _pickled(error), own))
+    return encode(Failure(kind, text, where, trace, _pickled(error), own, freed))
 
 
 def _pickled(error: BaseException) -> bytes | None:
@@ -136,7 +147,8 @@ def group(failures: dict[int, Failure], extent: Extent, call: str, results: Valu
     kinds: dict[tuple[str, str, str], list[int]] = {}
     for rank, failure in sorted(failures.items()):
         kinds.setdefault((failure.kind, failure.text, failure.where), []).append(rank)
-    first = min(failures)
+    # What has caused the others comes first.
+    first = min(failures, key=lambda rank: (failures[rank].freed, rank))
     failure = failures[first]
     original = exception_of(failure)
     if failure.own and isinstance(original, MonarchError):
@@ -147,7 +159,7 @@ def group(failures: dict[int, Failure], extent: Extent, call: str, results: Valu
     lines = [f"{call} failed on {_whose(list(failures), extent)}"]
     if total > 1 and len(failures) < total:
         lines[0] += f"; {describe_ranks(set(range(total)) - set(failures))} answered (see err.results)"
-    for ranks in list(kinds.values())[:8]:
+    for ranks in sorted(kinds.values(), key=lambda ranks: failures[ranks[0]].freed)[:8]:
         one = failures[ranks[0]]
         head = f"{_whose(ranks, extent)}: {one.kind}: {one.text}" if len(kinds) > 1 else f"{one.kind}: {one.text}"
         lines.append(f"  {head.splitlines()[0]}" + (f"  ({one.where})" if one.where else ""))

@@ -33,6 +33,13 @@ def _notice(*_: object) -> None:
     noticed += 1
 
 
+def prod() -> int:
+    """Has the main thread show whether its Python code goes on; how often it has shown that before."""
+    before = noticed
+    signal.pthread_kill(threading.main_thread().ident or 0, NOTICE)
+    return before
+
+
 class Interrupt(KeyboardInterrupt):
     """A KeyboardInterrupt in a thread that is not the main one."""
 
@@ -86,11 +93,12 @@ class ThreadInterrupts:
             return True
 
 
-def interrupt(key: str, port: int) -> bool:
+def interrupt(key: str, src: str, port: int) -> bool:
     """Interrupts a call that an actor of this process handles.
 
     Args:
         key: of the actor's mesh.
+        src: proc that has called.
         port: where its caller waits for the answer.
 
     Returns:
@@ -103,9 +111,9 @@ def interrupt(key: str, port: int) -> bool:
         return False
     loop = cell.executor.loop
     if loop is not None:
-        return _on_loop(cell, port)
+        return _on_loop(cell, src, port)
     running = cell.running
-    if running is None or running.port != port:
+    if running is None or running.port != port or running.src != src:
         return False
     threads = cell.executor.interrupts
     if threads is not None:
@@ -115,10 +123,10 @@ def interrupt(key: str, port: int) -> bool:
     return True
 
 
-def _on_loop(cell: Cell, port: int) -> bool:
+def _on_loop(cell: Cell, src: str, port: int) -> bool:
     loop = cell.executor.loop
     assert loop is not None
-    found = {task for task, call in list(cell.tasks.items()) if call.port == port}
+    found = {task for task, call in list(cell.tasks.items()) if call.port == port and call.src == src}
     done = threading.Event()
 
     def cancel() -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from monarch._actors.future import Promise
 from monarch._actors.process import get_runtime
 from monarch._actors.procs import Procs
+from monarch._actors.runtime import current
 from monarch._core.ranks import describe_ranks
 from monarch._procs.helpers import be_helper
 from monarch._wire import messages as m
@@ -33,6 +34,8 @@ _ROUNDS = 1_000_000
 """More than one incarnation of a rank convenes."""
 _PATIENCE = 90.0
 """Seconds to wait for a round at most; those that join complain earlier of those that do not."""
+_FREED = 256
+"""Calls that were freed and have not ended, at most."""
 
 
 class Membership:
@@ -52,6 +55,8 @@ class Membership:
         """What there was before the round under way, whose connections are to be cut if it cannot succeed."""
         self.kept: list[Any] = []
         """The stores that this process serves, for as long as others may use them."""
+        self._freed: dict[tuple[str, int], str] = {}
+        """Why calls were freed from collectives, by caller and port; of those under way. With the lock."""
 
     # The program's side
 
@@ -61,7 +66,7 @@ class Membership:
         if runtime.config is None:
             raise GroupError(PROGRAM)
         procs = self.procs()
-        if self.world is not None and not _uses_collectives():
+        if self.world is not None and not uses_collectives():
             self.spoil("the program has ended it")
         with self.lock:
             if self.world is not None and not self.broken:
@@ -183,6 +188,18 @@ class Membership:
             count += shut_down(tcp_sockets() - before)
         return count
 
+    def free_call(self, src: str, port: int, reason: str) -> None:
+        """A call is about to be freed from what it waits in."""
+        with self.lock:
+            if len(self._freed) >= _FREED:
+                self._freed.clear()
+            self._freed[src, port] = reason
+
+    def take_freed(self, src: str, port: int) -> str:
+        """Why a call that has ended was freed; empty if it was not."""
+        with self.lock:
+            return self._freed.pop((src, port), "")
+
 
 _own = Membership()
 
@@ -265,13 +282,34 @@ def spoil(reason: str) -> int:
         return _own.spoil(reason)
     config = get_runtime().config
     # A rank without any group has connections of the person's own only.
-    return shut_down(of_collectives(config.addresses if config is not None else ())) if _uses_collectives() else 0
+    return shut_down(of_collectives(config.addresses if config is not None else ())) if uses_collectives() else 0
 
 
-def note_failure(error: BaseException) -> None:
-    """An endpoint or a cell has raised this: if it is of a collective that broke, the next use makes new groups."""
-    world = _own.world
-    if world is None or _own.broken or not isinstance(error, RuntimeError) or not _BROKEN.search(str(error)):
+def note_failure(error: BaseException) -> GroupError | None:
+    """An endpoint or a cell has raised this: if it is of a collective that broke, the next use makes new groups.
+
+    Returns:
+        What to say instead, if the call was freed from a collective: torch only knows that connections were closed.
+    """
+    here = current.get()
+    reason = _own.take_freed(here[1].src, here[1].port) if here is not None else ""
+    _give_up_if_broken(error)
+    # An interrupt that came meanwhile is raised where the collective ends.
+    if not reason or not isinstance(error, (RuntimeError, KeyboardInterrupt)):
+        return None
+    known = GroupError(reason, mesh=_own.procs().name).with_traceback(error.__traceback__)
+    # Where the error comes from is told, and not what gloo says of connections that were closed here.
+    known.__suppress_context__ = True
+    return known
+
+
+def broke(error: BaseException) -> bool:
+    """Whether an error is of a collective whose connections do not work."""
+    return isinstance(error, RuntimeError) and _BROKEN.search(str(error)) is not None
+
+
+def _give_up_if_broken(error: BaseException) -> None:
+    if _own.world is None or _own.broken or not broke(error):
         return
     number, procs = _own.round, _own.procs()
     give_up(procs, number)
@@ -303,7 +341,8 @@ def member_died(dead: m.Dead) -> None:
             _own._settle(None, GroupError(reason, mesh=procs.name, ranks=(rank,)))
 
 
-def _uses_collectives() -> bool:
+def uses_collectives() -> bool:
+    """Whether this process has a default process group."""
     import sys
 
     distributed = sys.modules.get("torch.distributed")

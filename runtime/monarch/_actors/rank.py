@@ -16,12 +16,13 @@ from monarch._actors.cells import NOTHING, Cell
 from monarch._actors.executors import Executor, MainExecutor, ThreadExecutor
 from monarch._actors.failures import pack_failure
 from monarch._actors.faults import Faults
-from monarch._actors.interrupts import listen
+from monarch._actors.interrupts import NOTICE, listen
 from monarch._actors.process import set_runtime
 from monarch._actors.procs import Procs
 from monarch._actors.runtime import Runtime, current
 from monarch._actors.spec import RankConfig
 from monarch._procs.children import STOPPED
+from monarch._procs.forked import watch_forks
 from monarch._procs.gpus import environment_of, visible_gpus
 from monarch._procs.helpers import let_helpers_use
 from monarch._procs.output import Capture
@@ -237,6 +238,7 @@ def main(config: bytes) -> int:
     rank = _this = Rank(known, proc.decode(), int(place), folder.decode())
     signal.signal(signal.SIGINT, rank.interrupt)
     listen()
+    watch_forks(NOTICE)
     # Not the program's own mesh, whatever the zygote's memory held.
     del config, packed
     rank.run()

@@ -126,9 +126,9 @@ class Children:
         place = self._where(child.proc)
         if place is not None and not child.stopping:
             reason = f"{reason} {place.text()}"
-        return self._gone(child, reason)
+        return self._gone(child, reason, place)
 
-    def _gone(self, child: Child, reason: str) -> Dead:
+    def _gone(self, child: Child, reason: str, place: Place | None = None) -> Dead:
         tails: list[tuple[str, int, bytes]] = []
         for stream, fd in zip(("stdout", "stderr"), child.fds, strict=True):
             chunk = read_tail(fd, _LAST_WORDS)
@@ -141,8 +141,9 @@ class Children:
         del self.by_proc[child.proc]
         self._owned.get(child.owner, set()).discard(child.proc)
         now = time.time()
-        dead = Dead(child.proc, reason, child.stopping, tails, now)
-        self._dead[child.proc] = Dead(child.proc, reason, child.stopping, brief(tails), now)
+        at = place or (0, 0)
+        dead = Dead(child.proc, reason, child.stopping, tails, now, *at)
+        self._dead[child.proc] = Dead(child.proc, reason, child.stopping, brief(tails), now, *at)
         if len(self._dead) > _REMEMBERED:
             self._dead.popitem(last=False)
         return dead

@@ -13,7 +13,7 @@ import msgspec
 
 from monarch.exceptions import ProtocolError
 
-VERSION = 1
+VERSION = 2
 
 PackedBulk: TypeAlias = tuple[str, int, int, int, list[tuple[int, int]]]
 """Shared memory that holds the large buffers of a message: owner, its pid, fd, segment, offset and length of each."""
@@ -22,6 +22,8 @@ RESULT = 0
 """Status of a Reply: its body is the pickled value."""
 ERROR = 1
 """Status of a Reply: its body is a packed Failure."""
+FAILED = 2
+"""Status of a Reply: its body is the pickled value of a call that has failed, such as a cell with its error."""
 
 
 class _Message(msgspec.Struct, array_like=True, gc=False):
@@ -154,6 +156,10 @@ class Dead(_Message, tag=9):
     """The end of its output: stream, offset, bytes."""
     when: float = 0.0
     """Seconds since the epoch at which its agent learned of it; 0 if that is not known."""
+    cell: int = 0
+    """Number of the notebook's cell that it ran; 0 for none. The reason names cell and line as well."""
+    line: int = 0
+    """The line of that cell."""
 
 
 class Fault(_Message, tag=10):
