@@ -135,7 +135,7 @@ class MeshMagics(Magics):
 
     def _stop(self, mesh: Mesh | None, run: Run, finishing: list[int]) -> Stopped:
         """Stops a cell; ranks that cannot be stopped otherwise are replaced, those inside C at the second stop."""
-        errors = run.failures()
+        errors = {rank: error for rank, error in run.failures().items() if not error.interrupted}
         # Actors of the person's own keep their state; what does not stop is theirs to replace.
         stopped = stop_ranks(run, mesh is not None, finishing, lambda text: print(text, file=sys.stderr))
         stopped.errors = errors
@@ -217,7 +217,8 @@ class MeshMagics(Magics):
         parent = kernel.get_parent("shell") if kernel is not None else None
 
         def show(run: Run) -> None:
-            errors = run.failures()
+            # What a stop has done is said by the stop.
+            errors = {rank: error for rank, error in run.failures().items() if not (error.interrupted or error.freed)}
             run.told.update(errors)
             left = run.missing()
             if not errors or not left:

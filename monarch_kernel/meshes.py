@@ -74,8 +74,9 @@ class Mesh:
                 # A rank that cannot say is in C, and may be in a collective.
                 cut = True
         if cut:
-            # What is sent to the ranks later comes later, so nobody has to wait for it.
-            ask(self.cells, f"{_GROUPS}:spoil", STOPPED)
+            # A rank that hears of it could begin to make new ones, which is not to be taken for the old ones.
+            with contextlib.suppress(CallTimeoutError, MonarchError):
+                ask(self.cells, f"{_GROUPS}:spoil", STOPPED).get(_HEARING)
 
     def actors(self) -> list[ActorMesh]:
         """The meshes of actors that live in its processes, besides the namespaces."""

@@ -128,8 +128,8 @@ class Running:
         for task in tasks:
             hosts.setdefault(host_of(task.proc), set()).add(task.proc)
 
-        def take(_: str, answer: dict[str, tuple[str, int]] | None) -> None:
-            for proc, (state, pid) in (answer or {}).items():
+        def take(_: str, answer: Any) -> None:
+            for proc, (state, pid) in answer.items() if isinstance(answer, dict) else ():
                 heard(proc, state, pid)
 
         return [

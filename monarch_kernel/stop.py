@@ -217,8 +217,9 @@ class _Climb:
 
     # News
 
-    def _heard_freed(self, proc: str, port: int, freed: Freed | None) -> None:
-        self._post(partial(self._was_freed, self._numbers[proc, port], freed or Freed.NOTHING))
+    def _heard_freed(self, proc: str, port: int, freed: Any) -> None:
+        what = freed if isinstance(freed, Freed) else Freed.NOTHING
+        self._post(partial(self._was_freed, self._numbers[proc, port], what))
 
     def _was_freed(self, number: int, freed: Freed, now: float) -> list[Command]:
         self._asked_to_free.discard(number)
@@ -227,12 +228,12 @@ class _Climb:
             self._ladder.freed(number)
         return []
 
-    def _looked(self, proc: str, port: int, doing: Doing | None) -> None:
+    def _looked(self, proc: str, port: int, doing: Any) -> None:
         number = self._numbers[proc, port]
         if doing is None:
             # The call has ended, and nobody waits for its answer any more.
             self._post(lambda now: self._ladder.stopped(number, now))
-        else:
+        elif isinstance(doing, Doing):
             self._doing[number] = doing
             self._post(lambda now: self._ladder.seen(number, doing.activity, now))
 

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from monarch._actors.gather import Gather
 
 _STANDING = "monarch._actors.standing:standing"
+_EXPECT = "monarch._actors.standing:expect"
 _FREE = "monarch._actors.standing:free"
-_SPOIL = "monarch._actors.membership:spoil"
+_SPOIL = "monarch._actors.membership:spoil_round"
 _INTERRUPT = "monarch._actors.interrupts:interrupt"
 
 
@@ -47,6 +48,8 @@ class Party:
         """Of the last look."""
         self._serial = 0
         """Of the timer that counts."""
+        self._expected = False
+        """Whether all know that some are freed."""
 
     def join(self) -> None:
         """Watches over the calls as one; some of their ranks may have failed by now."""
@@ -73,13 +76,13 @@ class Party:
         with self._lock:
             if self._machine is None or any(each.waits_for() for each in self._gathers):
                 return
-            freed = self._machine.freed
+            freed, number = self._machine.freed, self._machine.round
             self._forget()
         if freed:
             # Also those that were not called: they are of the same groups.
             meshes = {gather.view._state.procs for gather in self._gathers if gather.view is not None}
             ranks = [procs.proc(rank) for procs in meshes for rank in range(procs.size)]
-            Answers(self._runtime, ranks, _SPOIL, (self._reason(),)).close()
+            Answers(self._runtime, ranks, _SPOIL, (self._reason(), number)).close()
 
     def _forget(self) -> None:
         answers, self._answers = self._answers, []
@@ -142,8 +145,16 @@ class Party:
     def _carry_out(self, command: Command) -> None:
         if isinstance(command, Tell):
             return
-        service, args = (_FREE, (self._reason(),)) if isinstance(command, Free) else (_INTERRUPT, ())
-        for each in self._ask(command.positions, service, args):
+        if isinstance(command, Free):
+            if not self._expected:
+                self._expected = True
+                self._tell(range(len(self._tasks)), _EXPECT, (self._reason(),))
+            self._tell(command.positions, _FREE, (self._reason(),))
+        else:
+            self._tell(command.positions, _INTERRUPT, ())
+
+    def _tell(self, tasks: Sequence[int], service: str, args: tuple[Any, ...]) -> None:
+        for each in self._ask(tasks, service, args):
             each.close()
 
     def _ask(

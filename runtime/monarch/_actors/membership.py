@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _MODULE = "monarch._actors.membership"
 PROGRAM = "only ranks have process groups, and this is the program; use them in endpoints and in %%mesh cells"
-_BROKEN = re.compile(r"gloo/|NCCL error|Connection (closed|reset) by peer")
+_BROKEN = re.compile(r"gloo/|NCCL error|Connection (closed|reset) by peer|Connection was likely closed")
 """What torch says of a collective whose connections do not work."""
 _ROUNDS = 1_000_000
 """More than one incarnation of a rank convenes."""
@@ -36,6 +36,8 @@ _PATIENCE = 90.0
 """Seconds to wait for a round at most; those that join complain earlier of those that do not."""
 _FREED = 256
 """Calls that were freed and have not ended, at most."""
+_HEARING = 0.15
+"""Seconds to wait at most for the reason for which the connections of a collective were closed."""
 
 
 class Membership:
@@ -56,7 +58,8 @@ class Membership:
         self.kept: list[Any] = []
         """The stores that this process serves, for as long as others may use them."""
         self._freed: dict[tuple[str, int], str] = {}
-        """Why calls were freed from collectives, by caller and port; of those under way. With the lock."""
+        """Why collectives of calls cannot end, by caller and port; of those under way. With the condition."""
+        self._told = threading.Condition()
 
     # The program's side
 
@@ -189,15 +192,17 @@ class Membership:
         return count
 
     def free_call(self, src: str, port: int, reason: str) -> None:
-        """A call is about to be freed from what it waits in."""
-        with self.lock:
+        """The collectives of a call cannot end, or are about to be aborted."""
+        with self._told:
             if len(self._freed) >= _FREED:
                 self._freed.clear()
             self._freed[src, port] = reason
+            self._told.notify_all()
 
-    def take_freed(self, src: str, port: int) -> str:
-        """Why a call that has ended was freed; empty if it was not."""
-        with self.lock:
+    def take_freed(self, src: str, port: int, patience: float) -> str:
+        """Why the collectives of a call that has ended could not end; empty if nobody has said that in time."""
+        with self._told:
+            self._told.wait_for(lambda: (src, port) in self._freed, patience)
             return self._freed.pop((src, port), "")
 
 
@@ -285,6 +290,12 @@ def spoil(reason: str) -> int:
     return shut_down(of_collectives(config.addresses if config is not None else ())) if uses_collectives() else 0
 
 
+def spoil_round(reason: str, number: int) -> None:
+    """As ``spoil``, unless a newer round has begun: others may be faster than this message."""
+    if _own.round <= number:
+        spoil(reason)
+
+
 def note_failure(error: BaseException) -> GroupError | None:
     """An endpoint or a cell has raised this: if it is of a collective that broke, the next use makes new groups.
 
@@ -292,10 +303,13 @@ def note_failure(error: BaseException) -> GroupError | None:
         What to say instead, if the call was freed from a collective: torch only knows that connections were closed.
     """
     here = current.get()
-    reason = _own.take_freed(here[1].src, here[1].port) if here is not None else ""
+    # Another rank that was freed closes its connections to this one, which may be faster than the reason.
+    patience = _HEARING if broke(error) else 0.0
+    reason = _own.take_freed(here[1].src, here[1].port, patience) if here is not None else ""
     _give_up_if_broken(error)
-    # An interrupt that came meanwhile is raised where the collective ends.
-    if not reason or not isinstance(error, (RuntimeError, KeyboardInterrupt)):
+    # An interrupt that came meanwhile is raised where the collective ends, with its error as context.
+    caused = broke(error) or (isinstance(error, KeyboardInterrupt) and broke(error.__context__))
+    if not reason or not caused:
         return None
     known = GroupError(reason, mesh=_own.procs().name).with_traceback(error.__traceback__)
     # Where the error comes from is told, and not what gloo says of connections that were closed here.
@@ -303,8 +317,8 @@ def note_failure(error: BaseException) -> GroupError | None:
     return known
 
 
-def broke(error: BaseException) -> bool:
-    """Whether an error is of a collective whose connections do not work."""
+def broke(error: BaseException | None) -> bool:
+    """Whether an error is of a collective, or of the making of a group, whose connections do not work."""
     return isinstance(error, RuntimeError) and _BROKEN.search(str(error)) is not None
 
 

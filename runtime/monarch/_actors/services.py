@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.failures import unpack_failure
 from monarch._actors.future import Future
 from monarch._actors.gather import Gather
 from monarch._actors.process import get_runtime
@@ -53,7 +54,7 @@ class Answers:
         procs: whom to ask.
         service: its name.
         args: for it.
-        heard: told of each answer, in the thread that received it; an error is None.
+        heard: told of each answer, in the thread that received it; an error is a Failure.
         plain: whether arguments and answers are plain values, as those of agents are.
     """
 
@@ -80,7 +81,8 @@ class Answers:
 
     def reply(self, reply: m.Reply, _: Any) -> None:
         """One has answered."""
-        self._heard(reply.src, self._load(reply.body) if reply.status == m.RESULT else None)
+        answer = self._load(reply.body) if reply.status == m.RESULT else unpack_failure(reply.body)
+        self._heard(reply.src, answer)
 
     def close(self) -> None:
         """Takes no more answers."""

@@ -58,15 +58,16 @@ def standing(key: str, src: str, port: int) -> Standing | None:
     from monarch._tensors.world import counts
 
     cell = running(key, src, port)
+    number = membership().round
     making = [] if world is None else [tuple(ranks) for ranks in list(world.making)]
     if cell is None:
-        return Standing(get_runtime().rank, counts(), tuple(making))
+        return Standing(get_runtime().rank, counts(), tuple(making), round=number)
     ident = thread_of(cell)
     frame = sys._current_frames().get(ident)
     if _makes_group(frame) and not making:
         making.append(())
     place = (id(frame), frame.f_lasti, frame.f_lineno) if frame is not None else ()
-    return Standing(get_runtime().rank, counts(), tuple(making), place, blocked(ident).wait is Wait.SLEEP)
+    return Standing(get_runtime().rank, counts(), tuple(making), place, blocked(ident).wait is Wait.SLEEP, number)
 
 
 def _makes_group(frame: FrameType | None) -> bool:
@@ -79,6 +80,19 @@ def _makes_group(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def expect(key: str, src: str, port: int, reason: str) -> None:
+    """Others of a call are about to be freed, which may close the connections of this rank's collectives.
+
+    Args:
+        key: of the actor's mesh.
+        src: proc that has called.
+        port: where it waits for the answer.
+        reason: for the error that its collectives raise.
+    """
+    if running(key, src, port) is not None:
+        membership().free_call(src, port, reason)
 
 
 def free(key: str, src: str, port: int, reason: str) -> Freed:
@@ -100,6 +114,11 @@ def free(key: str, src: str, port: int, reason: str) -> Freed:
         return Freed.NOTHING
     ident = thread_of(cell)
     what = blocked(ident)
+    if _makes_group(sys._current_frames().get(ident)):
+        membership().free_call(src, port, reason)
+        spoil(reason)
+        _shut_waited(what)
+        return Freed.COLLECTIVE
     # A thread that waits for something else, or sleeps, is in no collective; groups that work are kept.
     if _shut_waited(what):
         return Freed.CONNECTION

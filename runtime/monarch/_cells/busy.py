@@ -89,7 +89,8 @@ def _call_at(frame: FrameType | None) -> str:
         (each.positions for each in dis.get_instructions(frame.f_code) if each.offset == frame.f_lasti), None
     ) if sys.version_info >= (3, 11) else None  # fmt: skip
     text = ""
-    if positions is not None and positions.lineno is not None:
+    # The source of what the notebook has defined may not be here.
+    if positions is not None and positions.lineno is not None and (positions.end_lineno or 0) <= len(lines):
         source = "".join(lines)
         node = ast.Constant(None)
         node.lineno, node.end_lineno = positions.lineno, positions.end_lineno

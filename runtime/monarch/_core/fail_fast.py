@@ -35,6 +35,8 @@ class Standing(NamedTuple):
     """Equal as long as the code of the call does not move."""
     sleeps: bool = False
     """Whether the code of the call is in a sleep."""
+    round: int = 0
+    """Number of the round in which its groups were made."""
 
 
 def waits_in_vain(standing: Standing, failed: Iterable[Standing]) -> bool:
@@ -100,6 +102,8 @@ class FailFast:
         self._failed: set[int] = set()
         self._left = set(range(count))
         self._standings: dict[int, Standing] = {}
+        self.round = 0
+        """The newest round of which a group is of no use any more."""
         self._cut: dict[int, tuple[tuple[int, ...], float]] = {}
         """Of those that were freed: where they were, and when."""
         self._interrupted: set[int] = set()
@@ -138,6 +142,7 @@ class FailFast:
     def standing(self, position: int, standing: Standing, now: float) -> list[Command]:
         """A rank says where it is."""
         before, self._standings[position] = self._standings.get(position), standing
+        self.round = max(self.round, standing.round)
         failed = [self._standings[each] for each in sorted(self._failed) if each in self._standings]
         if position not in self._left or standing.sleeps or not waits_in_vain(standing, failed):
             return []

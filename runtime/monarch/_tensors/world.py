@@ -103,7 +103,8 @@ class World:
 def counts() -> dict[str, tuple[tuple[int, ...], int]]:
     """Of each process group of this process, by name: its members, and how many collectives were begun here."""
     found: dict[str, tuple[tuple[int, ...], int]] = {}
-    groups: Mapping[Any, str] = dist.distributed_c10d._world.pg_names
+    groups: Mapping[Any, Any] = dist.distributed_c10d._world.pg_names
+    group: Any
     for group, name in list(groups.items()):
         # Backends that do not count are not compared.
         with contextlib.suppress(RuntimeError):
