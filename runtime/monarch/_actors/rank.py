@@ -238,7 +238,7 @@ def main(config: bytes) -> int:
     rank = _this = Rank(known, proc.decode(), int(place), folder.decode())
     signal.signal(signal.SIGINT, rank.interrupt)
     listen()
-    watch_forks(NOTICE)
+    watch_forks(signal.SIGINT, NOTICE)
     # Not the program's own mesh, whatever the zygote's memory held.
     del config, packed
     rank.run()

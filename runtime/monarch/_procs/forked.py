@@ -12,23 +12,22 @@ _child = False
 """Whether this process was forked from one of ours by code of the user. Set before any other thread can run."""
 
 
-def watch_forks(*ignored: int) -> None:
-    """From now on, a fork of this process knows that it is one, and has the usual handlers of signals.
+def watch_forks(*handled: int) -> None:
+    """From now on, a fork of this process knows that it is one.
 
     Args:
-        ignored: signals besides SIGINT that this process handles for itself, which a fork ignores.
+        handled: signals that this process handles in its own way; a fork does what is usual.
     """
-    os.register_at_fork(after_in_child=lambda: _begin(ignored))
+    os.register_at_fork(after_in_child=lambda: _begin(handled))
 
 
-def _begin(ignored: tuple[int, ...]) -> None:
+def _begin(handled: tuple[int, ...]) -> None:
     global _child
     _child = True
     if threading.current_thread() is threading.main_thread():
-        # A handler of ours would raise in the child, and a program that it starts would ignore what it ignores.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        for number in ignored:
-            signal.signal(number, signal.SIG_IGN)
+        # A handler of ours would raise in the child; and a program that it starts would ignore what it ignores.
+        for number in handled:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def leave_if_forked(error: BaseException | None = None) -> None:
