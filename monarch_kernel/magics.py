@@ -146,12 +146,14 @@ class MeshMagics(Magics):
         if mesh is None:
             return stopped
         left = stopped.ranks(Ending.LEFT)
-        mesh.check_groups(stopped.cut or bool(left))
+        doomed = stopped.ranks(Ending.RESTARTED)
         if left:
             mesh.unfinished.append(run)
-        doomed = stopped.ranks(Ending.RESTARTED)
         if doomed:
+            # That renews the groups as well.
             mesh.replace(doomed)
+        else:
+            mesh.check_groups(stopped.cut or bool(left))
         return stopped
 
     def _start(self, actors: ActorMesh, header: Header, cell: str, inside: bool) -> tuple[Run, Displays]:

@@ -99,7 +99,7 @@ def stop_ranks(
     again: Collection[int] = (),
     say: Callable[[str], object] = lambda text: None,
 ) -> Stopped:
-    """Stops a cell on the ranks where it still runs, within about 1.6 s for any number of them.
+    """Stops a cell on the ranks where it still runs, within about 1.5 s for any number of them.
 
     Args:
         run: the cell.

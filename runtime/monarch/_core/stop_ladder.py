@@ -14,11 +14,11 @@ from typing import TypeAlias
 
 POLITE = 0.5
 """Seconds after which ranks are freed from what they wait in."""
-FREEING = 0.9
+FREEING = 0.8
 """Seconds after which the others are interrupted again."""
-INSISTING = 1.05
+INSISTING = 0.95
 """Seconds after which they are asked what they do."""
-LOOKING = 1.3
+LOOKING = 1.2
 """Seconds after which no answer is waited for any more."""
 GRACE = 0.3
 """Seconds that a rank has left once it was said that it is restarted: it may have just come out of a C call."""
