@@ -16,7 +16,7 @@ from monarch._actors.failures import is_ours
 from monarch.exceptions import MonarchError
 from monarch_kernel.render import CellStopped
 from monarch_kernel.running import Running
-from monarch_kernel.stop import Stopped, climb
+from monarch_kernel.stop import Stopped, stop_ranks
 
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(?P<kind>cell|line)_magic\('(?P<name>\w+)', '(?P<line>(?:[^'\\]|\\.)*)'")
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -44,7 +44,7 @@ def show(
         lines = [f"KeyboardInterrupt: {error}"]
     if isinstance(error, KeyboardInterrupt) and not isinstance(error, CellStopped):
         stopped = stop_calls(shell)
-        if stopped is None and not error.args:
+        if stopped is None and not error.args and not _waits(tb):
             # The notebook's own code was stopped, and no rank.
             shell.showtraceback((kind, error, tb))
             return
@@ -58,6 +58,16 @@ def show(
     shell._showtraceback(kind, error, [lines[0], *lines[1:][-5:]])
 
 
+def _waits(tb: TracebackType | None) -> bool:
+    """Whether the code of a cell was in the middle of a wait of this package."""
+    innermost = ""
+    for frame, _ in traceback.walk_tb(tb):
+        # The handler of the interrupt is on top of what was interrupted.
+        if not frame.f_code.co_filename.startswith(_HERE):
+            innermost = frame.f_code.co_filename
+    return is_ours(innermost)
+
+
 def stop_calls(shell: Any) -> Stopped | None:
     """Stops the ranks that are at calls of the cell that runs; None if there are none."""
     magics = shell.magics_manager.registry.get("MeshMagics")
@@ -68,10 +78,8 @@ def stop_calls(shell: Any) -> Stopped | None:
     futures = magics.calls_of(cell)
     if not futures:
         return None
-    stopped = climb(Running("", futures), set())
     # Actors keep their state; what does not stop is the person's to replace.
-    stopped.stubborn, stopped.replaced = stopped.replaced, []
-    return stopped
+    return stop_ranks(Running("", futures))
 
 
 def _as_typed(line: str) -> str:

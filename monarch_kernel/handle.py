@@ -62,7 +62,7 @@ class Handle:
         return wait().__await__()
 
     def _where(self) -> str:
-        return f"runs on {describe_ranks([rank for rank, _ in self._run.missing()])}"
+        return f"runs on {describe_ranks(self._run.missing())}"
 
     def __repr__(self) -> str:
         return f"<{self._run.name}: {'has ended; result() has what came of it' if self.done else self._where()}>"

@@ -15,6 +15,7 @@ from ipykernel.ipkernel import IPythonKernel
 from IPython.core.interactiveshell import InteractiveShell
 
 import monarch_kernel
+from monarch._procs.forked import leave_if_forked, watch_forks
 
 _RUN_CODE = InteractiveShell.run_code.__code__
 _AGAIN = 0.02
@@ -36,6 +37,9 @@ class MonarchKernel(IPythonKernel):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         monarch_kernel.load_ipython_extension(self.shell)
+        watch_forks()
+        # A child that a cell has forked is no kernel: it ends where the cell does.
+        self.shell.events.register("post_execute", leave_if_forked)  # pyright: ignore[reportOptionalMemberAccess]
         # While the person reads, the process that ranks are forked from imports torch.
         threading.Thread(target=_warm_up, name="monarch-warm-up", daemon=True).start()
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class  # pyright: ignore[reportUnknownVariableType]
 
 from monarch._actors.actormesh import ActorMesh
+from monarch._actors.future import in_thread
 from monarch._actors.process import open_runtime
 from monarch._cells.execute import CellResult
 from monarch._core.extent import Extent
 from monarch._core.ranks import describe_ranks
+from monarch._core.stop_ladder import Ending, Freed
 from monarch._core.valuemesh import Deferred, ValueMesh
 from monarch.exceptions import DeviceMeshError
 from monarch_kernel.displays import Displays
@@ -25,11 +28,11 @@ from monarch_kernel.keeping import Keeping
 from monarch_kernel.lines import Verbs
 from monarch_kernel.meshes import Mesh, Meshes, choose, with_hint
 from monarch_kernel.programs import hand_out, parse_run
-from monarch_kernel.render import CellStopped, MeshCellError, bundle_of_ranks
+from monarch_kernel.render import CellStopped, MeshCellError, bundle_of_ranks, error_lines
 from monarch_kernel.running import Run
 from monarch_kernel.saving import Saving
 from monarch_kernel.spawning import Spawning, parse_spawn
-from monarch_kernel.stop import Stopped, climb
+from monarch_kernel.stop import Stopped, stop_ranks
 from monarch_kernel.streams import Streams
 
 
@@ -87,7 +90,11 @@ class MeshMagics(Magics):
         finishing = mesh.finishing() if mesh is not None else []
         if finishing:
             where = describe_ranks(finishing)
-            print(f"waiting for {where}, still inside a C call of a cell that was stopped", file=sys.stderr)
+            print(
+                f"waiting for {where}, still inside a C call of a cell that was stopped; Stop replaces it, and its "
+                f"variables are lost",
+                file=sys.stderr,
+            )
         try:
             run, displays = self._start(actors, header, cell, mesh is None)
         except DeviceMeshError as error:
@@ -129,16 +136,25 @@ class MeshMagics(Magics):
 
     def _stop(self, mesh: Mesh | None, run: Run, finishing: list[int]) -> Stopped:
         """Stops a cell; ranks that cannot be stopped otherwise are replaced, those inside C at the second stop."""
-        stopped = climb(run, set(finishing))
+        errors = {rank: error for rank, error in run.failures().items() if not error.interrupted}
+        # Actors of the person's own keep their state; what does not stop is theirs to replace.
+        stopped = stop_ranks(run, mesh is not None, finishing, lambda text: print(text, file=sys.stderr))
+        stopped.errors = errors
+        for rank, error in run.failures().items():
+            if error.freed:
+                stopped.cut = True
+                stopped.note_freed(rank, Freed.COLLECTIVE)
         if mesh is None:
-            # Actors of the person's own keep their state; what does not stop is theirs to replace.
-            stopped.stubborn, stopped.replaced = stopped.replaced, []
             return stopped
-        mesh.check_groups(bool(stopped.aborted))
-        if stopped.finishing:
+        left = stopped.ranks(Ending.LEFT)
+        doomed = stopped.ranks(Ending.RESTARTED)
+        if left:
             mesh.unfinished.append(run)
-        if stopped.replaced:
-            mesh.replace(stopped.replaced)
+        if doomed:
+            # That renews the groups as well.
+            mesh.replace(doomed)
+        else:
+            mesh.check_groups(stopped.cut or bool(left))
         return stopped
 
     def _start(self, actors: ActorMesh, header: Header, cell: str, inside: bool) -> tuple[Run, Displays]:
@@ -150,7 +166,8 @@ class MeshMagics(Magics):
         hidden = header.quiet or not header.stream
         try:
             with streams.hiding(not header.quiet) if hidden else nullcontext():
-                run = Run(name, cell, views, displays.port, inside)
+                preview = None if header.quiet else self._previewer(len(actors))
+                run = Run(name, cell, views, displays.port, inside, preview)
         except BaseException:
             displays.close()
             raise
@@ -175,18 +192,48 @@ class MeshMagics(Magics):
             if bundle is not None:
                 self.shell.display_pub.publish(bundle)
         if stopped is not None:
+            if stopped.errors:
+                # What had gone wrong before is not hidden by the stop.
+                self._show_errors(MeshCellError(run.name, stopped.errors, total), run.told >= stopped.errors.keys())
             print(stopped.text(), file=sys.stderr)
             raise CellStopped("the cell was stopped on its ranks")
         errors = {rank: result.error for rank, result in ordered if result.error is not None}
         self._record(mesh, header, run, [rank for rank, _ in ordered if rank not in errors])
         if errors:
             failure = MeshCellError(run.name, errors, total, values)
-            tracebacks = failure.tracebacks()
-            if tracebacks is not None:
-                self.shell.display_pub.publish(tracebacks)
-                failure.folded = True
+            self._show_errors(failure, True)
             raise failure
         return None
+
+    def _show_errors(self, failure: MeshCellError, told: bool) -> None:
+        """Shows the tracebacks of errors, folded, below their lines unless those are shown elsewhere."""
+        if not told:
+            print("\n".join(failure.lines), file=sys.stderr)
+        tracebacks = failure.tracebacks()
+        if tracebacks is not None:
+            self.shell.display_pub.publish(tracebacks)
+            failure.folded = True
+
+    def _previewer(self, total: int) -> Callable[[Run], None]:
+        """Shows the errors of ranks in the cell while others still run."""
+        streams = self._attach_streams()
+        kernel = getattr(self.shell, "kernel", None)
+        parent = kernel.get_parent("shell") if kernel is not None else None
+
+        def show(run: Run) -> None:
+            # What a stop has done is said by the stop.
+            errors = {rank: error for rank, error in run.failures().items() if not (error.interrupted or error.freed)}
+            run.told.update(errors)
+            left = run.missing()
+            if not errors or not left:
+                return
+            head, *lines = error_lines(run.name, errors, total)
+            verb = "runs" if len(left) == 1 else "run"
+            text = "\n".join([f"{head}; {describe_ranks(left)} still {verb}", *lines, ""])
+            streams.write(text, "stderr", parent)
+
+        # The thread that tells of it receives, and is not to take long.
+        return lambda run: (in_thread(open_runtime(), "preview", lambda: show(run)), None)[1]
 
     def _handle(self, mesh: Mesh | None, header: Header, run: Run, displays: Displays, total: int) -> Handle:
         """A cell that the notebook does not wait for."""

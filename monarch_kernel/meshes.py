@@ -59,7 +59,7 @@ class Mesh:
     def finishing(self) -> list[int]:
         """The ranks that are still inside a C call of a cell that was stopped."""
         self.unfinished = [run for run in self.unfinished if not run.done]
-        return sorted({rank for run in self.unfinished for rank, _ in run.missing()})
+        return sorted({rank for run in self.unfinished for rank in run.missing()})
 
     def check_groups(self, cut: bool) -> None:
         """After a stop: the process groups are made anew if some ranks have left a collective that others are in.
@@ -74,8 +74,9 @@ class Mesh:
                 # A rank that cannot say is in C, and may be in a collective.
                 cut = True
         if cut:
-            # What is sent to the ranks later comes later, so nobody has to wait for it.
-            ask(self.cells, f"{_GROUPS}:spoil", STOPPED)
+            # A rank that hears of it could begin to make new ones, which is not to be taken for the old ones.
+            with contextlib.suppress(CallTimeoutError, MonarchError):
+                ask(self.cells, f"{_GROUPS}:spoil", STOPPED).get(_HEARING)
 
     def actors(self) -> list[ActorMesh]:
         """The meshes of actors that live in its processes, besides the namespaces."""

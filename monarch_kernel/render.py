@@ -110,6 +110,10 @@ class MeshCellError(Exception):
                 found.setdefault(error.trace, []).append(rank)
         if not found:
             return None
+        causes = {rank for rank, error in self.errors.items() if not error.freed}
+        if causes:
+            # What was freed because of the others says nothing more.
+            found = {trace: ranks for trace, ranks in found.items() if causes & set(ranks)}
         named = [(describe_ranks(ranks), trace) for trace, ranks in list(found.items())[:_SHOWN]]
         pages = "".join(
             f"<details><summary>traceback of {name}</summary><pre style='{_TRACE}'>{html.escape(trace)}</pre></details>"
@@ -121,11 +125,12 @@ class MeshCellError(Exception):
         """What IPython shows: the ranks' own frames, and none of the notebook's."""
         if self.folded:
             return [f"MeshCellError: {self.lines[0]}", *self.lines[1:]]
-        first = self.errors[min(self.errors)]
+        rank = min(self.errors, key=lambda rank: (self.errors[rank].freed, rank))
+        first = self.errors[rank]
         return [
             f"MeshCellError: {self.lines[0]}",
             *self.lines[1:],
-            *([f"Traceback of rank {min(self.errors)}:"] if first.trace.startswith("Traceback") else []),
+            *([f"Traceback of rank {rank}:"] if first.trace.startswith("Traceback") else []),
             first.trace,
         ]
 
@@ -135,9 +140,14 @@ def error_lines(name: str, errors: dict[int, CellError], total: int) -> list[str
     groups: dict[tuple[str, str, int], list[int]] = {}
     for rank, error in sorted(errors.items()):
         groups.setdefault((error.kind, error.text, error.line), []).append(rank)
-    lines = [f"{name} failed on {describe_ranks(errors, total)}"]
+    causes = [rank for rank, error in errors.items() if not error.freed] or list(errors)
+    freed = errors.keys() - set(causes)
+    lines = [f"{name} failed on {describe_ranks(causes, total)}"]
+    if freed:
+        lines[0] += f"; {describe_ranks(freed)} waited for {'it' if len(causes) == 1 else 'them'} in a collective"
     # What has caused the others comes first.
-    for (kind, text, line), ranks in sorted(groups.items(), key=lambda group: group[0][0] != "SupervisionError"):
+    order = sorted(groups.items(), key=lambda each: (errors[each[1][0]].freed, each[0][0] != "SupervisionError"))
+    for (kind, text, line), ranks in order:
         where = f" at {name} line {line}" if line else ""
         said = text.strip().splitlines()
         first = f"{kind}: {said[0]}" if said else kind

@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import time
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from monarch._actors.actormesh import ActorMesh
 from monarch._actors.call import Endpoint
 from monarch._actors.cells import FUNCTION
-from monarch._actors.services import ask, send_signal
+from monarch._actors.fail_fast import Party
+from monarch._actors.gather import Gather
+from monarch._actors.process import get_runtime
+from monarch._actors.services import Answers, send_signal
 from monarch._cells.execute import CellError, CellResult
 from monarch._core.ranks import describe_ranks
-from monarch._core.region import Region
+from monarch._procs.mark import Place
+from monarch._procs.session import host_of
 from monarch._wire.messages import Dead
 from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError
 
-_BUSY = "monarch._cells.busy"
-_GROUPS = "monarch._actors.membership"
 STOPPED = "a stop has ended a collective half way; use the group again to make it anew"
 _INSIDE = "monarch._cells.inside:run_in_actor"
-
-
 _DEAD = "SupervisionError"
-_BROKEN = re.compile(r"gloo|NCCL|Connection (closed|reset) by peer")
-"""What torch says of a collective whose connections are gone."""
 
 
 def _freed(result: CellResult, dead: list[int]) -> CellResult:
     """What a rank has raised that waited for dead ones in a collective: of all that do so the same, and why."""
     error = result.error
-    if error is None or error.kind not in ("RuntimeError", "DistBackendError") or not _BROKEN.search(error.text):
+    if error is None or not (error.broken or error.freed):
         return result
     text = f"a collective was broken off by the death of {describe_ranks(dead)}"
     trace = error.trace.rpartition(f"{error.kind}: ")[0]
-    return replace(result, error=replace(error, kind="GroupError", text=text, trace=f"{trace}{error.kind}: {text}"))
+    return replace(result, error=replace(error, kind="GroupError", text=text, trace=f"{trace}GroupError: {text}"))
+
+
+class Task(NamedTuple):
+    """A call of one rank that has not answered."""
+
+    rank: int
+    proc: str
+    key: str
+    """Of the actor's mesh."""
+    port: int
+    """Where the answer is awaited."""
 
 
 class Running:
@@ -47,44 +56,91 @@ class Running:
         futures: of the calls.
     """
 
-    def __init__(self, name: str, futures: list[Any]) -> None:
+    def __init__(self, name: str, futures: list[Gather[Any]]) -> None:
         self.name = name
         self.futures = futures
+        self._numbers: dict[tuple[int, int], int] = {}
 
     @property
     def done(self) -> bool:
         """Whether all ranks have ended."""
         return all(future.done for future in self.futures)
 
-    def at_work(self) -> list[tuple[int, ActorMesh, int]]:
-        """The ranks that have not answered: each with its actor, and the port where the answer is awaited."""
-        found: list[tuple[int, ActorMesh, int]] = []
+    def tasks(self) -> dict[int, Task]:
+        """The ranks that have not answered, by a number that each call of a rank keeps."""
+        found: dict[int, Task] = {}
+        first = 0
         for future in self.futures:
-            mesh: ActorMesh | None = future._runtime.meshes.get(future.actor)
-            if mesh is None:
-                # Nobody holds it any more, so nobody can stop it.
-                continue
-            for peer in future.waits_for():
-                rank = mesh._state.procs.rank_of(peer.proc)
-                found.append((rank, mesh._view(Region((), rank, (), ())), future.port))
+            waiting = {peer.proc for peer in future.waits_for()}
+            for position, peer in enumerate(future.targets if waiting else ()):
+                if peer.proc in waiting:
+                    rank = future.base_rank(position)
+                    found[first + position] = Task(rank, peer.proc, future.actor, future.port)
+            first += len(future.targets)
         return found
 
-    def missing(self) -> list[tuple[int, ActorMesh]]:
-        """The ranks that have not answered, each with its actor."""
-        return [(rank, member) for rank, member, _ in self.at_work()]
+    def missing(self) -> list[int]:
+        """The ranks that have not answered."""
+        return sorted({task.rank for task in self.tasks().values()})
 
-    def interrupt(self) -> None:
+    def count(self) -> int:
+        """How many have not answered."""
+        return sum(len(future.waits_for()) for future in self.futures)
+
+    def ask(
+        self,
+        tasks: Iterable[Task],
+        service: str,
+        args: tuple[Any, ...] = (),
+        heard: Callable[[str, int, Any], None] = lambda proc, port, answer: None,
+    ) -> list[Answers]:
+        """Asks the processes of some calls for a service, in one message for all ranks of a call.
+
+        Args:
+            tasks: the calls.
+            service: its name; it gets the actor, the caller and the port of the call, and then the others.
+            args: those others.
+            heard: told of each answer with the process and the port, in the thread that received it.
+        """
+        runtime = get_runtime()
+        calls: dict[tuple[str, int], list[str]] = {}
+        for task in tasks:
+            calls.setdefault((task.key, task.port), []).append(task.proc)
+        return [
+            Answers(
+                runtime,
+                procs,
+                service,
+                (key, runtime.proc, port, *args),
+                lambda proc, answer, port=port: heard(proc, port, answer),
+            )
+            for (key, port), procs in calls.items()
+        ]
+
+    def states(self, tasks: Iterable[Task], heard: Callable[[str, str, int], None]) -> list[Answers]:
+        """Asks the host agents for the states of processes.
+
+        Args:
+            tasks: of these calls.
+            heard: told of each process, the letter of its state and its pid, in the thread that received it.
+        """
+        hosts: dict[str, set[str]] = {}
+        for task in tasks:
+            hosts.setdefault(host_of(task.proc), set()).add(task.proc)
+
+        def take(_: str, answer: Any) -> None:
+            for proc, (state, pid) in answer.items() if isinstance(answer, dict) else ():
+                heard(proc, state, pid)
+
+        return [
+            Answers(get_runtime(), [f"{host}/agent"], "states", (sorted(procs),), take, plain=True)
+            for host, procs in hosts.items()
+        ]
+
+    def interrupt(self, tasks: Collection[Task] | None = None) -> None:
         """Raises KeyboardInterrupt in what they run; a signal would go to whatever else is in their main threads."""
-        for _, member, port in self.at_work():
-            ask(member, "monarch._actors.interrupts:interrupt", member._key, port)
-
-    def doing(self) -> list[tuple[int, Any]]:
-        """What the ranks do that have not answered: a future for each."""
-        return [(rank, ask(each, f"{_BUSY}:doing_in_actor", self.name, each._key)) for rank, each in self.missing()]
-
-    def abort(self) -> list[tuple[int, Any]]:
-        """Closes the connections of collectives that they may wait in: of each a future, of how many there were."""
-        return [(rank, ask(mesh, f"{_GROUPS}:spoil", STOPPED)) for rank, mesh in self.missing()]
+        for each in self.ask(self.tasks().values() if tasks is None else tasks, "monarch._actors.interrupts:interrupt"):
+            each.close()
 
     def wait(self, until: float | None = None) -> bool:
         """Waits for all ranks, until a time of the monotonic clock; whether all have ended."""
@@ -106,37 +162,44 @@ class Run(Running):
         views: the namespaces that it runs in; their ranks together are those of the cell.
         port: takes what is displayed meanwhile.
         inside: whether the views are of any actors, inside which the cell runs, and not of namespaces.
+        on_failure: told once that ranks have failed while others still run, in the thread that receives.
     """
 
-    def __init__(self, name: str, source: str, views: list[ActorMesh], port: Any, inside: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        source: str,
+        views: list[ActorMesh],
+        port: Any,
+        inside: bool = False,
+        on_failure: Callable[[Run], None] | None = None,
+    ) -> None:
         self.views = views
         self.source = source
         self._inside = inside
+        self.told: set[int] = set()
+        """Ranks whose errors were shown while others still ran."""
         self.ranks = [view._region.base_rank(position) for view in views for position in range(len(view))]
         endpoints = [Endpoint[..., Any](view, _INSIDE, None, FUNCTION) if inside else view.run for view in views]
-        super().__init__(name, [endpoint.call(source, name, port) for endpoint in endpoints])
+        super().__init__(name, [cast("Gather[Any]", endpoint.call(source, name, port)) for endpoint in endpoints])
+        Party(self.futures, (lambda: on_failure(self)) if on_failure is not None else None).join()
 
-    def at_work(self) -> list[tuple[int, ActorMesh, int]]:
-        return [
-            (view._region.base_rank(position), view._member(position), future.port)
-            for view, future in zip(self.views, self.futures, strict=True)
-            for waiting in [{peer.proc for peer in future.waits_for()}]
-            for position in range(len(view))
-            if future.targets[position].proc in waiting
-        ]
-
-    def interrupt(self) -> None:
+    def interrupt(self, tasks: Collection[Task] | None = None) -> None:
         if self._inside:
-            super().interrupt()
+            super().interrupt(tasks)
         else:
             # Namespaces live in the main threads; and a signal reaches them whatever the thread that receives does.
-            for _, mesh in self.missing():
-                send_signal(mesh, signal.SIGINT)
+            meant = self.tasks().values() if tasks is None else tasks
+            send_signal(get_runtime(), [task.proc for task in meant], signal.SIGINT)
 
-    def doing(self) -> list[tuple[int, Any]]:
-        if self._inside:
-            return super().doing()
-        return [(rank, ask(mesh, f"{_BUSY}:doing", self.name)) for rank, mesh in self.missing()]
+    def failures(self) -> dict[int, CellError]:
+        """The errors of the ranks that have failed by now, while others may still run."""
+        found: dict[int, CellError] = {}
+        for future in self.futures:
+            for position, result in future.outcomes().items():
+                if result.error is not None:
+                    found[future.base_rank(position)] = result.error
+        return found
 
     def results(self) -> dict[int, CellResult]:
         """What came of it on each rank that has ended; what cannot be had is an error of that rank."""
@@ -163,11 +226,13 @@ class Run(Running):
         if dead is None:
             text = str(error).splitlines()[0].partition("failed: ")[2] if error is not None else "no answer"
             return CellResult(None, None, CellError(type(error).__name__, text, 0, "", str(error), False), 0.0)
-        at = re.search(rf" at {re.escape(self.name)} line (\d+)$", dead.reason)
-        line = int(at[1]) if at is not None else 0
+        place = Place(dead.cell, dead.line)
+        here = self.name == f"cell [{dead.cell}]"
+        reason = dead.reason.removesuffix(f" {place.text()}") if here else dead.reason
+        line = place.line if here else 0
         lines = self.source.splitlines()
         source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-        text = f"the process {dead.reason[: at.start()] if at is not None else dead.reason}"
         # Its last words, and who is alive.
         more = "\n".join(str(error).splitlines()[1:])
-        return CellResult(None, None, CellError(type(error).__name__, text, line, source, more, False), 0.0)
+        failed = CellError(type(error).__name__, f"the process {reason}", line, source, more, False)
+        return CellResult(None, None, failed, 0.0)

@@ -213,6 +213,9 @@ class Streams:
     def write(self, text: str, stream: str, parent: Any) -> None:
         """Sends text to the output of a cell."""
         kernel = self._kernel
+        if kernel is None:
+            print(text, end="", file=sys.stdout if stream == "stdout" else sys.stderr)
+            return
         kernel.session.send(
             kernel.iopub_socket,
             "stream",

@@ -110,6 +110,54 @@ def test_nbclient_stops_at_an_error(leaks: Kit, tmp_path: Any) -> None:
     assert "rank 1: KeyError: 'boom'" in "\n".join(output.traceback)
 
 
+@pytest.mark.parametrize("where", ["", "[0,1,3]"])
+def test_error_ends_the_cell_while_others_wait_in_a_collective(notebook: Notebook, where: str) -> None:
+    cell = notebook.mesh("if rank == 1:\n    raise ValueError('bad sample 17')\ndist.barrier()", where)
+    text = failed(cell)
+    others = "ranks 0,3" if where else "ranks 0,2-3"
+    assert f"failed on rank 1; {others} waited for it in a collective" in text
+    assert "rank 1: ValueError: bad sample 17 at cell [" in text and "raise ValueError('bad sample 17')" in text
+    assert (
+        f"{others}: GroupError: the collective could not end, since rank 1 failed" in text and "gloo" not in cell.text
+    )
+    # Of the tracebacks, that of the cause is what matters.
+    assert cell.shown.count("Traceback") == 1 and "ValueError: bad sample 17" in cell.shown
+    assert notebook.mesh("t = torch.ones(1)\ndist.all_reduce(t)\nt.item()").ok().shown == "[ranks 0-3] 4.0"
+
+
+def test_error_is_shown_while_others_compute(notebook: Notebook, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    waits = f"while not os.path.exists({str(go)!r}): time.sleep(0.01)"
+    cell = notebook.send(f"%%mesh\nimport os, time\nif rank > 1:\n    raise ValueError('bad')\n{waits}\nrank")
+    cell.until(lambda: "bad" in cell.stream("stderr"))
+    said = cell.stream("stderr")
+    assert not cell.idle and said.count("ValueError: bad") == 1
+    assert "failed on ranks 2-3; ranks 0-1 still run" in said and "raise ValueError('bad')" in said
+    go.touch()
+    cell.wait()
+    assert "ranks 2-3: ValueError: bad" in failed(cell) and "[rank 1] 1" in cell.shown
+
+
+@pytest.mark.parametrize("end", ["stop", "--timeout 0.2", "--nowait --out handle"])
+def test_error_is_not_hidden_by_a_stop(notebook: Notebook, end: str) -> None:
+    body = "if rank == 1:\n    raise ValueError('bad')\nimport time; time.sleep(600)"
+    cell = notebook.send(f"%%mesh {end if end != 'stop' else ''}\n{body}")
+    if end != "--timeout 0.2":
+        cell.until(lambda: "bad" in cell.stream("stderr"))
+    if end == "stop":
+        notebook.interrupt()
+    cell.wait()
+    assert cell.stream("stderr").count("rank 1: ValueError: bad") == 1 and "[rank" not in cell.reply.get("evalue", "")
+    if "nowait" in end:
+        assert "ranks 0,2-3: stopped by an interrupt" in notebook.run("handle.interrupt()").ok().shown
+        assert "rank 1: ValueError: bad" in notebook.run("handle.result()").text
+    else:
+        assert cell.reply["ename"] == "KeyboardInterrupt" and "ranks 0,2-3: stopped by an interrupt" in cell.stream(
+            "stderr"
+        )
+        assert "ValueError: bad" in cell.shown
+
+
 @pytest.mark.parametrize(
     ("death", "words"),
     [

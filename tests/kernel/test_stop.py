@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -35,10 +39,10 @@ def same_ranks(notebook: Notebook, leaks: Kit) -> Iterator[None]:
     leaks.rebase()
 
 
-def stopped(notebook: Notebook, body: str) -> tuple[Cell, float]:
+def stopped(notebook: Notebook, body: str, there: Callable[[Cell], bool] | None = None) -> tuple[Cell, float]:
     """Runs a cell that does not end, stops it once it runs on all ranks, and says how long that took."""
     cell = notebook.send("%%mesh\nprint('runs')\n" + body)
-    cell.until(lambda: cell.said().get("runs") == ALL)
+    cell.until(lambda: there(cell) if there is not None else cell.said().get("runs") == ALL)
     begun = time.perf_counter()
     notebook.interrupt()
     cell.wait()
@@ -108,6 +112,103 @@ def test_a_second_stop_replaces_a_rank_inside_c(notebook: Notebook) -> None:
     assert time.perf_counter() - begun < IN_TIME
     assert "rank 1: replaced by a new process" in is_stopped(cell)
     assert notebook.mesh("'kept' in globals()").ok().shown.splitlines() == ["[ranks 0,2-3] True", "[rank 1] False"]
+
+
+@pytest.mark.slow
+def test_wait_in_a_store_is_freed_and_keeps_the_rank(notebook: Notebook) -> None:
+    """Neither a signal nor the end of the groups frees it: the connection that it waits for is closed."""
+    notebook.mesh("dist.barrier()\nimport os\npid = os.getpid()").ok()
+    body = (
+        "from datetime import timedelta\nfrom torch.distributed import TCPStore\n"
+        "server = TCPStore('127.0.0.1', 0, 1, True, wait_for_workers=False)\n"
+        "client = TCPStore('127.0.0.1', server.port, 1, False)\n"
+        "print('waits')\nclient.wait(['never'], timedelta(hours=1)) if rank < 2 else client.get('never')"
+    )
+    cell, seconds = stopped(notebook, body)
+    assert "ranks 0-3: stopped by closing the connection that it waited for" in is_stopped(cell)
+    assert seconds < IN_TIME
+    # The groups of the mesh had no part in it, and are the same.
+    assert notebook.mesh("pid == os.getpid()").ok().shown == "[ranks 0-3] True"
+    assert notebook.mesh("dist.barrier()\nworld_size").ok().shown == "[ranks 0-3] 4"
+
+
+@pytest.mark.slow
+def test_suspended_rank_is_called_that_and_stops_when_resumed(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.mesh("kept = rank\nimport os, signal, time").ok()
+    # What it has printed may come only when it is resumed.
+    body = f"open(f'{tmp_path}/{{rank}}', 'w').close()\nif rank == 1: os.kill(os.getpid(), 19)\ntime.sleep(600)"
+    cell, seconds = stopped(notebook, body, lambda _: len(os.listdir(tmp_path)) == 4)
+    line = is_stopped(cell)
+    assert "rank 1: suspended by a signal such as SIGSTOP" in line and "C call" not in line
+    assert "ranks 0,2-3: stopped by an interrupt" in line and seconds < IN_TIME
+    pid = int(line.partition("kill -CONT ")[2].partition(")")[0])
+    os.kill(pid, signal.SIGCONT)
+    assert notebook.mesh("kept == rank and os.getpid()", "[1]").ok().shown == f"[rank 1] {pid}"
+
+
+MANY = """
+import itertools, os, signal, time
+kind = rank % 4
+open(f"{PATH}/{rank}", "w").close()
+if kind == 0 and rank:
+    # It holds the GIL for a while.
+    sum(itertools.repeat(1, 3 * 10**8))
+elif kind == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+elif kind == 2:
+    dist.barrier()
+else:
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_stop_of_many_ranks_of_all_kinds_is_as_quick(own: Callable[..., Notebook], tmp_path: Path) -> None:
+    book = own()
+    book.run("%mesh up --procs 16").ok()
+    book.mesh("dist.barrier()\nkept = rank").ok()
+    body = f"PATH = {str(tmp_path)!r}\n{MANY}"
+    cell, seconds = stopped(book, body, lambda _: len(os.listdir(tmp_path)) == 16)
+    line = is_stopped(cell)
+    assert seconds < IN_TIME, line
+    for words in (
+        "ranks 4-12:4: inside a C call that holds the GIL",
+        "ranks 2-14:4: freed from a collective",
+        "ranks 0,3-15:4: stopped by an interrupt",
+    ):
+        assert words in line, line
+    # Each has a pid of its own to be resumed by.
+    assert line.count("suspended by a signal") == 4
+    for pid in re.findall(r"kill -CONT (\d+)", line):
+        os.kill(int(pid), signal.SIGCONT)
+    after = book.mesh("dist.barrier()\nkept == rank").ok()
+    assert after.shown == "[ranks 0-15] True"
+
+
+def test_child_that_a_cell_forks_ends_with_the_cell(notebook: Notebook) -> None:
+    notebook.mesh("import os, signal, sys\nkept = rank").ok()
+    body = "pid = os.fork()\nif not pid: sys.exit(3)\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
+    assert notebook.mesh(body).ok().shown == "[ranks 0-3] 3"
+    # One that goes on to the end of the cell ends there; and what a rank does at an interrupt is not for it.
+    body = (
+        "pid = os.fork()\nif not pid: os._exit(signal.getsignal(signal.SIGINT) is not signal.SIG_DFL)\n"
+        "code = os.waitpid(pid, 0)[1]\npid = os.fork()\nif pid: code += os.waitpid(pid, 0)[1]\ncode"
+    )
+    assert notebook.mesh(body).ok().shown == "[ranks 0-3] 0"
+    notebook.run("import os, sys\npid = os.fork()\nif not pid: sys.exit(3)\nos.waitpid(pid, 0)[1]").ok()
+    assert notebook.mesh("kept == rank").ok().shown == "[ranks 0-3] True"
+
+
+def test_stop_of_a_plain_wait_shows_the_line_of_the_user(notebook: Notebook) -> None:
+    notebook.run("from monarch.actor import Channel\nport, receiver = Channel.open()\nreceiver.close()").ok()
+    cell = notebook.send("print('waits', flush=True)\nreceiver.recv().get()")
+    cell.until(lambda: "waits" in cell.stream())
+    notebook.interrupt()
+    cell.wait()
+    (error,) = cell.contents("error")
+    assert error["ename"] == "KeyboardInterrupt"
+    trace = "\n".join(error["traceback"])
+    assert "receiver.recv().get()" in trace and "pump.py" not in trace and len(trace.splitlines()) < 6
 
 
 @pytest.mark.slow

@@ -32,6 +32,23 @@ class Works(Actor):
             try: time.sleep(0.01)
             except KeyboardInterrupt: pass
     @endpoint
+    def queue(self):
+        import queue
+        say(); queue.Queue().get()
+    @endpoint
+    def store(self):
+        from datetime import timedelta
+        from torch.distributed import TCPStore
+        server = TCPStore('127.0.0.1', 0, 1, True, wait_for_workers=False)
+        client = TCPStore('127.0.0.1', server.port, 1, False)
+        say(); client.wait(['never'], timedelta(hours=1))
+    @endpoint
+    def lock(self):
+        import threading
+        Works.held = threading.Lock()
+        Works.held.acquire()
+        say(); Works.held.acquire()
+    @endpoint
     def get(self): return self.kept
 class Awaits(Actor):
     def __init__(self): self.kept = 'kept'
@@ -111,6 +128,31 @@ def test_an_actor_inside_a_c_call_finishes(book: Notebook) -> None:
     assert stop(book, cell) < IN_TIME
     assert "inside a C call" in cell.stream("stderr")
     # Then it goes on with what comes next.
+    assert book.run("set(works.get.call().get().values())").ok().shown == "{'kept'}"
+
+
+@pytest.mark.parametrize(
+    ("wait", "words"),
+    [("queue", "stopped by an interrupt"), ("store", "stopped by closing the connection that it waited for")],
+)
+def test_wait_in_a_thread_is_freed(book: Notebook, wait: str, words: str) -> None:
+    """A signal does not reach it, and Python raises nothing in a thread that waits without a timeout."""
+    cell = book.send(f"works.{wait}.call().get()")
+    assert stop(book, cell) < IN_TIME
+    assert f"stopped: ranks 0-3: {words}" in cell.stream("stderr")
+    assert book.run("set(works.get.call().get().values())").ok().shown == "{'kept'}"
+
+
+def test_wait_for_a_lock_is_called_that(book: Notebook) -> None:
+    cell = book.send("works.lock.call().get()")
+    assert stop(book, cell) < IN_TIME
+    said = cell.stream("stderr")
+    assert "waiting for a lock, a socket or another thread" in said and "C call" not in said
+    # Whoever can release it, does; the actor is as it was.
+    book.mesh(
+        "import gc, threading\nfor each in gc.get_objects():\n"
+        "    if getattr(each, '__name__', '') == 'Works' and hasattr(each, 'held'): each.held.release()"
+    ).ok()
     assert book.run("set(works.get.call().get().values())").ok().shown == "{'kept'}"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._actors.actor import is_async
 from monarch._actors.channel import ReplyPort
 from monarch._actors.endpoint import Method, methods_of
-from monarch._actors.failures import is_ours, pack_failure, unpack_failure
+from monarch._actors.failures import Outcome, is_ours, pack_failure, unpack_failure
 from monarch._actors.functions import function_of
 from monarch._actors.halting import Halting
 from monarch._actors.membership import note_failure
@@ -20,6 +20,7 @@ from monarch._actors.runtime import Runtime, current
 from monarch._actors.spec import ActorSpec
 from monarch._actors.turns import Turns
 from monarch._core.extent import Point
+from monarch._procs.forked import leave_if_forked
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import (
@@ -154,9 +155,9 @@ class Cell:
             return True
         return False
 
-    def drop(self, port: int) -> bool:
-        """Have queued messages whose caller waits at a port be answered and not handled; whether there are any."""
-        found = [call for call in list(self.queue) if call.port == port]
+    def drop(self, src: str, port: int) -> bool:
+        """Have queued messages of a process that waits at a port be answered and not handled; whether there are any."""
+        found = [call for call in list(self.queue) if call.port == port and call.src == src]
         for call in found:
             self._dropped.add(id(call))
             self._odd = True
@@ -301,6 +302,7 @@ class Cell:
     # Answers
 
     def _answer(self, call: m.Call, method: Method, value: Any) -> None:
+        leave_if_forked()
         runtime = self.runtime
         runtime.idle()
         if runtime.deferred or runtime.releases:
@@ -308,12 +310,13 @@ class Cell:
         if self._odd and id(call) in self._abandoned:
             return
         if call.port and not method.explicit:
+            status = m.FAILED if isinstance(value, Outcome) and value.failed else m.RESULT
             try:
                 body, buffers = dumps(value, "", lambda: [call.src])
                 place = self._places.get(call.view)
                 if place is None:
                     place = self._place(call.view)
-                runtime.reply(call.src, call.port, place, m.RESULT, body, buffers, call.cost)
+                runtime.reply(call.src, call.port, place, status, body, buffers, call.cost)
             except Exception as error:
                 # Nothing of it was sent or counted.
                 self._answer_error(call, error if type(error) is PointError else _unpicklable(self, call, error))
@@ -321,15 +324,15 @@ class Cell:
             runtime.has_finished(call.src, call.cost, False)
 
     def _answer_error(self, call: m.Call, error: BaseException) -> None:
+        leave_if_forked(error)
         runtime = self.runtime
         runtime.idle()
         runtime.settle()
         if self._odd and id(call) in self._abandoned:
             return
-        if "torch.distributed" in sys.modules:
-            note_failure(error)
-        own = isinstance(error, MonarchError) and _raised_by_us(error)
-        failure = pack_failure(error, own)
+        freed = note_failure(error) if "torch.distributed" in sys.modules else None
+        own = freed is None and isinstance(error, MonarchError) and _raised_by_us(error)
+        failure = pack_failure(freed or error, own, freed is not None)
         runtime.has_finished(call.src, call.cost, bool(call.port))
         if call.port:
             runtime.answer(call.src, call.port, call.view, m.ERROR, failure)

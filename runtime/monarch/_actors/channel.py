@@ -150,7 +150,7 @@ class PortReceiver(Generic[T]):
         self._runtime.close_port(self.port)
 
     def _value(self, reply: m.Reply, frames: Sequence[bytes]) -> Any:
-        if reply.status != m.RESULT:
+        if reply.status == m.ERROR:
             failure = unpack_failure(reply.body)
             raise exception_of(failure) or ActorError(f"{failure.kind}: {failure.text}\n{failure.trace}")
         value = self._runtime.load(reply, frames)

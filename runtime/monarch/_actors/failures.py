@@ -24,6 +24,15 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _MAX_TEXT = 100_000
 
 
+class Outcome:
+    """A value that says whether the call that it comes from has failed, as that of a cell does."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has."""
+        raise NotImplementedError
+
+
 _unpack = msgspec.msgpack.Decoder(Failure).decode
 
 
@@ -37,14 +46,14 @@ def unpack_failure(data: bytes) -> Failure:
         return Failure("ProtocolError", text, "", f"ProtocolError: {text}", _pickled(known), True)
 
 
-def pack_failure(error: BaseException, own: bool = False) -> bytes:
+def pack_failure(error: BaseException, own: bool = False, freed: bool = False) -> bytes:
     """An exception for the wire. What cannot be pickled goes as text."""
     trace, where = _trace(error)
     text = _text(error)
     kind = type(error).__qualname__
     if type(error).__module__ not in ("builtins", "__main__", "monarch.exceptions"):
         kind = f"{type(error).__module__}.{kind}"
-    return encode(Failure(kind, text, where, trace, _pickled(error), own))
+    return encode(Failure(kind, text, where, trace, _pickled(error), own, freed))
 
 
 def in_cleanup(failure: bytes) -> bytes:
@@ -132,7 +141,8 @@ def group(failures: dict[int, Failure], extent: Extent, call: str, results: Valu
     kinds: dict[tuple[str, str, str], list[int]] = {}
     for rank, failure in sorted(failures.items()):
         kinds.setdefault((failure.kind, failure.text, failure.where), []).append(rank)
-    first = min(failures)
+    # What has caused the others comes first.
+    first = min(failures, key=lambda rank: (failures[rank].freed, rank))
     failure = failures[first]
     original = exception_of(failure)
     if failure.own and isinstance(original, MonarchError):
@@ -143,7 +153,7 @@ def group(failures: dict[int, Failure], extent: Extent, call: str, results: Valu
     lines = [f"{call} failed on {_whose(list(failures), extent)}"]
     if total > 1 and len(failures) < total:
         lines[0] += f"; {describe_ranks(set(range(total)) - set(failures))} answered (see err.results)"
-    for ranks in list(kinds.values())[:8]:
+    for ranks in sorted(kinds.values(), key=lambda ranks: failures[ranks[0]].freed)[:8]:
         one = failures[ranks[0]]
         head = f"{_whose(ranks, extent)}: {one.kind}: {one.text}" if len(kinds) > 1 else f"{one.kind}: {one.text}"
         lines.append(f"  {head.splitlines()[0]}" + (f"  ({one.where})" if one.where else ""))

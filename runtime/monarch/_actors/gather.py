@@ -11,12 +11,14 @@ from monarch._actors.procs import split_proc
 from monarch._core.extent import Extent
 from monarch._core.ranks import describe_ranks
 from monarch._core.valuemesh import Deferred, ValueMesh
-from monarch._wire.messages import ERROR, RESULT, Dead, Reply
+from monarch._wire.messages import ERROR, FAILED, Dead, Reply
 from monarch.exceptions import ActorError, DeviceMeshError, ProtocolError, SpawnError, StoppedError, SupervisionError
 
 if TYPE_CHECKING:
+    from monarch._actors.fail_fast import Party
     from monarch._actors.peers import Peer
     from monarch._actors.runtime import Runtime
+    from monarch._procs.pump import Waiter
 
 R = TypeVar("R")
 
@@ -58,10 +60,12 @@ class Gather(Future[R]):
         "extent",
         "mesh",
         "method",
+        "party",
         "port",
         "targets",
         "unanswered",
         "view",
+        "waiter",
     )
 
     def __init__(
@@ -90,6 +94,10 @@ class Gather(Future[R]):
         """The mesh that was addressed, for errors: a slice of it has ranks of its own."""
         self.unanswered: list[Peer] = []
         """The procs that had not answered when a death ended the wait for them."""
+        self.party: Party | None = None
+        """Watches over the others, once one has failed."""
+        self.waiter: Waiter | None = None
+        """What is to be looked at again when another one has answered."""
         self.port = runtime.open_port(self)
 
     def check(self) -> None:
@@ -127,9 +135,52 @@ class Gather(Future[R]):
             replies[reply.rank] = (reply, frames) if frames else reply
             self._left -= 1
             complete = not self._left
+        if reply.status:
+            self._watch_others(reply.rank)
         if complete:
             self._runtime.close_port(self.port)
             self._complete()
+        elif self.waiter is not None:
+            self._runtime.pump.notify(self.waiter)
+
+    def _watch_others(self, position: int) -> None:
+        """A rank has failed: others may wait for it."""
+        if self.party is None and self._left and self.actor and not self._patient:
+            from monarch._actors.fail_fast import Party
+
+            self.party = Party([self])
+        if self.party is not None:
+            self.party.failed(self, position)
+
+    def _complete(self) -> None:
+        if self.party is not None:
+            # Before those who wait for the call go on.
+            self.party.completed()
+        super()._complete()
+
+    def base_rank(self, position: int) -> int:
+        """The rank of a position, as its mesh counts."""
+        return split_proc(self.targets[position].proc)[1]
+
+    def failed_positions(self) -> list[int]:
+        """Those that have answered by now that they have failed."""
+        return [position for position, reply, _ in self._replied() if reply.status]
+
+    def outcomes(self) -> dict[int, Any]:
+        """The values so far of those that have failed with a value, by position."""
+        return {
+            position: self._runtime.load(reply, frames)
+            for position, reply, frames in self._replied()
+            if reply.status == FAILED
+        }
+
+    def _replied(self) -> list[tuple[int, Reply, Sequence[bytes]]]:
+        found: list[tuple[int, Reply, Sequence[bytes]]] = []
+        for position, each in enumerate(list(self._replies)):
+            reply, frames = each if type(each) is tuple else (each, ())
+            if type(reply) is Reply:
+                found.append((position, reply, frames))
+        return found
 
     def lost(self, peer: Peer, dead: Dead) -> bool:
         """A proc has died: it will not answer. Whether it was waited for."""
@@ -202,7 +253,7 @@ class Gather(Future[R]):
             elif type(reply) is Lost:
                 lost[rank] = reply.dead
                 values.append(None)
-            elif reply.status == RESULT:
+            elif reply.status != ERROR:
                 try:
                     values.append(self._runtime.load(reply, frames))
                 except Exception:
@@ -248,7 +299,7 @@ def replaced(reply: Reply, targets: Sequence[Peer], label: str) -> Reply:
     if not places:
         raise ProtocolError(f"{what}, and is none of them")
     status, body = reply.status, reply.body
-    if status == RESULT:
+    if status != ERROR:
         status, body = ERROR, pack_failure(ProtocolError(what), True)
     return Reply(reply.src, reply.port, places[0], status, reply.done, body)
 

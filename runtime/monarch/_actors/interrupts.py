@@ -33,6 +33,13 @@ def _notice(*_: object) -> None:
     noticed += 1
 
 
+def prod() -> int:
+    """Has the main thread show whether its Python code goes on; how often it has shown that before."""
+    before = noticed
+    signal.pthread_kill(threading.main_thread().ident or 0, NOTICE)
+    return before
+
+
 class Interrupt(KeyboardInterrupt):
     """A KeyboardInterrupt in a thread that is not the main one."""
 
@@ -86,11 +93,12 @@ class ThreadInterrupts:
             return True
 
 
-def interrupt(key: str, port: int) -> bool:
+def interrupt(key: str, src: str, port: int) -> bool:
     """Interrupts a call that an actor of this process handles.
 
     Args:
         key: of the actor's mesh.
+        src: proc that has called.
         port: where its caller waits for the answer.
 
     Returns:
@@ -105,10 +113,10 @@ def interrupt(key: str, port: int) -> bool:
     cell.runtime.interrupts += 1
     loop = cell.executor.loop
     if loop is not None:
-        return _on_loop(cell, port)
+        return _on_loop(cell, src, port)
     running = cell.running
-    if running is None or running.port != port:
-        return cell.drop(port)
+    if running is None or running.port != port or running.src != src:
+        return cell.drop(src, port)
     threads = cell.executor.interrupts
     if threads is not None:
         return threads.interrupt()
@@ -117,15 +125,15 @@ def interrupt(key: str, port: int) -> bool:
     return True
 
 
-def _on_loop(cell: Cell, port: int) -> bool:
+def _on_loop(cell: Cell, src: str, port: int) -> bool:
     loop = cell.executor.loop
     assert loop is not None
-    found = {task for task, call in list(cell.turns.tasks.items()) if call.port == port}
-    known = cell.turns.has(port)
+    found = {task for task, call in list(cell.turns.tasks.items()) if call.port == port and call.src == src}
+    known = cell.turns.has(src, port)
     done = threading.Event()
 
     def cancel() -> None:
-        cell.turns.cancel(port, "interrupted")
+        cell.turns.cancel(src, port, "interrupted")
         done.set()
 
     loop.call_soon_threadsafe(cancel)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from monarch._actors.future import Promise
 from monarch._actors.process import get_runtime
 from monarch._actors.procs import Procs
+from monarch._actors.runtime import current
 from monarch._core.ranks import describe_ranks
 from monarch._procs.helpers import be_helper
 from monarch._wire import messages as m
@@ -27,12 +28,16 @@ if TYPE_CHECKING:
 
 _MODULE = "monarch._actors.membership"
 PROGRAM = "only ranks have process groups, and this is the program; use them in endpoints and in %%mesh cells"
-_BROKEN = re.compile(r"gloo/|NCCL error|Connection (closed|reset) by peer")
+_BROKEN = re.compile(r"gloo/|NCCL error|Connection (closed|reset) by peer|Connection was likely closed")
 """What torch says of a collective whose connections do not work."""
 _ROUNDS = 1_000_000
 """More than one incarnation of a rank convenes."""
 _PATIENCE = 90.0
 """Seconds to wait for a round at most; those that join complain earlier of those that do not."""
+_FREED = 256
+"""Calls that were freed and have not ended, at most."""
+_HEARING = 0.15
+"""Seconds to wait at most for the reason for which the connections of a collective were closed."""
 
 
 class Membership:
@@ -52,6 +57,9 @@ class Membership:
         """What there was before the round under way, whose connections are to be cut if it cannot succeed."""
         self.kept: list[Any] = []
         """The stores that this process serves, for as long as others may use them."""
+        self._freed: dict[tuple[str, int], str] = {}
+        """Why collectives of calls cannot end, by caller and port; of those under way. With the condition."""
+        self._told = threading.Condition()
 
     # The program's side
 
@@ -61,7 +69,7 @@ class Membership:
         if runtime.config is None:
             raise GroupError(PROGRAM)
         procs = self.procs()
-        if self.world is not None and not _uses_collectives():
+        if self.world is not None and not uses_collectives():
             self.spoil("the program has ended it")
         with self.lock:
             if self.world is not None and not self.broken:
@@ -183,6 +191,20 @@ class Membership:
             count += shut_down(tcp_sockets() - before)
         return count
 
+    def free_call(self, src: str, port: int, reason: str) -> None:
+        """The collectives of a call cannot end, or are about to be aborted."""
+        with self._told:
+            if len(self._freed) >= _FREED:
+                self._freed.clear()
+            self._freed[src, port] = reason
+            self._told.notify_all()
+
+    def take_freed(self, src: str, port: int, patience: float) -> str:
+        """Why the collectives of a call that has ended could not end; empty if nobody has said that in time."""
+        with self._told:
+            self._told.wait_for(lambda: (src, port) in self._freed, patience)
+            return self._freed.pop((src, port), "")
+
 
 _own = Membership()
 
@@ -265,13 +287,43 @@ def spoil(reason: str) -> int:
         return _own.spoil(reason)
     config = get_runtime().config
     # A rank without any group has connections of the person's own only.
-    return shut_down(of_collectives(config.addresses if config is not None else ())) if _uses_collectives() else 0
+    return shut_down(of_collectives(config.addresses if config is not None else ())) if uses_collectives() else 0
 
 
-def note_failure(error: BaseException) -> None:
-    """An endpoint or a cell has raised this: if it is of a collective that broke, the next use makes new groups."""
-    world = _own.world
-    if world is None or _own.broken or not isinstance(error, RuntimeError) or not _BROKEN.search(str(error)):
+def spoil_round(reason: str, number: int) -> None:
+    """As ``spoil``, unless a newer round has begun: others may be faster than this message."""
+    if _own.round <= number:
+        spoil(reason)
+
+
+def note_failure(error: BaseException) -> GroupError | None:
+    """An endpoint or a cell has raised this: if it is of a collective that broke, the next use makes new groups.
+
+    Returns:
+        What to say instead, if the call was freed from a collective: torch only knows that connections were closed.
+    """
+    here = current.get()
+    # Another rank that was freed closes its connections to this one, which may be faster than the reason.
+    patience = _HEARING if broke(error) else 0.0
+    reason = _own.take_freed(here[1].src, here[1].port, patience) if here is not None else ""
+    _give_up_if_broken(error)
+    # An interrupt that came meanwhile is raised where the collective ends, with its error as context.
+    caused = broke(error) or (isinstance(error, KeyboardInterrupt) and broke(error.__context__))
+    if not reason or not caused:
+        return None
+    known = GroupError(reason, mesh=_own.procs().name).with_traceback(error.__traceback__)
+    # Where the error comes from is told, and not what gloo says of connections that were closed here.
+    known.__suppress_context__ = True
+    return known
+
+
+def broke(error: BaseException | None) -> bool:
+    """Whether an error is of a collective, or of the making of a group, whose connections do not work."""
+    return isinstance(error, RuntimeError) and _BROKEN.search(str(error)) is not None
+
+
+def _give_up_if_broken(error: BaseException) -> None:
+    if _own.world is None or _own.broken or not broke(error):
         return
     number, procs = _own.round, _own.procs()
     give_up(procs, number)
@@ -303,7 +355,8 @@ def member_died(dead: m.Dead) -> None:
             _own._settle(None, GroupError(reason, mesh=procs.name, ranks=(rank,)))
 
 
-def _uses_collectives() -> bool:
+def uses_collectives() -> bool:
+    """Whether this process has a default process group."""
     import sys
 
     distributed = sys.modules.get("torch.distributed")

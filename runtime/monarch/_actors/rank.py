@@ -20,12 +20,13 @@ from monarch._actors.executors import Executor, MainExecutor, ThreadExecutor
 from monarch._actors.failures import in_cleanup, pack_failure
 from monarch._actors.faults import Faults
 from monarch._actors.halting import is_stuck, longest
-from monarch._actors.interrupts import listen
+from monarch._actors.interrupts import NOTICE, listen
 from monarch._actors.outbox import Outbox
 from monarch._actors.process import set_runtime
 from monarch._actors.procs import Procs
 from monarch._actors.runtime import Runtime
 from monarch._actors.spec import RankConfig
+from monarch._procs.forked import watch_forks
 from monarch._procs.gpus import environment_of, visible_gpus
 from monarch._procs.helpers import let_helpers_use
 from monarch._procs.mark import mark_stopped
@@ -255,6 +256,7 @@ def main(config: bytes) -> int:
     signal.signal(signal.SIGINT, rank.interrupt)
     listen()
     sys.setswitchinterval(_SWITCH_S)
+    watch_forks(signal.SIGINT, NOTICE)
     # Not the program's own mesh, whatever the zygote's memory held.
     del config, packed
     rank.run()

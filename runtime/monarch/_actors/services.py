@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from monarch._actors.actormesh import ActorMesh
+from monarch._actors.failures import unpack_failure
 from monarch._actors.future import Future
 from monarch._actors.gather import Gather
 from monarch._actors.process import get_runtime
 from monarch._core.extent import Extent
+from monarch._procs.session import host_of
 from monarch._wire import messages as m
-from monarch._wire.pickling import dumps
+from monarch._wire.pickling import dumps, loads
+
+if TYPE_CHECKING:
+    from monarch._actors.actormesh import ActorMesh
+    from monarch._actors.runtime import Runtime
 
 
 def ask(mesh: ActorMesh, service: str, *args: Any) -> Future[dict[int, Any]]:
@@ -38,11 +44,52 @@ def ask_proc(proc: str, service: str, *args: Any) -> Future[Any]:
     return gather
 
 
-def send_signal(mesh: ActorMesh, number: int) -> None:
-    """Sends a signal to the processes of a mesh of actors."""
-    runtime = mesh._runtime
+class Answers:
+    """Asks some processes for a service, and has what each answers as it comes, however many of them are silent.
+
+    Args:
+        runtime: of this process.
+        procs: whom to ask.
+        service: its name.
+        args: for it.
+        heard: told of each answer, in the thread that received it; an error is a Failure.
+        plain: whether arguments and answers are plain values, as those of agents are.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        procs: Sequence[str],
+        service: str,
+        args: tuple[Any, ...],
+        heard: Callable[[str, Any], None] = lambda proc, answer: None,
+        plain: bool = False,
+    ) -> None:
+        self._runtime = runtime
+        self._heard = heard
+        self._load = m.unpack if plain else loads
+        self._port = runtime.open_port(self)
+        body = m.pack(*args) if plain else dumps(args)[0]
+        frame = m.encode(m.Ask(runtime.proc, self._port, b"", service, body))
+        for proc in procs:
+            peer = runtime.peer(proc)
+            if peer.dead is None:
+                peer.send(frame)
+
+    def reply(self, reply: m.Reply, _: Any) -> None:
+        """One has answered."""
+        answer = self._load(reply.body) if reply.status == m.RESULT else unpack_failure(reply.body)
+        self._heard(reply.src, answer)
+
+    def close(self) -> None:
+        """Takes no more answers."""
+        self._runtime.close_port(self._port)
+
+
+def send_signal(runtime: Runtime, procs: Iterable[str], number: int) -> None:
+    """Sends a signal to some processes, in one message for each host."""
     hosts: dict[str, list[str]] = {}
-    for peer in mesh._members_at().peers:
-        hosts.setdefault(peer.host, []).append(peer.proc)
-    for host, procs in hosts.items():
-        runtime.to_agent(host, m.Signal(runtime.proc, procs, number))
+    for proc in procs:
+        hosts.setdefault(host_of(proc), []).append(proc)
+    for host, members in hosts.items():
+        runtime.to_agent(host, m.Signal(runtime.proc, members, number))

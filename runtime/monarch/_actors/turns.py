@@ -54,20 +54,21 @@ class Turns:
         while self.waiting and self.call is None:
             self.start(*self.waiting.popleft())
 
-    def cancel(self, port: int, why: str) -> None:
-        """Cancel the messages whose caller waits at a port, also those that wait for their turn."""
+    def cancel(self, src: str, port: int, why: str) -> None:
+        """Cancel the messages of a process that waits at a port, also those that wait for their turn."""
         for task, call in list(self.tasks.items()):
-            if call.port == port:
+            if call.port == port and call.src == src:
                 task.cancel(why)
         for item in list(self.waiting):
-            if item[0].port == port:
+            if item[0].port == port and item[0].src == src:
                 self.waiting.remove(item)
                 self._cell.cancelled(item[0], why)
 
-    def has(self, port: int) -> bool:
-        """Whether a message whose caller waits at this port runs or waits here; from any thread."""
+    def has(self, src: str, port: int) -> bool:
+        """Whether a message of a process that waits at this port runs or waits here; from any thread."""
         # What has arrived and is on its way to the loop is in the queue.
-        return any(call.port == port for call in (*list(self.tasks.values()), *list(self._cell.queue)))
+        known = (*list(self.tasks.values()), *list(self._cell.queue))
+        return any(call.port == port and call.src == src for call in known)
 
     async def drain(self, seconds: float) -> None:
         """Wait until everything was handled, for some seconds at most."""

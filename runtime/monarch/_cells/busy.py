@@ -1,72 +1,102 @@
-"""What a rank's main thread is doing: asked while a cell runs."""
+"""What a rank's code is doing that does not stop: asked while a cell runs, answered at once."""
 
 from __future__ import annotations
 
-import signal
+import ast
+import dis
+import linecache
 import sys
 import threading
-import time
+from types import FrameType
 from typing import NamedTuple
 
 from monarch._actors import interrupts
-from monarch._actors.process import get_runtime
+from monarch._actors.standing import running, thread_of, waiting
+from monarch._core.stop_ladder import Activity
+from monarch._procs.blocked import Wait, blocked
 
-_MOMENT = 0.1
-"""Seconds that Python code may take for one step; what takes longer is a C call."""
+_LONGEST = 80
+"""Characters of an expression that are shown."""
+_prodded: dict[str, int] = {}
+"""Of actors in the main thread, by key: how often it had shown that it goes on, when it was asked last."""
 
 
 class Doing(NamedTuple):
-    """What the main thread of a rank does."""
+    """What the code of a call does."""
 
-    where: str
-    """File, line and function of the innermost Python frame."""
+    activity: Activity
     line: int
     """Line of the cell, 0 if none of its frames is of a cell."""
-    moves: bool
-    """Whether Python code goes on; if not, it is inside a C call."""
+    call: str
+    """The expression that is called there, as the code has it; empty if that is not known."""
 
 
-def doing(name: str) -> Doing:
-    """Looks at the main thread, from another one.
-
-    Args:
-        name: what the cell's frames call their file.
-    """
-    main = threading.main_thread().ident or 0
-    before = interrupts.noticed
-    signal.pthread_kill(main, interrupts.NOTICE)
-    until = time.monotonic() + _MOMENT
-    while interrupts.noticed == before and time.monotonic() < until:
-        time.sleep(0.002)
-    return _look(main, name, interrupts.noticed != before)
-
-
-def doing_in_actor(name: str, key: str) -> Doing:
-    """Looks at the thread of an actor, from another one.
+def prod(key: str, src: str, port: int) -> None:
+    """Service: interrupts a call once more, so that ``doing`` can tell soon whether that is swallowed.
 
     Args:
-        name: what the cell's frames call their file.
         key: of the actor's mesh.
+        src: proc that has called.
+        port: where it waits for the answer.
     """
-    cell = get_runtime().actors.get(key)
-    thread = cell.executor.interrupts if cell is not None else None
-    if thread is None:
-        return doing(name)
-    # An interrupt comes between two steps of Python code, so inside a C call it is still to come.
-    until = time.monotonic() + _MOMENT
-    while thread.pending and time.monotonic() < until:
-        time.sleep(0.002)
-    return _look(thread.ident, name, not thread.pending)
+    interrupts.interrupt(key, src, port)
+    cell = running(key, src, port) or waiting(key, src, port)
+    if cell is not None and thread_of(cell) == threading.main_thread().ident:
+        _prodded[key] = interrupts.prod()
 
 
-def _look(thread: int, name: str, moves: bool) -> Doing:
-    frame = sys._current_frames().get(thread)
-    line, where = 0, ""
-    while frame is not None:
-        if not where:
-            where = f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
-        if frame.f_code.co_filename == name:
-            line = frame.f_lineno
-            break
-        frame = frame.f_back
-    return Doing(where, line, moves)
+def doing(key: str, src: str, port: int, name: str) -> Doing | None:
+    """Service: what the code of a call does; None if it has ended.
+
+    Args:
+        key: of the actor's mesh.
+        src: proc that has called.
+        port: where it waits for the answer.
+        name: what the cell's frames call their file.
+    """
+    # A call may wait behind another one that does not stop.
+    cell = running(key, src, port) or waiting(key, src, port)
+    if cell is None:
+        return None
+    ident = thread_of(cell)
+    threads = cell.executor.interrupts
+    # Both come between two steps of Python code, so inside a C call they are still to come.
+    moves = not threads.pending if threads is not None else interrupts.noticed > _prodded.get(key, interrupts.noticed)
+    frame = sys._current_frames().get(ident)
+    activity = Activity.PYTHON
+    if not moves:
+        waits = blocked(ident).wait in (Wait.SOCKET, Wait.OTHER)
+        activity = Activity.WAITING if waits else Activity.COMPUTING
+    at = _frame_of(frame, name)
+    return Doing(activity, at.f_lineno if at is not None and at.f_code.co_filename == name else 0, _call_at(at))
+
+
+def _frame_of(frame: FrameType | None, name: str) -> FrameType | None:
+    """The innermost frame of a cell; without one, the innermost of all."""
+    at = frame
+    while at is not None and at.f_code.co_filename != name:
+        at = at.f_back
+    return at or frame
+
+
+def _call_at(frame: FrameType | None) -> str:
+    """The expression that a frame is in the middle of."""
+    if frame is None:
+        return ""
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    # Python 3.10 does not know columns.
+    positions = next(
+        (each.positions for each in dis.get_instructions(frame.f_code) if each.offset == frame.f_lasti), None
+    ) if sys.version_info >= (3, 11) else None  # fmt: skip
+    text = ""
+    # The source of what the notebook has defined may not be here.
+    if positions is not None and positions.lineno is not None and (positions.end_lineno or 0) <= len(lines):
+        source = "".join(lines)
+        node = ast.Constant(None)
+        node.lineno, node.end_lineno = positions.lineno, positions.end_lineno
+        node.col_offset, node.end_col_offset = positions.col_offset or 0, positions.end_col_offset
+        text = ast.get_source_segment(source, node) or ""
+    elif 0 < frame.f_lineno <= len(lines):
+        text = lines[frame.f_lineno - 1]
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pickle import PickleBuffer
 from typing import Any, TypeAlias
 
-from monarch._actors.failures import fold_frames
-from monarch._actors.membership import note_failure
+from monarch._actors.failures import Outcome, fold_frames
+from monarch._actors.membership import broke, note_failure
 from monarch._cells.marks import marked, unmark
 from monarch._cells.show import Bundle, Display, bundle_of, portable
+from monarch._procs.forked import leave_if_forked
 from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import SerializationError
 
@@ -39,6 +40,10 @@ class CellError:
     trace: str
     """The whole traceback."""
     interrupted: bool
+    freed: bool = False
+    """Whether it only says that the cell was freed from a collective, because of other ranks or of a stop."""
+    broken: bool = False
+    """Whether it is of a collective whose connections broke."""
 
 
 class Sealed:
@@ -57,7 +62,7 @@ class Sealed:
 
 
 @dataclass
-class CellResult:
+class CellResult(Outcome):
     """What a cell gave on one rank."""
 
     bundle: Bundle | None
@@ -66,6 +71,11 @@ class CellResult:
     """The value, if it could come along."""
     error: CellError | None
     seconds: float
+
+    @property
+    def failed(self) -> bool:
+        """Whether the cell has raised."""
+        return self.error is not None
 
 
 def run(steps: Steps) -> CellResult:
@@ -128,11 +138,14 @@ def steps_of(
             value, shown = yield from _execute(source, name, variables, change)
             bundle = bundle_of(value) if shown and value is not None else None
     except BaseException as error:
-        note_failure(error)
-        failed = _error(error, name, lines)
+        leave_if_forked(error)
+        freed = note_failure(error)
+        failed = _error(freed or error, name, lines)
+        failed.freed, failed.broken = freed is not None, broke(error)
         return CellResult(None, None, failed, time.perf_counter() - begun)
     finally:
         unmark()
+    leave_if_forked()
     if bundle is not None:
         variables["_"] = value
     sealed = _sealed(value) if bundle is not None else None

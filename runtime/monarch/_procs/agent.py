@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 import zmq
 
+from monarch._procs.blocked import process_state
 from monarch._procs.casts import Casts
 from monarch._procs.children import Child, Children
 from monarch._procs.mark import take_mark
@@ -43,7 +44,7 @@ from monarch._wire.keys import KeyPair
 from monarch._wire.links import LEASE_S, make_context
 from monarch._wire.segments import Segments
 from monarch._wire.split import join
-from monarch.exceptions import ProtocolError
+from monarch.exceptions import MonarchError, ProtocolError
 
 UNABLE = "cannot listen: "
 """What it prints instead of where it listens, before the reason."""
@@ -126,7 +127,10 @@ class Agent:
             m.Bye: self._on_bye,
             # Whoever refuses to talk to this host is heard of by those who want to talk to it.
             m.Refused: lambda refused, _: None,
+            m.Ask: self._on_ask,
         }
+        self.services: dict[str, Callable[[m.Ask, Any], Any]] = {"states": self._states}
+        """What it can be asked for, by name; arguments and answers are plain values."""
 
     # The loop
 
@@ -292,6 +296,22 @@ class Agent:
             if child.pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child.pid, given.number)
+
+    def _on_ask(self, ask: m.Ask, _: list[Any]) -> None:
+        try:
+            service = self.services.get(ask.service)
+            if service is None:
+                raise MonarchError(f"a host agent has no service {ask.service!r}")
+            status, body = m.RESULT, m.pack(service(ask, m.unpack(ask.body)))
+        except MonarchError as error:
+            # As a Failure is packed, which is of a floor above.
+            status, body = m.ERROR, m.pack([type(error).__name__, str(error), "", "", None, True])
+        if ask.port:
+            self._tell(ask.src, m.Reply(self.proc, ask.port, 0, status, 0, body))
+
+    def _states(self, _: m.Ask, procs: list[str]) -> dict[str, tuple[str, int]]:
+        """The state of each process by its letter in /proc, and its pid; whether it can answer or not."""
+        return {child.proc: (process_state(child.pid), child.pid) for child in self.children.get(procs) if child.pid}
 
     def _on_watch(self, watch: m.Watch, _: list[Any]) -> None:
         if not self.switch.is_here(watch.proc):

@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
-from monarch._procs.mark import Last
+from monarch._procs.mark import Last, Place
 from monarch._procs.oom import OomWatch
 from monarch._procs.output import brief, limit, read_tail, relieve
 from monarch._wire.messages import Dead
@@ -130,9 +130,9 @@ class Children:
             reason = child.reason
         if last.place is not None and not child.stopping:
             reason = f"{reason} {last.place.text()}"
-        return self._gone(child, reason)
+        return self._gone(child, reason, last.place)
 
-    def _gone(self, child: Child, reason: str) -> Dead:
+    def _gone(self, child: Child, reason: str, place: Place | None = None) -> Dead:
         tails: list[tuple[str, int, bytes]] = []
         for stream, fd in zip(("stdout", "stderr"), child.fds, strict=True):
             chunk = read_tail(fd, _LAST_WORDS)
@@ -145,8 +145,9 @@ class Children:
         del self.by_proc[child.proc]
         self._owned.get(child.owner, set()).discard(child.proc)
         now = time.time()
-        dead = Dead(child.proc, reason, child.stopping, tails, now)
-        self._dead[child.proc] = Dead(child.proc, reason, child.stopping, brief(tails), now)
+        at = place or (0, 0)
+        dead = Dead(child.proc, reason, child.stopping, tails, now, *at)
+        self._dead[child.proc] = Dead(child.proc, reason, child.stopping, brief(tails), now, *at)
         if len(self._dead) > _REMEMBERED:
             self._dead.popitem(last=False)
         return dead

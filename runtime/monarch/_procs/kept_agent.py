@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -74,13 +73,7 @@ class KeptAgent(Agent):
         self._leases = 0
         self._way = m.Hosts({})
         """To the controller."""
-        self._services: dict[str, Callable[[m.Ask, Any], Any]] = {
-            "claim": self._claim,
-            "listen": self._listen_again,
-            "note": self._note,
-            "tell": self._tell_of,
-        }
-        self._handlers[m.Ask] = self._on_ask
+        self.services.update(claim=self._claim, listen=self._listen_again, note=self._note, tell=self._tell_of)
 
     def begin(self) -> m.Listening:
         """Listens, and writes the record; TakenError if there is a mesh of that name."""
@@ -168,18 +161,6 @@ class KeptAgent(Agent):
         if hosts.token and self.listening is not None:
             for proc in hosts.hosts:
                 self._tell(proc, msgspec.structs.replace(self.listening, token=hosts.token))
-
-    def _on_ask(self, ask: m.Ask, _: list[Any]) -> None:
-        try:
-            service = self._services.get(ask.service)
-            if service is None:
-                raise MonarchError(f"a host agent has no service {ask.service!r}")
-            status, body = m.RESULT, m.pack(service(ask, m.unpack(ask.body)))
-        except MonarchError as error:
-            # As a Failure is packed, which is of a floor above.
-            status, body = m.ERROR, m.pack([type(error).__name__, str(error), "", "", None, True])
-        if ask.port:
-            self._tell(ask.src, m.Reply(self.proc, ask.port, 0, status, 0, body))
 
     def _claim(self, ask: m.Ask, pid: int) -> dict[str, Any]:
         """Another program becomes the controller, and learns what there is."""

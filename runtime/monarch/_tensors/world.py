@@ -7,7 +7,7 @@ import datetime
 import os
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -98,6 +98,18 @@ class World:
         """Frees whoever waits in a collective here, and with that spoils the groups; how many connections it cut."""
         making = [tcp_sockets() - before for before in list(self.making.values())]
         return shut_down(self.sockets.union(*making)) + _abort_nccl()
+
+
+def counts() -> dict[str, tuple[tuple[int, ...], int]]:
+    """Of each process group of this process, by name: its members, and how many collectives were begun here."""
+    found: dict[str, tuple[tuple[int, ...], int]] = {}
+    groups: Mapping[Any, Any] = dist.distributed_c10d._world.pg_names
+    group: Any
+    for group, name in list(groups.items()):
+        # Backends that do not count are not compared.
+        with contextlib.suppress(RuntimeError):
+            found[name] = tuple(dist.get_process_group_ranks(group)), group._get_sequence_number_for_group()
+    return found
 
 
 def choose_backend(devices: Sequence[str]) -> str:

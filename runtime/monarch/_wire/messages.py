@@ -22,6 +22,8 @@ RESULT = 0
 """Status of a Reply: its body is the pickled value."""
 ERROR = 1
 """Status of a Reply: its body is a packed Failure."""
+FAILED = 2
+"""Status of a Reply: its body is the pickled value of a call that has failed, such as a cell with its error."""
 NOWHERE = -1
 """In place of a rank in a Reply: its sender is not in the view that was addressed, so ``src`` tells whose it is."""
 INTERNAL = "@internal"
@@ -47,6 +49,8 @@ class Failure(msgspec.Struct, array_like=True):
     """The exception itself, if it can be pickled and made again."""
     own: bool
     """Whether it is an error of Monarch, to be raised as it is, and not of the endpoint."""
+    freed: bool = False
+    """Whether it only says that the call was freed from a collective, because of what others have raised."""
 
 
 class Hello(_Message, tag=0):
@@ -183,6 +187,10 @@ class Dead(_Message, tag=9):
     """The end of its output: stream, offset, bytes."""
     when: float = 0.0
     """Seconds since the epoch at which its agent learned of it; 0 if that is not known."""
+    cell: int = 0
+    """Number of the notebook's cell that it ran; 0 for none. The reason names cell and line as well."""
+    line: int = 0
+    """The line of that cell."""
 
 
 class Fault(_Message, tag=10):

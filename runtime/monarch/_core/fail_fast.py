@@ -1,0 +1,162 @@
+"""When the ranks of a call are freed, because another rank of it has failed that they wait for. No I/O, no clock.
+
+A rank waits in vain once it has begun more collectives in a group than a member that has failed: that one begins no
+more. Each rank is looked at twice, so that one that goes on by itself is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+COLLECT = 0.05
+"""Seconds after a failure in which those that fail alike, or end, are heard."""
+CONFIRM = 0.1
+"""Seconds after which a rank that waits in vain is looked at again."""
+TELL = 0.4
+"""Seconds after which a failure is shown, if other ranks still run."""
+PERIOD = 1.0
+"""Seconds between two looks at most."""
+STUBBORN = 0.5
+"""Seconds after which a rank that was freed and did not move is interrupted."""
+
+
+class Standing(NamedTuple):
+    """Where a rank is in a call, as it says itself."""
+
+    rank: int
+    """Its rank in the process groups."""
+    groups: dict[str, tuple[tuple[int, ...], int]]
+    """Of each group by name: its members, and how many collectives the rank has begun in it."""
+    making: tuple[tuple[int, ...], ...] = ()
+    """Members of the groups that the rank is making."""
+    place: tuple[int, ...] = ()
+    """Equal as long as the code of the call does not move."""
+    sleeps: bool = False
+    """Whether the code of the call is in a sleep."""
+    round: int = 0
+    """Number of the round in which its groups were made."""
+
+
+def waits_in_vain(standing: Standing, failed: Iterable[Standing]) -> bool:
+    """Whether a rank has begun a collective, or the making of a group, that a failed one never joins."""
+    for other in failed:
+        if other.rank == standing.rank:
+            continue
+        for name, (members, count) in standing.groups.items():
+            if other.rank in members and count > other.groups.get(name, ((), 0))[1]:
+                return True
+        for members in standing.making:
+            has_made = any(known == members for known, _ in other.groups.values())
+            if not members or (other.rank in members and not has_made):
+                return True
+    return False
+
+
+@dataclass(frozen=True)
+class Look:
+    """``standing`` is to be told where these are, the failed ones first."""
+
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Free:
+    """What these wait in is to be aborted."""
+
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """These were freed, and did not move: their code is to be interrupted."""
+
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tell:
+    """The failures so far are to be shown, since others still run."""
+
+
+Command: TypeAlias = Look | Free | Interrupt | Tell
+
+
+class FailFast:
+    """One call in which ranks have failed while others run. Positions are those of the view that was addressed.
+
+    Args:
+        count: how many ranks were called.
+        now: when the first of them failed.
+    """
+
+    def __init__(self, count: int, now: float) -> None:
+        self.freed: set[int] = set()
+        """Those that were freed."""
+        self._count = count
+        self._begun = now
+        self._due = now + COLLECT
+        self._period = CONFIRM
+        self._told = False
+        self._failed: set[int] = set()
+        self._left = set(range(count))
+        self._standings: dict[int, Standing] = {}
+        self.round = 0
+        """The newest round of which a group is of no use any more."""
+        self._cut: dict[int, tuple[tuple[int, ...], float]] = {}
+        """Of those that were freed: where they were, and when."""
+        self._interrupted: set[int] = set()
+
+    @property
+    def over(self) -> bool:
+        """Whether all have ended."""
+        return not self._left
+
+    @property
+    def due(self) -> float:
+        """When ``tick`` is to be called."""
+        return self._due
+
+    def failed(self, position: int) -> None:
+        """The code of a rank has raised."""
+        self._failed.add(position)
+        self.ended(position)
+
+    def ended(self, position: int) -> None:
+        """A rank has answered, or has died."""
+        self._left.discard(position)
+
+    def tick(self, now: float) -> list[Command]:
+        """It is time to look."""
+        if self.over or now < self._due:
+            return []
+        commands: list[Command] = [Look((*sorted(self._failed), *sorted(self._left)))]
+        if not self._told and now >= self._begun + TELL:
+            self._told = True
+            commands.append(Tell())
+        self._due = now + self._period
+        self._period = min(PERIOD, self._period * 2)
+        return commands
+
+    def standing(self, position: int, standing: Standing, now: float) -> list[Command]:
+        """A rank says where it is."""
+        before, self._standings[position] = self._standings.get(position), standing
+        self.round = max(self.round, standing.round)
+        failed = [self._standings[each] for each in sorted(self._failed) if each in self._standings]
+        if position not in self._left or standing.sleeps or not waits_in_vain(standing, failed):
+            return []
+        if before != standing:
+            # It may be on its way. One that computes is seen to move, and is not asked more often for that.
+            if before is None or (before.groups, before.making) != (standing.groups, standing.making):
+                self._due = min(self._due, now + CONFIRM)
+            return []
+        place, when = self._cut.get(position, ((), 0.0))
+        if place != standing.place or position not in self._cut:
+            self._cut[position] = standing.place, now
+            self.freed.add(position)
+            return [Free((position,))]
+        if now >= when + STUBBORN and position not in self._interrupted:
+            self._interrupted.add(position)
+            return [Interrupt((position,))]
+        return []

@@ -1,0 +1,248 @@
+"""The policy of Stop: which rank gets which rung of the ladder, and when. No I/O, no clock.
+
+All ranks are on the same rung at the same time, so the ladder takes as long for 256 ranks as for one: an interrupt,
+the abort of what they wait in, a second interrupt with a look at what they do, and a restart of those that swallow
+interrupts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TypeAlias
+
+POLITE = 0.5
+"""Seconds after which ranks are freed from what they wait in."""
+FREEING = 0.8
+"""Seconds after which the others are interrupted again."""
+INSISTING = 0.95
+"""Seconds after which they are asked what they do."""
+LOOKING = 1.2
+"""Seconds after which no answer is waited for any more."""
+GRACE = 0.3
+"""Seconds that a rank has left once it was said that it is restarted: it may have just come out of a C call."""
+BOUND = LOOKING + GRACE
+"""Seconds that the ladder takes at most."""
+
+
+class Activity(Enum):
+    """What a rank that does not stop is doing."""
+
+    PYTHON = auto()
+    """Its Python code goes on after each interrupt."""
+    COMPUTING = auto()
+    """It is inside C code that works, or that sleeps for a while."""
+    WAITING = auto()
+    """It is inside C code that waits for something: a lock, a socket, another thread."""
+    SILENT = auto()
+    """It does not answer: it is inside C code that holds the GIL."""
+    SUSPENDED = auto()
+    """Its process is suspended by a signal, or by a debugger."""
+    DEVICE = auto()
+    """Its process waits in the kernel for a disk or a device."""
+
+
+class Ending(Enum):
+    """How a stop ended for a rank."""
+
+    INTERRUPTED = auto()
+    """Its code has ended by itself or by an interrupt."""
+    FREED = auto()
+    """Its code has ended since what it waited in was aborted."""
+    LEFT = auto()
+    """It still runs."""
+    RESTARTED = auto()
+    """A new process has its place."""
+
+
+class Freed(Enum):
+    """What a rank was freed from."""
+
+    NOTHING = auto()
+    COLLECTIVE = auto()
+    """Its process groups; they are made anew with the next use."""
+    CONNECTION = auto()
+    """A connection that it waited for, such as one with a store."""
+    WAIT = auto()
+    """A wait within its process."""
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """These ranks are to be interrupted for the first time."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Free:
+    """What these ranks wait in is to be aborted; ``freed`` is to be told of each that had something to abort."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Insist:
+    """These ranks are to be interrupted again, so that it shows whether they swallow that."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Look:
+    """``seen`` is to be told what each of these ranks does."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Announce:
+    """The person is to be told that these ranks are about to be restarted, and that their variables are lost."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Restart:
+    """New processes are to take the places of these ranks."""
+
+    ranks: tuple[int, ...]
+
+
+Command: TypeAlias = Interrupt | Free | Insist | Look | Announce | Restart
+
+
+class _Stage(Enum):
+    POLITE = auto()
+    FREEING = auto()
+    INSISTING = auto()
+    LOOKING = auto()
+    GRACE = auto()
+    OVER = auto()
+
+
+_UNTIL = {
+    _Stage.POLITE: POLITE,
+    _Stage.FREEING: FREEING,
+    _Stage.INSISTING: INSISTING,
+    _Stage.LOOKING: LOOKING,
+    _Stage.GRACE: BOUND,
+}
+
+
+class StopLadder:
+    """One stop of some ranks. Each method takes an event and the time, and says what is to be done.
+
+    Args:
+        ranks: those that have not ended yet.
+        restartable: whether a rank may be restarted; actors' state is the person's own, so they are not.
+        again: ranks of which the last stop said that the next one restarts them.
+    """
+
+    def __init__(self, ranks: Iterable[int], restartable: bool = True, again: Iterable[int] = ()) -> None:
+        self.endings: dict[int, Ending] = {}
+        """How it ended, of each rank for which it has."""
+        self._left = sorted(set(ranks))
+        self._restartable = restartable
+        self._again = set(again)
+        self._stage = _Stage.POLITE
+        self._begun = 0.0
+        self._freed: set[int] = set()
+        self._ended_by_then: set[int] = set()
+        """Ranks that have ended between the abort of what they waited in and the next rung."""
+        self._seen: dict[int, Activity] = {}
+        self._doomed: tuple[int, ...] = ()
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to be waited for."""
+        return self._stage is _Stage.OVER
+
+    @property
+    def _frees(self) -> bool:
+        return self._stage is _Stage.FREEING
+
+    @property
+    def due(self) -> float:
+        """When ``tick`` is to be called at the latest."""
+        return self._begun + _UNTIL.get(self._stage, 0.0)
+
+    def activity(self, rank: int) -> Activity:
+        """What a rank was last seen to do that still runs."""
+        return self._seen.get(rank, Activity.SILENT)
+
+    # Events
+
+    def begin(self, now: float) -> list[Command]:
+        """The stop begins."""
+        self._begun = now
+        if not self._left:
+            self._stage = _Stage.OVER
+            return []
+        return [Interrupt(tuple(self._left))]
+
+    def stopped(self, rank: int, now: float) -> list[Command]:
+        """The code of a rank has ended."""
+        if rank in self._left and not self.over:
+            self._left.remove(rank)
+            self.endings[rank] = Ending.FREED if rank in self._freed and self._frees else Ending.INTERRUPTED
+            if self._frees:
+                self._ended_by_then.add(rank)
+        return self.tick(now)
+
+    def freed(self, rank: int) -> None:
+        """Something that a rank waited in was aborted; the news may come after the end that it brought about."""
+        self._freed.add(rank)
+        if rank in self._ended_by_then:
+            self.endings[rank] = Ending.FREED
+
+    def seen(self, rank: int, activity: Activity, now: float) -> list[Command]:
+        """A rank is doing this; what it says itself comes after what is seen from outside."""
+        if rank in self._left:
+            self._seen[rank] = activity
+        return self.tick(now)
+
+    def tick(self, now: float) -> list[Command]:
+        """The time has come, or something has."""
+        commands: list[Command] = []
+        while not self.over and (not self._left or now >= self.due or self._nothing_to_wait_for()):
+            commands.extend(self._next())
+        return commands
+
+    # Stages
+
+    def _nothing_to_wait_for(self) -> bool:
+        if self._stage is _Stage.GRACE:
+            return not set(self._doomed) & set(self._left)
+        return self._stage is _Stage.LOOKING and all(rank in self._seen for rank in self._left)
+
+    def _next(self) -> list[Command]:
+        left = tuple(self._left)
+        if not left:
+            self._stage = _Stage.OVER
+            return []
+        if self._stage is _Stage.POLITE:
+            self._stage = _Stage.FREEING
+            return [Free(left)]
+        if self._stage is _Stage.FREEING:
+            self._stage = _Stage.INSISTING
+            return [Insist(left)]
+        if self._stage is _Stage.INSISTING:
+            self._stage = _Stage.LOOKING
+            return [Look(left)]
+        if self._stage is _Stage.LOOKING:
+            self._doomed = tuple(rank for rank in left if self._is_doomed(rank))
+            self._stage = _Stage.GRACE
+            return [Announce(self._doomed)] if self._doomed else []
+        return self._close()
+
+    def _is_doomed(self, rank: int) -> bool:
+        return self._restartable and (rank in self._again or self.activity(rank) is Activity.PYTHON)
+
+    def _close(self) -> list[Command]:
+        self._stage = _Stage.OVER
+        doomed = tuple(rank for rank in self._doomed if rank in self._left)
+        for rank in self._left:
+            self.endings[rank] = Ending.RESTARTED if rank in doomed else Ending.LEFT
+        return [Restart(doomed)] if doomed else []

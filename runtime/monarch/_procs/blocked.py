@@ -1,0 +1,108 @@
+"""What a thread of this process waits in, as the kernel of the machine sees it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import struct
+import threading
+from enum import Enum, auto
+from typing import NamedTuple
+
+_POLLFD = struct.Struct("ihh")
+_MOST_POLLED = 64
+
+
+class Wait(Enum):
+    """Kinds of waits."""
+
+    NONE = auto()
+    """It runs, or what it does cannot be seen."""
+    SLEEP = auto()
+    """A sleep, which ends by itself."""
+    SOCKET = auto()
+    """Files or sockets."""
+    OTHER = auto()
+    """A lock, another thread, a child process."""
+
+
+class Blocked(NamedTuple):
+    """What a thread waits in."""
+
+    wait: Wait
+    files: tuple[int, ...] = ()
+    """Descriptors that it waits for."""
+
+
+_X86 = {
+    Wait.SLEEP: {35, 230},
+    "file": {0, 42, 43, 45, 47, 288},
+    "poll": {7, 271},
+}
+_ARM = {
+    Wait.SLEEP: {101, 115},
+    "file": {63, 202, 203, 207, 212, 242},
+    "poll": {73},
+}
+_CALLS = {"x86_64": _X86, "aarch64": _ARM}.get(platform.machine())
+"""Numbers of system calls: sleeps; those that wait for the file of their first argument; poll and ppoll."""
+
+
+def blocked(ident: int) -> Blocked:
+    """What a thread waits in.
+
+    Args:
+        ident: of the thread, as ``threading.get_ident`` has it.
+    """
+    tid = _tid(ident)
+    if tid is None or _CALLS is None:
+        return Blocked(Wait.NONE)
+    try:
+        with open(f"/proc/self/task/{tid}/syscall") as file:
+            words = file.read().split()
+    except OSError:
+        return Blocked(Wait.NONE)
+    # The kernel says "running" of one that runs, and -1 of one that waits in no system call.
+    if len(words) < 3 or words[0].startswith("-"):
+        return Blocked(Wait.NONE)
+    number, first, second = int(words[0]), int(words[1], 16), int(words[2], 16)
+    if number in _CALLS[Wait.SLEEP]:
+        return Blocked(Wait.SLEEP)
+    if number in _CALLS["file"]:
+        return Blocked(Wait.SOCKET, (first,))
+    if number in _CALLS["poll"]:
+        return Blocked(Wait.SOCKET, _polled(first, second))
+    return Blocked(Wait.OTHER)
+
+
+def _tid(ident: int) -> int | None:
+    if ident == threading.main_thread().ident:
+        # In a fork, Python still has the one of the process that forked.
+        return os.getpid()
+    return next((thread.native_id for thread in threading.enumerate() if thread.ident == ident), None)
+
+
+def _polled(address: int, count: int) -> tuple[int, ...]:
+    """The descriptors of a poll, from its argument in the memory of this process."""
+    count = min(count, _MOST_POLLED)
+    try:
+        # Read as a file, which fails where the memory is gone by now.
+        memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.pread(memory, count * _POLLFD.size, address)
+        finally:
+            os.close(memory)
+    except OSError:
+        return ()
+    if len(data) != count * _POLLFD.size:
+        return ()
+    return tuple(number for number, _, _ in _POLLFD.iter_unpack(data) if number >= 0)
+
+
+def process_state(pid: int) -> str:
+    """The state of a process by its letter in /proc, such as ``T`` for one that is suspended; empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""

@@ -1,0 +1,170 @@
+"""The ladder of Stop, proven without processes: whatever ranks answer or do not, it ends in time and names each end."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monarch._core.stop_ladder import (
+    BOUND,
+    LOOKING,
+    Activity,
+    Announce,
+    Command,
+    Ending,
+    Free,
+    Insist,
+    Interrupt,
+    Look,
+    Restart,
+    StopLadder,
+)
+
+
+@dataclass
+class Rank:
+    """How a simulated rank takes each rung: seconds until it answers, None for never."""
+
+    ends: dict[type, float | None] = field(default_factory=dict[type, "float | None"])
+    """Until its code ends after a rung."""
+    is_freed: float | None = None
+    """Until it says that something was aborted."""
+    says: tuple[float, Activity] | None = None
+    """Until it says what it does."""
+
+
+def simulate(ranks: dict[int, Rank], restartable: bool = True, again: set[int] | None = None) -> Any:
+    """Runs the ladder against ranks, with a clock of its own; the commands with their times, and when it ended."""
+    ladder = StopLadder(ranks, restartable, again or set())
+    events: list[tuple[float, int, Any]] = []
+    stopped: dict[int, float] = {}
+    log: list[tuple[float, Command]] = []
+    now, serial = 100.0, 0
+
+    def later(seconds: float | None, event: Any) -> None:
+        nonlocal serial
+        if seconds is not None:
+            serial += 1
+            heapq.heappush(events, (now + seconds, serial, event))
+
+    def carry_out(commands: list[Command]) -> None:
+        for command in commands:
+            log.append((now - 100.0, command))
+            for rank in command.ranks:
+                later(ranks[rank].ends.get(type(command)), ("stopped", rank))
+                if isinstance(command, Free):
+                    later(ranks[rank].is_freed, ("freed", rank))
+                if isinstance(command, Look) and ranks[rank].says is not None:
+                    later(ranks[rank].says[0], ("seen", rank, ranks[rank].says[1]))
+            if isinstance(command, Restart):
+                assert not set(command.ranks) & stopped.keys(), "a rank that has ended is destroyed"
+
+    carry_out(ladder.begin(now))
+    while not ladder.over:
+        assert ladder.due > now or events
+        if events and events[0][0] <= ladder.due:
+            now, _, event = heapq.heappop(events)
+            if event[0] == "freed":
+                ladder.freed(event[1])
+                continue
+            if event[0] == "stopped":
+                stopped[event[1]] = now
+                carry_out(ladder.stopped(event[1], now))
+            else:
+                carry_out(ladder.seen(event[1], event[2], now))
+        else:
+            now = ladder.due
+            carry_out(ladder.tick(now))
+    return ladder, log, now - 100.0, stopped
+
+
+SECONDS = st.none() | st.floats(0.0, 2.5)
+RUNGS = st.fixed_dictionaries({rung: SECONDS for rung in (Interrupt, Free, Insist)})
+RANKS = st.builds(Rank, RUNGS, SECONDS, st.none() | st.tuples(st.floats(0.0, 1.0), st.sampled_from(Activity)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    ranks=st.dictionaries(st.integers(0, 20), RANKS, max_size=8),
+    restartable=st.booleans(),
+    again=st.sets(st.integers(0, 20), max_size=3),
+)
+def test_ladder_ends_in_time_and_names_each_rank(ranks: dict[int, Rank], restartable: bool, again: set[int]) -> None:
+    ladder, log, seconds, stopped = simulate(ranks, restartable, again)
+    assert seconds <= BOUND + 1e-6
+    # Each rung for each rank at most once, and only for those that have not ended.
+    rungs = Counter((type(command), rank) for _, command in log for rank in command.ranks)
+    assert all(count == 1 for count in rungs.values())
+    ended = {rank: at - 100.0 for rank, at in stopped.items()}
+    assert all(ended.get(rank, BOUND + 1) >= when for when, command in log for rank in command.ranks)
+    # The verdict names each rank's end, truly.
+    assert ladder.endings.keys() == ranks.keys()
+    for rank, ending in ladder.endings.items():
+        assert (ending in (Ending.INTERRUPTED, Ending.FREED)) == (rank in stopped)
+        if ending is Ending.FREED:
+            assert ranks[rank].is_freed is not None
+        if ending is Ending.RESTARTED:
+            assert restartable and (rank in again or ladder.activity(rank) is Activity.PYTHON)
+            # Said first.
+            said = [when for when, command in log if isinstance(command, Announce) and rank in command.ranks]
+            done = [when for when, command in log if isinstance(command, Restart) and rank in command.ranks]
+            assert len(said) == len(done) == 1 and log.index((said[0], _of(log, Announce))) < log.index(
+                (done[0], _of(log, Restart))
+            )
+    # Those that swallow interrupts, or were named the last time, are not left if they may be restarted.
+    for rank, ending in ladder.endings.items():
+        if ending is Ending.LEFT and restartable:
+            assert rank not in again and ladder.activity(rank) is not Activity.PYTHON
+
+
+def _of(log: list[tuple[float, Command]], kind: type) -> Command:
+    return next(command for _, command in log if isinstance(command, kind))
+
+
+@pytest.mark.parametrize("count", [1, 64, 256])
+def test_ladder_takes_as_long_for_256_silent_ranks_as_for_one(count: int) -> None:
+    ladder, log, seconds, _ = simulate({rank: Rank() for rank in range(count)})
+    assert seconds == pytest.approx(LOOKING)
+    assert [type(command) for _, command in log] == [Interrupt, Free, Insist, Look]
+    assert set(ladder.endings.values()) == {Ending.LEFT}
+    assert all(ladder.activity(rank) is Activity.SILENT for rank in range(count))
+
+
+def test_ladder_of_mixed_ranks_takes_the_time_of_the_slowest() -> None:
+    quick, stuck = Rank({Interrupt: 0.1}), Rank({Free: 0.05}, 0.1)
+    swallows, computes = Rank(says=(0.01, Activity.PYTHON)), Rank(says=(0.01, Activity.COMPUTING))
+    kinds = [quick, stuck, swallows, computes]
+    ladder, log, seconds, _ = simulate({rank: kinds[rank % 4] for rank in range(256)})
+    assert LOOKING < seconds <= BOUND < 2.0
+    expected = [Ending.INTERRUPTED, Ending.FREED, Ending.RESTARTED, Ending.LEFT]
+    assert all(ending is expected[rank % 4] for rank, ending in ladder.endings.items())
+    assert log[-1][1] == Restart(tuple(range(2, 256, 4)))
+
+
+def test_ladder_ends_at_once_when_all_have_ended() -> None:
+    _, log, seconds, _ = simulate({rank: Rank({Interrupt: 0.2}) for rank in range(8)})
+    assert seconds == pytest.approx(0.2) and len(log) == 1
+    assert StopLadder([]).begin(0.0) == []
+
+
+def test_rank_that_stops_in_the_grace_is_not_restarted() -> None:
+    ladder, log, _, _ = simulate({0: Rank({Announce: 0.1}, says=(0.01, Activity.PYTHON))})
+    assert ladder.endings == {0: Ending.INTERRUPTED}
+    assert not any(isinstance(command, Restart) for _, command in log)
+
+
+def test_actors_are_never_restarted() -> None:
+    ladder, _, _, _ = simulate({0: Rank(says=(0.01, Activity.PYTHON))}, restartable=False)
+    assert ladder.endings == {0: Ending.LEFT} and ladder.activity(0) is Activity.PYTHON
+
+
+def test_second_stop_restarts_what_the_first_one_named() -> None:
+    ranks = {0: Rank(says=(0.01, Activity.COMPUTING)), 1: Rank(says=(0.01, Activity.COMPUTING))}
+    ladder, _, _, _ = simulate(ranks, again={1})
+    assert ladder.endings == {0: Ending.LEFT, 1: Ending.RESTARTED}
