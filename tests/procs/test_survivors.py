@@ -218,8 +218,7 @@ def test_what_ranks_have_started_ends_too(start: Callable[..., Run], what: str) 
             # Those that a rank has made may have ended with it by now.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        # One of each group of its own goes on until the session ends: it is as good as a daemon.
-        assert wait_until(lambda: len(run.find("sleep")) <= 6, BOUND), run.ours()
+        assert wait_until(lambda: not run.find("sleep"), BOUND), run.ours()
         run.kill("controller")
     else:
         run.kill(*what.split())

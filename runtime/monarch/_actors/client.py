@@ -27,6 +27,7 @@ from monarch._actors.peers import Gateway
 from monarch._actors.process import get_runtime, has_runtime, set_starter
 from monarch._actors.runtime import Runtime
 from monarch._procs.agent import AgentConfig
+from monarch._procs.orphans import end_orphans
 from monarch._procs.output import read_tail
 from monarch._procs.posix import memfd, proc_start_time
 from monarch._procs.session import host_id, host_of, make_folder, remove_folder, remove_socket
@@ -37,6 +38,8 @@ from monarch.exceptions import CallTimeoutError, SpawnError
 
 _AGAIN = 0.25
 """Seconds after which a worker that does not answer is asked again."""
+_SWEEPS = (0.0, 0.05, 0.2, 1.0)
+"""Seconds between looks for what the ranks of an agent that was killed have left running."""
 _LOOK = 200
 """Milliseconds between looks for hosts that have been attached since."""
 PRELOAD = ["torch", "numpy", "monarch.actor", "monarch._actors.rank", "monarch.distributed", "monarch._tensors.world"]
@@ -158,6 +161,10 @@ class Session:
                 self._table.pop(self.runtime.host, None)
 
         self.runtime.pump.post(lost)
+        # Its zygote does this too, unless it was killed with it. Ranks end a moment after their agent.
+        for pause in _SWEEPS:
+            time.sleep(pause)
+            end_orphans(spare_trackers=pause < _SWEEPS[-1])
 
     def _base_env(self, host: str) -> dict[str, str | None]:
         if host != self.runtime.host:

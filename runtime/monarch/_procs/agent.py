@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,6 +24,7 @@ import zmq
 from monarch._procs.casts import Casts
 from monarch._procs.children import Child, Children
 from monarch._procs.mark import take_mark
+from monarch._procs.orphans import TRACKER_GRACE, end_descendants, end_orphans, end_orphans_in_time
 from monarch._procs.posix import memfd, proc_start_time, set_child_subreaper
 from monarch._procs.session import claim, host_id, host_of, make_folder, remove_folder, remove_socket
 from monarch._procs.spawning import Forks
@@ -335,6 +336,7 @@ class Agent:
     # Deaths
 
     def _drain(self, reader: int) -> None:
+        deaths: list[m.Dead] = []
         try:
             os.read(reader, 4096)
         except BlockingIOError:
@@ -350,9 +352,17 @@ class Agent:
                 continue
             dead = self.children.ended(pid, status)
             if dead is not None:
-                self._died(dead)
+                deaths.append(dead)
+        if deaths and end_orphans(spare_trackers=True):
+            self._later(TRACKER_GRACE, self._end_orphans)
+        for dead in deaths:
+            self._died(dead)
         if not self.forks.busy():
             self.children.forget_early()
+
+    @staticmethod
+    def _end_orphans() -> None:
+        end_orphans()
 
     def _on_zygote(self) -> None:
         self.forks.work(self.children)
@@ -406,38 +416,12 @@ class Agent:
         self.children.kill_all()
         self.forks.close()
         self.switch.close()
-        _end_descendants()
+        end_descendants()
+        end_orphans_in_time()
         remove_folder(self.folder)
 
 
 A = TypeVar("A", bound=Agent)
-
-
-def _end_descendants() -> None:
-    """Kills what the ranks left behind: orphans of ranks come to the agent, which is their subreaper."""
-    for _ in range(50):
-        found = list(_children(os.getpid()))
-        if not found:
-            return
-        for pid in found:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        for pid in found:
-            # Not for any child: when it ends, its own become children of the agent, and nobody has killed those yet.
-            try:
-                os.waitpid(pid, 0)
-            except ChildProcessError:
-                pass
-
-
-def _children(pid: int) -> Iterable[int]:
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            return [int(child) for child in file.read().split()]
-    except OSError:
-        return []
 
 
 def run_agent(make: Callable[[], A], begin: Callable[[A], None]) -> None:

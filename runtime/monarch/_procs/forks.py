@@ -16,6 +16,7 @@ from typing import Any, Literal, NoReturn, TextIO, cast
 import msgspec
 
 from monarch._procs import posix
+from monarch._procs.orphans import mark_rank
 
 # The fork that makes a rank ends right after it; this only bounds the wait where somebody has stopped it.
 _RELEASE_TIMEOUT = 600.0
@@ -56,6 +57,7 @@ def run_rank(birth: Birth, spec: RankSpec, entry: str, stdout: int, stderr: int)
     status = 1
     try:
         _leave_zygote(stdout, stderr, keep=birth.release)
+        mark_rank()
         status = _run(birth, spec, entry)
     except BaseException as error:
         status = _status_of(error)

@@ -27,6 +27,7 @@ import msgspec
 
 from monarch._procs import forks, posix, succession
 from monarch._procs.gpus import has_touched_gpus
+from monarch._procs.orphans import end_orphans_in_time, is_tracker
 
 # The kernel takes 253 descriptors with a message.
 FDS_A_PACKET = 250
@@ -272,7 +273,8 @@ def _farewell(setup: Setup) -> None:
     """End what a dead agent has left, and remove the session's folder if the controller has died too."""
     if not posix.await_new_parent(setup.agent, timeout=5.0):
         return
-    _end_orphans()
+    _end_session()
+    end_orphans_in_time()
     pid, start_time = setup.controller
     if setup.session_dir and not (pid and posix.outlives(pid, start_time, _CONTROLLER_GRACE)):
         shutil.rmtree(setup.session_dir, ignore_errors=True)
@@ -283,17 +285,18 @@ def _farewell(setup: Setup) -> None:
             pass
 
 
-def _end_orphans() -> None:
-    """Kill what the ranks have started: with the agent gone, nobody else knows of it. All are of one session."""
+def _end_session() -> None:
+    """Kill the ranks and what they have started, but for what has a session of its own, and wait for their ends."""
     own, session = os.getpid(), os.getsid(0)
     found = True
     while found:
         found = False
         for name in os.listdir("/proc"):
             try:
-                if name.isdigit() and int(name) != own and os.getsid(int(name)) == session:
-                    os.kill(int(name), signal.SIGKILL)
-                    found = found or posix.proc_start_time(int(name)) is not None
+                pid = int(name) if name.isdigit() else own
+                if pid != own and os.getsid(pid) == session and not is_tracker(pid):
+                    os.kill(pid, signal.SIGKILL)
+                    found = found or posix.proc_start_time(pid) is not None
             except (ProcessLookupError, PermissionError):
                 continue
 
