@@ -25,10 +25,11 @@ from monarch._procs.casts import Casts
 from monarch._procs.children import Child, Children
 from monarch._procs.mark import take_mark
 from monarch._procs.orphans import TRACKER_GRACE, end_descendants, end_orphans, end_orphans_in_time
-from monarch._procs.posix import memfd, proc_start_time, set_child_subreaper
+from monarch._procs.posix import memfd, proc_start_time, set_child_subreaper, set_comm
 from monarch._procs.session import claim, host_id, host_of, make_folder, remove_folder, remove_socket
 from monarch._procs.spawning import Forks
 from monarch._procs.switch import Frames, Switch
+from monarch._procs.zygotes import Zygote
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
 from monarch._wire.links import LEASE_S, make_context
@@ -72,8 +73,9 @@ class AgentConfig(msgspec.Struct):
 class Agent:
     """State of the agent, and what it does on each message."""
 
-    def __init__(self, config: AgentConfig) -> None:
+    def __init__(self, config: AgentConfig, zygote: Zygote | None = None) -> None:
         self.config = config
+        self._timers: list[tuple[float, Callable[[], None]]] = []
         self.folder = config.folder or make_folder()
         self.host = config.host or host_id(self.folder)
         self.proc = f"{self.host}/agent"
@@ -81,7 +83,7 @@ class Agent:
         self.children = Children(lambda proc: take_mark(self.folder, proc))
         # Of a folder that the agent has made itself, the controller knows nothing.
         cleaner = (config.owner_pid, config.owner_start) if config.folder else (0, 0)
-        self.forks = Forks(config.preload, config.later, self.folder, cleaner, self._died)
+        self.forks = Forks(config.preload, config.later, self.folder, cleaner, self._died, self._later, zygote)
         keys = KeyPair(config.keys[0].encode(), config.keys[1].encode()) if config.keys else KeyPair.new()
         self.switch = Switch(make_context(), self.proc, self.folder, keys, config.lease)
         self.casts = Casts(self.proc)
@@ -91,7 +93,6 @@ class Agent:
         self.poller.register(self.switch.inbox.socket, zmq.POLLIN)
         self.closing = False
         self.listening: m.Listening | None = None
-        self._timers: list[tuple[float, Callable[[], None]]] = []
         self._raw: dict[int, Callable[[], None]] = {}
         self._handlers: dict[type, Callable[[Any, list[Any]], None]] = {
             m.Hello: self._on_hello,
@@ -435,6 +436,7 @@ def run_agent(make: Callable[[], A], begin: Callable[[A], None]) -> None:
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     set_child_subreaper()
+    set_comm("monarch-agent")
     agent = make()
     try:
         begin(agent)
@@ -445,7 +447,16 @@ def run_agent(make: Callable[[], A], begin: Callable[[A], None]) -> None:
 
 def main() -> None:
     """Entry point of the agent's process."""
-    config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=AgentConfig)
+    serve(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=AgentConfig))
+
+
+def serve(config: AgentConfig, zygote: Zygote | None = None) -> None:
+    """Works until the controller ends or says so.
+
+    Args:
+        config: what it is to do.
+        zygote: one that there is already.
+    """
 
     def begin(agent: Agent) -> None:
         hello: Frames = [m.encode(m.Ready(agent.proc, os.getpid()))]
@@ -461,7 +472,7 @@ def main() -> None:
         if config.owner_pid and agent.switch.is_here(config.owner):
             agent.switch.send(config.owner, hello)
 
-    run_agent(lambda: Agent(config), begin)
+    run_agent(lambda: Agent(config, zygote), begin)
 
 
 if __name__ == "__main__":

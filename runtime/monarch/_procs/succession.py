@@ -47,12 +47,13 @@ class Successor:
         return False
 
 
-def begin(modules: Sequence[str], during: Mapping[str, str]) -> Successor | None:
+def begin(modules: Sequence[str], during: Mapping[str, str], title: str) -> Successor | None:
     """Forks a successor.
 
     Args:
         modules: what it imports; those that are not there are left out.
         during: environment variables that hold for the imports.
+        title: what ``ps`` shows once it has taken over.
 
     Returns:
         In the zygote the successor; None if none can be forked. In the fork it returns None as well, when the zygote
@@ -84,7 +85,7 @@ def begin(modules: Sequence[str], during: Mapping[str, str]) -> Successor | None
         os._exit(1)
     os.close(told)
     os.close(wait)
-    posix.set_comm("monarch-zygote")
+    posix.set_comm(title)
     return None
 
 
