@@ -157,9 +157,9 @@ def _reign(agent: socket.socket, setup: Setup, during: dict[str, str]) -> None:
             if heir.hand_over():
                 os._exit(0)
             heir = None
-        elif not ready:
+        elif not ready and (turn := succession.take_turn()) is not None:
             pid, modules, later = os.getpid(), later, []
-            heir = succession.begin(modules, during, setup.title)
+            heir = succession.begin(modules, during, setup.title, turn)
             if os.getpid() != pid and not _send(agent, Succeeded(os.getpid())):
                 return
 
