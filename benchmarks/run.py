@@ -30,6 +30,7 @@ import interrupts
 import memory
 import payload
 import roundtrip
+import sessions
 import simulation
 import spawn
 import startup
@@ -52,6 +53,7 @@ BENCHMARKS: dict[str, Callable[[Options], list[Measure]]] = {
     "groups": groups.run,
     "failures": failures.run,
     "spawn": spawn.run,
+    "sessions": sessions.run,
     "gpu": gpu.run,
     "memory": memory.run,
     "simulation": simulation.run,

@@ -187,13 +187,10 @@ class _Server:
 
     def answer(self, closing: threading.Event) -> int:
         """The pid of the agent; 0 if there will be none, or none in time."""
-        if self._starter is not None:
-            # It ends as soon as its child is a process of nobody.
-            self._starter.wait()
-        now = time.monotonic()
-        latest = now + _IMPORT
+        latest = time.monotonic() + _IMPORT
         while not closing.is_set() and time.monotonic() < latest:
             report = self.receive(wait=_TICK)
+            self._reap()
             if isinstance(report, Launched):
                 return report.pid
             if report is None or isinstance(report, Refused) or self._is_stopped():
@@ -230,7 +227,13 @@ class _Server:
             return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
         return False
 
+    def _reap(self) -> None:
+        # It ends as soon as its child, the server, is a process of nobody.
+        if self._starter is not None and self._starter.poll() is not None:
+            self._starter = None
+
     def close(self) -> None:
+        self._reap()
         with suppress(OSError):
             # A fork of this process may have it open too.
             self.connection.shutdown(socket.SHUT_RDWR)
