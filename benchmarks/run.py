@@ -30,6 +30,7 @@ import interrupts
 import memory
 import payload
 import roundtrip
+import sessions
 import simulation
 import sizes
 import spawn
@@ -54,6 +55,7 @@ BENCHMARKS: dict[str, Callable[[Options], list[Measure]]] = {
     "groups": groups.run,
     "failures": failures.run,
     "spawn": spawn.run,
+    "sessions": sessions.run,
     "gpu": gpu.run,
     "memory": memory.run,
     "simulation": simulation.run,

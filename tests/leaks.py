@@ -17,6 +17,8 @@ import state
 MARKER = "MONARCH_TEST_RUN"
 """Environment variable that every descendant of this run inherits, and by which it is found."""
 _ZYGOTES = ("monarch-zygote", "monarch-warming")
+_SPARES = ("monarch-spare", "monarch-image")
+"""Processes that are of one kind with these, but serve no session."""
 SOON = 5.0
 """Seconds for which something on its way out may still be seen."""
 
@@ -47,7 +49,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> bool:
 def processes(marker: str | None = None) -> dict[int, str]:
     """Descendants of this run that live, by pid, and those that have ended and that one of them should have reaped.
 
-    A zygote and its successors are one, whose pid is that of the first.
+    A zygote, its spares and its successors are one, whose pid is that of the first.
     """
     needle = f"{MARKER}={marker or os.environ[MARKER]}".encode()
     ours: dict[int, str] = {}
@@ -62,7 +64,7 @@ def processes(marker: str | None = None) -> dict[int, str]:
             if state in "ZX":
                 zombies[int(entry.name)] = int(parent)
             elif needle in Path(entry.path, "environ").read_bytes():
-                ours[_first_of(int(entry.name)) if name in _ZYGOTES else int(entry.name)] = name
+                ours[_first_of(int(entry.name)) if name in _ZYGOTES + _SPARES else int(entry.name)] = name
         except (OSError, ValueError):
             # Gone meanwhile, or of another user.
             continue
@@ -79,12 +81,17 @@ def _first_of(zygote: int) -> int:
 
 def zygotes(before: Container[int] = ()) -> list[int]:
     """Pids of the zygotes of this run and of their successors to be, but for those that ``processes`` gave before."""
+    return pids_named(*_ZYGOTES, before=before)
+
+
+def pids_named(*names: str, before: Container[int] = ()) -> list[int]:
+    """Pids of the processes of this run that have one of these names, but for those of sessions that were before."""
     found: list[int] = []
     for entry in os.scandir("/proc"):
         with suppress(OSError, ValueError):
             name, ours = Path(entry.path, "comm").read_text().strip(), f"{MARKER}={os.environ[MARKER]}".encode()
             if (
-                name in _ZYGOTES
+                name in names
                 and ours in Path(entry.path, "environ").read_bytes()
                 and os.getsid(int(entry.name)) not in before
             ):

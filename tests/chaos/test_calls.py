@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -191,20 +190,13 @@ def check(key: tuple[str, int], kind: str, values: list[Any], ledger: Ledger) ->
             ledger.complain(f"{kind} {key} reached {name} {'out of order' if fault == 1 else 'damaged'}")
 
 
-def command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
-
-
 def find(what: str, before: dict[int, str]) -> list[int]:
     ours = {pid: name for pid, name in processes().items() if pid not in before}
     if what == "rank":
         return sorted(pid for pid, name in ours.items() if "[" in name and name.startswith("m"))
     if what == "zygote":
         return zygotes(before)
-    return sorted(pid for pid, name in ours.items() if f"monarch._procs.{what}" in command(pid) and "[" not in name)
+    return sorted(pid for pid, name in ours.items() if name == f"monarch-{what}")
 
 
 def disturb(

@@ -14,12 +14,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from monarch._actors.process import get_runtime
+
 Undo = Callable[[], object]
 """What ends a fault that lasts."""
 
 
-def family() -> dict[int, tuple[str, str]]:
-    """Name and command of each process that this one has started, or that those have."""
+def family() -> dict[int, str]:
+    """Name of each process that this one has started, or that those have."""
     parents: dict[int, int] = {}
     names: dict[int, str] = {}
     for entry in os.listdir("/proc"):
@@ -29,24 +31,24 @@ def family() -> dict[int, tuple[str, str]]:
                 state, parent = rest.split()[:2]
                 if state not in "ZX":
                     parents[int(entry)], names[int(entry)] = int(parent), head.partition("(")[2]
-    found: dict[int, tuple[str, str]] = {}
-    ours = {os.getpid()}
+    # The agent of this host is the fork server's child; it has claimed the session's folder.
+    agents = {int(path.name.split("-")[1]) for path in Path(get_runtime().folder).glob("pid-*-*")} & names.keys()
+    found = {pid: names[pid] for pid in agents}
+    ours = {os.getpid(), *agents}
     while True:
         new = {pid for pid, parent in parents.items() if parent in ours} - ours
         if not new:
             return found
         ours |= new
-        for pid in new:
-            with suppress(OSError):
-                found[pid] = names[pid], Path(f"/proc/{pid}/cmdline").read_text()
+        found |= {pid: names[pid] for pid in new}
 
 
 def find(what: str) -> list[int]:
     """Pids of all ranks, zygotes or agents of this program."""
     ours = family()
     if what == "rank":
-        return sorted(pid for pid, (name, _) in ours.items() if name.startswith("t") and "[" in name)
-    return sorted(pid for pid, (name, command) in ours.items() if f"_procs.{what}" in command and "[" not in name)
+        return sorted(pid for pid, name in ours.items() if name.startswith("t") and "[" in name)
+    return sorted(pid for pid, name in ours.items() if name == f"monarch-{what}")
 
 
 class Faults:

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 import zmq
 
-from leaks import processes, session_folders, wait_until
+from leaks import pids_named, processes, session_folders, wait_until
 from monarch._actors import kept as keeping
 from monarch._procs.kept import Record, find, records
 from monarch._procs.session import make_folder, remove_folder
@@ -420,7 +420,7 @@ def test_what_is_left_of_a_dead_one_is_told_of_once(run: Callable[..., Program])
     record, _ = kept_by(run, 60)
     # The zygotes too, who would clean up: so all are stopped before the first one is killed.
     for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in processes().keys() - before.keys():
+        for pid in {*processes(), *pids_named("monarch-spare", before=before)} - before.keys():
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
     assert wait_until(lambda: not record.alive(), ENDS)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -92,13 +93,21 @@ class Run:
     def ours(self) -> dict[int, str]:
         return {pid: name for pid, name in processes().items() if pid not in self.before}
 
+    def of_session(self) -> list[str]:
+        """Processes but for the program itself, and the fork server that it shares with others."""
+        server = ("monarch-server", "monarch-image")
+        return [name for pid, name in self.ours().items() if pid != self.process.pid and name not in server]
+
+    def files(self) -> set[str]:
+        return session_folders() - self.folders
+
     def find(self, what: str) -> list[int]:
         """Pids of a kind of its processes, as far as there are some."""
         ours = self.ours()
         if what == "controller":
             return [self.process.pid]
         if what == "agent":
-            return [pid for pid in ours if pid != self.process.pid and "monarch._procs.agent" in _command(pid)]
+            return [pid for pid, name in ours.items() if name == "monarch-agent"]
         if what == "zygote":
             return zygotes(self.before)
         if what == "rank":
@@ -118,7 +127,7 @@ class Run:
     def left(self) -> list[str]:
         """What there is more than before the program."""
         found = [f"{pid} {name}" for pid, name in self.ours().items() if pid != self.process.pid]
-        found += [*(session_folders() - self.folders)]
+        found += [*self.files()]
         # Others on this machine have shared memory too, by names that are not ours.
         found += [name for name in shared_memory() - self.memory if "monarch" in name]
         return found
@@ -138,13 +147,6 @@ class Run:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""
 
 
 @pytest.fixture
@@ -175,16 +177,11 @@ def test_the_death_of_the_agent(start: Callable[..., Run]) -> None:
     run.kill("agent")
     assert run.process.stdout is not None
     assert run.process.stdout.readline() == "SupervisionError\n"
-    assert wait_until(lambda: not run.ours().keys() - {run.process.pid}, BOUND), run.ours()
-    # The controller's own socket is what there is in the folder, beside the folder of all sessions if this is the only.
-    left = {"monarch-" + str(os.getuid())}
-    assert wait_until(lambda: len(session_folders() - run.folders - left) == 2, BOUND), session_folders() - run.folders
+    assert wait_until(lambda: not run.of_session(), BOUND), run.ours()
+    # The controller's own socket is what there is in its folder.
+    files = f"monarch-{os.getuid()}/s*/*"
+    assert wait_until(lambda: len([name for name in run.files() if fnmatch(name, files)]) == 1, BOUND), run.files()
     run.kill("controller")
-    run.process.wait()
-    # Nobody is left who could remove the folder: the next session does.
-    from monarch._procs.session import make_folder, remove_folder
-
-    remove_folder(make_folder())
     run.nothing_left()
 
 
@@ -218,18 +215,12 @@ def test_what_ranks_have_started_ends_too(start: Callable[..., Run], what: str) 
             # Those that a rank has made may have ended with it by now.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        # One of each group of its own goes on until the session ends: it is as good as a daemon.
-        assert wait_until(lambda: len(run.find("sleep")) <= 6, BOUND), run.ours()
+        assert wait_until(lambda: not run.find("sleep"), BOUND), run.ours()
         run.kill("controller")
     else:
         run.kill(*what.split())
-        assert wait_until(lambda: not run.ours().keys() - {run.process.pid}, BOUND), run.ours()
-        if what == "agent":
-            run.kill("controller")
-            run.process.wait()
-            from monarch._procs.session import make_folder, remove_folder
-
-            remove_folder(make_folder())
+        assert wait_until(lambda: not run.of_session(), BOUND), run.ours()
+        run.kill("controller")
     run.nothing_left()
 
 

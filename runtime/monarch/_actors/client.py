@@ -5,16 +5,13 @@ from __future__ import annotations
 import atexit
 import os
 import secrets
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from functools import partial
-from typing import IO, Any, cast
+from typing import Any, cast
 
-import msgspec
 import zmq
 
 from monarch._actors.cells import NOTHING, Cell
@@ -28,6 +25,9 @@ from monarch._actors.peers import Gateway
 from monarch._actors.process import get_runtime, has_runtime
 from monarch._actors.runtime import Runtime
 from monarch._procs.agent import AgentConfig
+from monarch._procs.children import how_it_ended
+from monarch._procs.launching import HostAgent
+from monarch._procs.orphans import end_orphans
 from monarch._procs.output import read_tail
 from monarch._procs.posix import memfd, proc_start_time
 from monarch._procs.session import TEND, host_id, host_of, make_folder, remove_folder, remove_socket
@@ -39,6 +39,8 @@ from monarch.exceptions import CallTimeoutError, SpawnError
 
 _AGAIN = 0.25
 """Seconds after which a worker that does not answer is asked again."""
+_SWEEPS = (0.0, 0.05, 0.2, 1.0)
+"""Seconds between looks for what the ranks of an agent that was killed have left running."""
 _LOOK = 200
 """Milliseconds between looks for hosts that have been attached since."""
 PRELOAD = ["torch", "numpy", "monarch.actor", "monarch._actors.rank", "monarch.distributed", "monarch._tensors.world"]
@@ -69,7 +71,9 @@ class Session:
             remove_folder(self.folder)
             raise
         self.pid = os.getpid()
-        self._agent: subprocess.Popen[bytes] | None = None
+        self._agent: HostAgent | None = None
+        self._former: HostAgent | None = None
+        """The agent before, which has died. Under the lock, as ``_agent`` is."""
         self._agent_errors = -1
         self._agent_env: dict[str, str] = {}
         self._lock = threading.RLock()
@@ -139,22 +143,17 @@ class Session:
             runtime.peer(runtime.agent, starting=True)
             self._agent_errors = memfd("agent-stderr")
             self._agent_env = dict(os.environ)
-            agent = subprocess.Popen(
-                [sys.executable, "-m", "monarch._procs.agent"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=self._agent_errors,
-                start_new_session=True,
-            )
-            hand_over(agent.stdin, msgspec.msgpack.encode(config))
-            self._agent = agent
+            self._agent = agent = HostAgent(config, self._agent_errors)
+            if self._former is not None:
+                self._former.release()
+                self._former = None
             threading.Thread(
                 target=self._watch_agent, args=(agent, self._agent_errors), name="monarch-agent-watch", daemon=True
             ).start()
             return True
 
-    def _watch_agent(self, agent: subprocess.Popen[bytes], errors: int) -> None:
-        status = agent.wait()
+    def _watch_agent(self, agent: HostAgent, errors: int) -> None:
+        agent.attend()
         tail = read_tail(errors, 4096).data.decode(errors="replace").strip()
         os.close(errors)
         if self.runtime.closed or self._agent is not agent:
@@ -163,18 +162,22 @@ class Session:
         for name in os.listdir(self.folder):
             if not name.startswith(self.runtime.proc.partition("/")[2]):
                 remove_socket(self.folder, f"{self.runtime.host}/{name}")
-        how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
+        how = how_it_ended(agent.status) if agent.status is not None else "has ended"
         reason = f"was lost with the host agent, which {how}" + (f": {tail.splitlines()[-1]}" if tail else "")
 
         def lost() -> None:
             # Whoever learns of the loss and starts another one, of the same name, waits for the end of this.
             with self._lock:
                 self.runtime.host_died(self.runtime.host, reason)
-                self._agent = None
+                self._agent, self._former = None, agent
                 self._opened.clear()
                 self._table.pop(self.runtime.host, None)
 
         self.runtime.pump.post(lost)
+        # Its zygote does this too, unless it was killed with it. Ranks end a moment after their agent.
+        for pause in _SWEEPS:
+            time.sleep(pause)
+            end_orphans(spare_trackers=pause < _SWEEPS[-1])
 
     def _base_env(self, host: str) -> dict[str, str | None]:
         if host != self.runtime.host:
@@ -442,25 +445,10 @@ class Session:
         runtime.close(linger_ms=500)
         self.output.close()
         if agent is not None:
-            try:
-                agent.wait(timeout)
-            except subprocess.TimeoutExpired:
-                agent.terminate()
-                try:
-                    agent.wait(2)
-                except subprocess.TimeoutExpired:
-                    agent.kill()
-                    agent.wait()
+            agent.close(timeout)
+        if self._former is not None:
+            self._former.release()
         remove_folder(self.folder)
-
-
-def hand_over(stdin: IO[bytes] | None, config: bytes) -> None:
-    assert stdin is not None
-    try:
-        stdin.write(config)
-        stdin.close()
-    except BrokenPipeError as error:
-        raise SpawnError("the host agent ended as it was started") from error
 
 
 def start() -> Runtime:

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from monarch._actors.client import LATER, PRELOAD, hand_over
+from monarch._actors.client import LATER, PRELOAD
 from monarch._actors.future import Future
 from monarch._actors.hostmesh import HostMesh, attached
 from monarch._actors.process import get_runtime, open_runtime
 from monarch._procs.agent import UNABLE, AgentConfig
+from monarch._procs.launching import hand_over
 from monarch._procs.posix import proc_start_time
 from monarch._procs.session import host_of
 from monarch._wire.keys import KeyPair
@@ -51,7 +52,7 @@ def start_agent(
         start_new_session=True,
         env={**os.environ, **(env or {})},
     )
-    hand_over(process.stdin, msgspec.msgpack.encode(config))
+    hand_over(process, msgspec.msgpack.encode(config))
     return process
 
 

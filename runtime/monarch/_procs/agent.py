@@ -13,7 +13,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,7 +25,8 @@ from monarch._procs.casts import Casts
 from monarch._procs.children import Child, Children
 from monarch._procs.mark import take_mark
 from monarch._procs.mishaps import AgentMishaps
-from monarch._procs.posix import memfd, proc_start_time, set_child_subreaper
+from monarch._procs.orphans import TRACKER_GRACE, end_descendants, end_orphans, end_orphans_in_time
+from monarch._procs.posix import memfd, proc_start_time, set_child_subreaper, set_comm
 from monarch._procs.session import (
     TEND,
     Residence,
@@ -38,6 +39,7 @@ from monarch._procs.session import (
 )
 from monarch._procs.spawning import Forks
 from monarch._procs.switch import Frames, Switch
+from monarch._procs.zygotes import Zygote
 from monarch._wire import messages as m
 from monarch._wire.descriptors import AGENT_NEED, RESERVE, limit_of, raise_limit, remedy, reserve
 from monarch._wire.keys import KeyPair
@@ -86,8 +88,9 @@ class AgentConfig(msgspec.Struct):
 class Agent:
     """State of the agent, and what it does on each message."""
 
-    def __init__(self, config: AgentConfig) -> None:
+    def __init__(self, config: AgentConfig, zygote: Zygote | None = None) -> None:
         self.config = config
+        self._timers: list[tuple[float, Callable[[], None]]] = []
         self.folder = config.folder or make_folder()
         self.host = config.host or host_id(self.folder)
         self.proc = f"{self.host}/agent"
@@ -95,7 +98,7 @@ class Agent:
         self.children = Children(lambda proc: take_mark(self.folder, proc))
         # Of a folder that the agent has made itself, the controller knows nothing.
         cleaner = (config.owner_pid, config.owner_start) if config.folder else (0, 0)
-        self.forks = Forks(config.preload, config.later, self.folder, cleaner, self._died)
+        self.forks = Forks(config.preload, config.later, self.folder, cleaner, self._died, self._later, zygote)
         keys = KeyPair(config.keys[0].encode(), config.keys[1].encode()) if config.keys else KeyPair.new()
         self.switch = Switch(make_context(), self.proc, self.folder, keys, config.lease)
         self._residence = Residence(self.folder, self.switch.inbox, hold=True)
@@ -109,7 +112,6 @@ class Agent:
         self.closing = False
         self._relieving = False
         self.listening: m.Listening | None = None
-        self._timers: list[tuple[float, Callable[[], None]]] = []
         self._raw: dict[int, Callable[[], None]] = {}
         self._handlers: dict[type, Callable[[Any, list[Any]], None]] = {
             m.Hello: self._on_hello,
@@ -435,6 +437,7 @@ class Agent:
     # Deaths
 
     def _drain(self, reader: int) -> None:
+        deaths: list[m.Dead] = []
         try:
             os.read(reader, 4096)
         except BlockingIOError:
@@ -450,9 +453,17 @@ class Agent:
                 continue
             dead = self.children.ended(pid, status)
             if dead is not None:
-                self._died(dead)
+                deaths.append(dead)
+        if deaths and end_orphans(spare_trackers=True):
+            self._later(TRACKER_GRACE, self._end_orphans)
+        for dead in deaths:
+            self._died(dead)
         if not self.forks.busy():
             self.children.forget_early()
+
+    @staticmethod
+    def _end_orphans() -> None:
+        end_orphans()
 
     def _on_zygote(self) -> None:
         self.forks.work(self.children)
@@ -508,38 +519,12 @@ class Agent:
         self.forks.close()
         self.switch.close()
         self._residence.close()
-        _end_descendants()
+        end_descendants()
+        end_orphans_in_time()
         remove_folder(self.folder)
 
 
 A = TypeVar("A", bound=Agent)
-
-
-def _end_descendants() -> None:
-    """Kills what the ranks left behind: orphans of ranks come to the agent, which is their subreaper."""
-    for _ in range(50):
-        found = list(_children(os.getpid()))
-        if not found:
-            return
-        for pid in found:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        for pid in found:
-            # Not for any child: when it ends, its own become children of the agent, and nobody has killed those yet.
-            try:
-                os.waitpid(pid, 0)
-            except ChildProcessError:
-                pass
-
-
-def _children(pid: int) -> Iterable[int]:
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            return [int(child) for child in file.read().split()]
-    except OSError:
-        return []
 
 
 def run_agent(make: Callable[[], A], begin: Callable[[A], None]) -> None:
@@ -551,6 +536,7 @@ def run_agent(make: Callable[[], A], begin: Callable[[A], None]) -> None:
     """
     raise_limit()
     set_child_subreaper()
+    set_comm("monarch-agent")
     agent = make()
     try:
         begin(agent)
@@ -561,7 +547,16 @@ def run_agent(make: Callable[[], A], begin: Callable[[A], None]) -> None:
 
 def main() -> None:
     """Entry point of the agent's process."""
-    config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=AgentConfig)
+    serve(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=AgentConfig))
+
+
+def serve(config: AgentConfig, zygote: Zygote | None = None) -> None:
+    """Works until the controller ends or says so.
+
+    Args:
+        config: what it is to do.
+        zygote: one that there is already.
+    """
 
     def begin(agent: Agent) -> None:
         hello: Frames = [m.encode(m.Ready(agent.proc, os.getpid()))]
@@ -577,7 +572,7 @@ def main() -> None:
         if config.owner_pid and agent.switch.is_here(config.owner):
             agent.switch.send(config.owner, hello)
 
-    run_agent(lambda: Agent(config), begin)
+    run_agent(lambda: Agent(config, zygote), begin)
 
 
 if __name__ == "__main__":

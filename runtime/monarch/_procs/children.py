@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from monarch._procs.mark import Last, Place
 from monarch._procs.oom import OomWatch
+from monarch._procs.orphans import can_mark
 from monarch._procs.output import brief, limit, read_tail, relieve
 from monarch._wire.messages import Dead
 
@@ -52,14 +53,21 @@ class Child:
         self.reason = ""
 
     def kill(self, reason: str = "") -> None:
-        """Ends it at once, with all processes of its group."""
+        """Ends it at once; what it has started follows when it is reaped."""
         self.killed = True
         self.reason = self.reason or reason
         if self.pid:
-            for end in (os.killpg, os.kill):
-                # It may be so young that it has no group of its own yet.
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    end(self.pid, signal.SIGKILL)
+            # It may be so young that it has no group of its own yet.
+            _kill_group(self.pid)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def _kill_group(pid: int) -> None:
+    """Kill the group of a rank, where its descendants have no mark that the agent could find them by."""
+    if not can_mark():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 class Children:
@@ -117,8 +125,7 @@ class Children:
         self._early.clear()
 
     def _end(self, child: Child, status: int) -> Dead:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, signal.SIGKILL)
+        _kill_group(child.pid)
         reason = how_it_ended(status)
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and self._oom.has_struck():
             reason += ", just when the kernel ended processes because memory had run out (OOM killer)"

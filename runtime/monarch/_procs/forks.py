@@ -16,6 +16,7 @@ from typing import Any, NoReturn, cast
 import msgspec
 
 from monarch._procs import posix
+from monarch._procs.orphans import mark_rank
 from monarch._procs.text import rank_text
 
 # The fork that makes a rank ends right after it; this only bounds the wait where somebody has stopped it.
@@ -39,6 +40,8 @@ class RankSpec(msgspec.Struct):
     """``sys.path``; none leaves it as it is in the zygote."""
     cwd: str
     """Working folder; one that is gone is ignored."""
+    leads: bool = False
+    """Whether it is of a session of its own, and not only of a group."""
 
 
 class Birth(msgspec.Struct):
@@ -56,7 +59,8 @@ def run_rank(birth: Birth, spec: RankSpec, entry: str, stdout: int, stderr: int)
     """Become a rank, run its entry point, and end the process; never returns into the caller's code."""
     status = 1
     try:
-        _leave_zygote(stdout, stderr, keep=birth.release)
+        _leave_zygote(stdout, stderr, keep=birth.release, leads=spec.leads)
+        mark_rank()
         status = _run(birth, spec, entry)
     except BaseException as error:
         status = _status_of(error)
@@ -108,10 +112,13 @@ def find_entry(entry: str) -> Callable[[bytes], int | None]:
     return cast(Callable[[bytes], "int | None"], function)
 
 
-def _leave_zygote(stdout: int, stderr: int, keep: int) -> None:
+def _leave_zygote(stdout: int, stderr: int, keep: int, leads: bool) -> None:
     """Have nothing in common with the zygote but memory: group, signals, descriptors, streams."""
-    os.setpgid(0, 0)
-    _default_signals()
+    if leads:
+        os.setsid()
+    else:
+        os.setpgid(0, 0)
+    default_signals()
     null = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
         os.dup2(source, target, inheritable=True)
@@ -123,7 +130,8 @@ def _leave_zygote(stdout: int, stderr: int, keep: int) -> None:
     posix.unbuffer_c_stdout()
 
 
-def _default_signals() -> None:
+def default_signals() -> None:
+    """Have each signal do what it does in a fresh Python process."""
     for number in signal.valid_signals():
         handler = signal.getsignal(number)
         # Python ignores SIGPIPE and SIGXFSZ, so that the calls fail instead.

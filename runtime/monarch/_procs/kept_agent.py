@@ -18,6 +18,7 @@ import msgspec
 
 from monarch._procs.agent import Agent, AgentConfig, run_agent
 from monarch._procs.kept import Record, publish, write
+from monarch._procs.orphans import unmark
 from monarch._procs.output import cost_of
 from monarch._procs.session import sweep
 from monarch._procs.shelf import Shelf
@@ -291,6 +292,8 @@ def main() -> None:
     if os.fork():
         os._exit(0)
     os.chdir("/")
+    # A program that was started by a rank may keep a mesh, too.
+    unmark()
     run_agent(lambda: KeptAgent(config), _greet)
 
 

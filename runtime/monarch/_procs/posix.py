@@ -123,6 +123,12 @@ def set_comm(title: str) -> None:
         os.close(fd)
 
 
+def umask() -> int:
+    """The mode bits that new files of this process do not get; ``os.umask`` would change them for a moment."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))
+
+
 def thread_count() -> int:
     """Threads of this process, those of C libraries included."""
     return len(os.listdir("/proc/self/task"))

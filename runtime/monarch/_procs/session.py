@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from monarch._procs.orphans import end_orphans
 from monarch._procs.posix import proc_start_time
 from monarch._wire.descriptors import limit_of, used_by
 from monarch._wire.links import IPC_PATH_LIMIT, Inbox, shut_path
@@ -41,13 +42,14 @@ def _base() -> Path:
 
 
 def make_folder() -> str:
-    """A new folder for the sockets of this process's session; those of sessions that have died are removed."""
+    """A new folder for the sockets of this process's session; what sessions that have died have left is removed."""
     # Whose it is stands in its name, so that there is no moment at which it is nobody's.
     pid = os.getpid()
     name = f"s{secrets.token_hex(4)}-{pid}-{proc_start_time(pid)}"
     while True:
         try:
             base = _base()
+            end_orphans(spare_trackers=True)
             sweep(base)
             folder = base / name
             folder.mkdir(mode=0o700)

@@ -8,6 +8,7 @@ zygote has ended; the agent is told the new pid and loses nothing.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import os
@@ -47,12 +48,31 @@ class Successor:
         return False
 
 
-def begin(modules: Sequence[str], during: Mapping[str, str]) -> Successor | None:
+def take_turn() -> int | None:
+    """A descriptor that keeps others from making a successor while any process has it open; None if another's is made.
+
+    Each takes a core for a second: thirty sessions that start at the same time would keep each other waiting.
+    """
+    turn = os.open(__file__, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(turn)
+        return None
+    except OSError:
+        # Some file systems have no locks; then all take their turns at once.
+        pass
+    return turn
+
+
+def begin(modules: Sequence[str], during: Mapping[str, str], title: str, turn: int) -> Successor | None:
     """Forks a successor.
 
     Args:
         modules: what it imports; those that are not there are left out.
         during: environment variables that hold for the imports.
+        title: what ``ps`` shows once it has taken over.
+        turn: from ``take_turn``; it is closed when the imports are done.
 
     Returns:
         In the zygote the successor; None if none can be forked. In the fork it returns None as well, when the zygote
@@ -64,10 +84,11 @@ def begin(modules: Sequence[str], during: Mapping[str, str]) -> Successor | None
     try:
         pid = os.fork()
     except OSError:
-        for fd in (done, told, wait, go):
+        for fd in (done, told, wait, go, turn):
             os.close(fd)
         return None
     if pid:
+        os.close(turn)
         os.close(told)
         os.close(wait)
         return Successor(pid, done, go)
@@ -75,6 +96,7 @@ def begin(modules: Sequence[str], during: Mapping[str, str]) -> Successor | None
     os.close(go)
     try:
         ready = _prepare(zygote, modules, during)
+        os.close(turn)
         if ready:
             os.write(told, b"\0")
         # Ends without a byte if the zygote dies.
@@ -84,7 +106,7 @@ def begin(modules: Sequence[str], during: Mapping[str, str]) -> Successor | None
         os._exit(1)
     os.close(told)
     os.close(wait)
-    posix.set_comm("monarch-zygote")
+    posix.set_comm(title)
     return None
 
 

@@ -13,20 +13,23 @@ When nobody has asked for a while, a fork of it imports more and takes its place
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
 
 import msgspec
 
 from monarch._procs import forks, posix, succession
 from monarch._procs.gpus import has_touched_gpus
+from monarch._procs.orphans import end_orphans_in_time, is_tracker, unmark
+from monarch._procs.session import remove_folder, sweep
 
 # The kernel takes 253 descriptors with a message.
 FDS_A_PACKET = 250
@@ -51,6 +54,8 @@ class Setup(msgspec.Struct, tag=True):
     """Variables that are as they should be for the imports only, and their values after that; None for unset."""
     later: list[str] = []
     """Modules that a successor imports when there is time."""
+    title: str = "monarch-zygote"
+    """What ``ps`` and ``top`` show."""
 
 
 class ForkRequest(msgspec.Struct, tag=True):
@@ -66,6 +71,8 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
     problems: list[str]
     """Modules that raised when they were imported, with tracebacks, and threads that were found."""
+    fit: bool = True
+    """Whether forks of it can do all that a process can: it has neither threads nor GPUs open."""
 
 
 class Succeeded(msgspec.Struct, tag=True, frozen=True):
@@ -87,6 +94,8 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     token: int
     reason: str
     pids: list[int]
+    lost: bool = False
+    """Whether the zygote has died without an answer: then none of its ranks has begun, nor will."""
 
 
 _decoder = msgspec.msgpack.Decoder(Setup | ForkRequest)
@@ -117,12 +126,12 @@ def main(fd: int) -> int:
     posix.set_pdeathsig(signal.SIGTERM)
     if os.getppid() != setup.agent:
         end()
-    posix.set_comm("monarch-zygote")
+    posix.set_comm(setup.title)
     during = {key: os.environ[key] for key in setup.restore if key in os.environ}
-    problems = _preload(setup)
+    ready = _preload(setup)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     posix.set_pdeathsig(0)
-    if not _send(agent, Ready(problems)):
+    if not _send(agent, ready):
         _farewell(setup)
         return 0
     _reign(agent, setup, during)
@@ -148,14 +157,39 @@ def _reign(agent: socket.socket, setup: Setup, during: dict[str, str]) -> None:
             if heir.hand_over():
                 os._exit(0)
             heir = None
-        elif not ready:
+        elif not ready and (turn := succession.take_turn()) is not None:
             pid, modules, later = os.getpid(), later, []
-            heir = succession.begin(modules, during)
+            heir = succession.begin(modules, during, setup.title, turn)
             if os.getpid() != pid and not _send(agent, Succeeded(os.getpid())):
                 return
 
 
-def _preload(setup: Setup) -> list[str]:
+def stand_by(config: bytes) -> int:
+    """Entry point of a spare zygote, which is forked as a rank is: it serves once it is asked for something.
+
+    Its standard output is the socket to the agent.
+
+    Args:
+        config: its Setup.
+    """
+    setup = _decoder.decode(config)
+    assert isinstance(setup, Setup)
+    posix.set_pdeathsig(0)
+    unmark()
+    agent = socket.socket(fileno=os.dup(1))
+    os.dup2(2, 1)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    # Whether or not it is ever asked: with the agent dead, it may be the last one to clean up.
+    select.select([agent], [], [])
+    posix.set_comm(setup.title)
+    _reign(agent, setup, {})
+    _farewell(setup)
+    return 0
+
+
+def _preload(setup: Setup) -> Ready:
     """Import what the ranks will need, and prepare memory for being shared with them."""
     problems: list[str] = []
     for name in setup.preload:
@@ -172,9 +206,10 @@ def _preload(setup: Setup) -> list[str]:
             os.environ.pop(key, None)
         else:
             os.environ[key] = value
+    touched = has_touched_gpus()
     if (threads := posix.thread_count()) > 1:
         problems.append(f"the zygote has {threads} threads after its imports; its forks have only one of them")
-    if has_touched_gpus():
+    if touched:
         problems.append("an import has asked CUDA for its GPUs; ranks, which are forks, will not be able to use them")
     for problem in problems:
         print(problem, file=sys.stderr, flush=True)
@@ -182,7 +217,7 @@ def _preload(setup: Setup) -> list[str]:
     gc.collect()
     gc.freeze()
     gc.disable()
-    return problems
+    return Ready(problems, fit=threads == 1 and not touched)
 
 
 def _serve(agent: socket.socket, agent_pid: int, request: ForkRequest, fds: list[int]) -> None:
@@ -272,28 +307,28 @@ def _farewell(setup: Setup) -> None:
     """End what a dead agent has left, and remove the session's folder if the controller has died too."""
     if not posix.await_new_parent(setup.agent, timeout=5.0):
         return
-    _end_orphans()
+    _end_session()
+    end_orphans_in_time()
     pid, start_time = setup.controller
     if setup.session_dir and not (pid and posix.outlives(pid, start_time, _CONTROLLER_GRACE)):
-        shutil.rmtree(setup.session_dir, ignore_errors=True)
-        try:
-            # That of all sessions, if this was the last.
-            os.rmdir(os.path.dirname(setup.session_dir))
-        except OSError:
-            pass
+        with contextlib.suppress(OSError):
+            # That of a fork server, which may have been killed with them.
+            sweep(Path(setup.session_dir).parent)
+        remove_folder(setup.session_dir)
 
 
-def _end_orphans() -> None:
-    """Kill what the ranks have started: with the agent gone, nobody else knows of it. All are of one session."""
+def _end_session() -> None:
+    """Kill the ranks and what they have started, but for what has a session of its own, and wait for their ends."""
     own, session = os.getpid(), os.getsid(0)
     found = True
     while found:
         found = False
         for name in os.listdir("/proc"):
             try:
-                if name.isdigit() and int(name) != own and os.getsid(int(name)) == session:
-                    os.kill(int(name), signal.SIGKILL)
-                    found = found or posix.proc_start_time(int(name)) is not None
+                pid = int(name) if name.isdigit() else own
+                if pid != own and os.getsid(pid) == session and not is_tracker(pid):
+                    os.kill(pid, signal.SIGKILL)
+                    found = found or posix.proc_start_time(pid) is not None
             except (ProcessLookupError, PermissionError):
                 continue
 

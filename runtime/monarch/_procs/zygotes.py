@@ -8,15 +8,18 @@ import signal
 import socket
 import subprocess
 import sys
+import traceback
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
-from monarch._procs import output, posix
+from monarch._procs import forks, output, posix
 from monarch._procs.forks import RankSpec
 from monarch._procs.zygote import FDS_A_PACKET, LAST, MORE, Failed, Forked, ForkRequest, Ready, Setup, Succeeded
+from monarch._procs.zygote import main as serve
 
 __all__ = ["Failed", "Forked", "Gone", "RankSpec", "Ready", "Succeeded", "Zygote"]
 
@@ -60,17 +63,9 @@ class Zygote:
         python: str | None = None,
     ) -> None:
         posix.set_child_subreaper()
-        self._pending: set[int] = set()
-        self._unsent: deque[tuple[bytes, list[int]]] = deque()
-        self._decoder = msgspec.msgpack.Decoder(Ready | Succeeded | Forked | Failed)
-        self._gone = False
-        self._reason = "the zygote was closed"
-        self._exit_code: int | None = None
-        environ, restore = _environment(env or {})
-        self._stderr = posix.memfd("monarch-zygote")
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.setblocking(False)
+        environ, restore = environment(env or {})
         setup = Setup(os.getpid(), controller, os.path.abspath(session_dir), preload, restore, later or [])
+        theirs = self._begin(setup)
         try:
             with theirs:
                 self._queue(msgspec.msgpack.encode(setup), [])
@@ -90,6 +85,60 @@ class Zygote:
             self._drop()
             raise
         self.pid = self._process.pid
+
+    def _begin(self, setup: Setup) -> socket.socket:
+        """Sets up this side; returns the other end of the socket."""
+        self._setup = setup
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pending: set[int] = set()
+        self._unsent: deque[tuple[bytes, list[int]]] = deque()
+        self._decoder = msgspec.msgpack.Decoder(Ready | Succeeded | Forked | Failed)
+        self._gone = False
+        self._reason = "the zygote was closed"
+        self._exit_code: int | None = None
+        self._stderr = posix.memfd("monarch-zygote")
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        return theirs
+
+    @classmethod
+    def forked(
+        cls,
+        *,
+        preload: list[str],
+        session_dir: str,
+        controller: tuple[int, int],
+        later: list[str],
+        title: str = "monarch-zygote",
+        environ: Mapping[str, str] | None = None,
+        restore: dict[str, str | None] | None = None,
+    ) -> Zygote:
+        """One that is a fork of this process, which must be fit for that: it has what this one has imported.
+
+        Args:
+            preload: see above, and so for those that are not here.
+            title: what ``ps`` shows.
+            environ: its environment; that of this process if not given.
+            restore: variables that are as they should be for the imports only, and their values after that.
+        """
+        posix.set_child_subreaper()
+        zygote = cls.__new__(cls)
+        theirs = zygote._begin(Setup(os.getpid(), controller, session_dir, preload, restore or {}, later, title))
+        with theirs:
+            zygote.pid = os.fork()
+            if not zygote.pid:
+                _become_zygote(theirs.detach(), zygote._stderr, environ)
+            zygote._queue(msgspec.msgpack.encode(zygote._setup), [])
+        return zygote
+
+    def spare(self, token: int) -> Zygote:
+        """Has a zygote like this one forked, to take its place if it dies; its ``pid`` is that of its Forked."""
+        other = Zygote.__new__(Zygote)
+        with other._begin(self._setup) as theirs:
+            spec = RankSpec({}, None, None, msgspec.msgpack.encode(self._setup), "monarch-spare", [], "/")
+            self.fork(token, "monarch._procs.zygote:stand_by", [spec], [(theirs.fileno(), other._stderr)])
+        other.pid = 0
+        return other
 
     def fileno(self) -> int:
         """Readable when ``receive`` has something."""
@@ -127,7 +176,8 @@ class Zygote:
                     reports.append(report)
                 elif isinstance(report, Succeeded):
                     # Nobody has to wait for the one before, which had ended when this was sent.
-                    self._process.returncode = 0
+                    if self._process is not None:
+                        self._process.returncode = 0
                     self.pid, self._exit_code = report.pid, None
                     reports.append(report)
                 elif report.token in self._pending:
@@ -139,7 +189,7 @@ class Zygote:
             self._reason = self._describe_end()
             self._drop_unsent()
         if self._gone:
-            reports += [Failed(token, self._reason, []) for token in sorted(self._pending)]
+            reports += [Failed(token, self._reason, [], lost=True) for token in sorted(self._pending)]
             self._pending.clear()
         if ended:
             reports.append(Gone(self._reason))
@@ -163,15 +213,16 @@ class Zygote:
     def note_exit(self, code: int) -> None:
         """Tell it the exit code that an agent reaped (negative: the signal), for Gone to say."""
         self._exit_code = code
-        # Popen would try to reap it again.
-        self._process.returncode = code
+        if self._process is not None:
+            # Popen would try to reap it again.
+            self._process.returncode = code
 
     def close(self) -> None:
         """End it and reap it. Its ranks live on; requests without an answer get none."""
         self._gone = True
         self._pending.clear()
         self._drop()
-        if self._exit_code is not None:
+        if self._exit_code is not None or not self.pid:
             # It has ended; or it has just handed over, and its successor ends with the socket.
             return
         try:
@@ -181,7 +232,7 @@ class Zygote:
             _, status = os.waitpid(self.pid, 0)
             self.note_exit(os.waitstatus_to_exitcode(status))
         except ChildProcessError:
-            self._process.returncode = 0
+            self.note_exit(0)
 
     def _queue(self, text: bytes, fds: list[int]) -> None:
         """Send a request, or keep it until there is room: in a file, so that a packet is small, whole or not."""
@@ -246,7 +297,28 @@ class Zygote:
             self._stderr = -1
 
 
-def _environment(changes: Mapping[str, str | None]) -> tuple[dict[str, str], dict[str, str | None]]:
+def _become_zygote(agent: int, stderr: int, environ: Mapping[str, str] | None) -> NoReturn:
+    """In a fork of what is to be its agent: serves, with nothing left of that but its memory, and ends."""
+    status = 1
+    try:
+        os.setsid()
+        forks.default_signals()
+        null = os.open(os.devnull, os.O_RDWR)
+        for source, target in ((null, 0), (stderr, 1), (stderr, 2)):
+            os.dup2(source, target)
+        os.closerange(3, agent)
+        os.closerange(agent + 1, os.sysconf("SC_OPEN_MAX"))
+        if environ is not None:
+            os.environ.clear()
+            os.environ.update(environ)
+        status = serve(agent)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def environment(changes: Mapping[str, str | None]) -> tuple[dict[str, str], dict[str, str | None]]:
     """The environment of a zygote, and what it has to restore when its imports are done."""
     # Large tensors in huge pages, where the system has these: other processes read such memory twice as fast.
     wanted = {"THP_MEM_ALLOC_ENABLE": "1", **os.environ, **changes}

@@ -1,0 +1,82 @@
+"""A host agent that the fork server has forked: it becomes what it would be if its controller had started it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import tempfile
+import time
+from contextlib import suppress
+
+import msgspec
+
+from monarch._procs import posix
+from monarch._procs.agent import AgentConfig, serve
+from monarch._procs.orphans import unmark
+from monarch._procs.zygotes import Zygote, environment
+
+ENTRY = "monarch._procs.launched:main"
+LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+
+
+class Launch(msgspec.Struct):
+    """What a controller asks the fork server for: an agent that is as if it had started it itself."""
+
+    config: AgentConfig
+    ticket: str
+    """A file in the session folder, which the agent renames to say that it is there: only one can."""
+    env: dict[str, str]
+    cwd: str
+    cores: list[int]
+    umask: int
+    limits: list[tuple[int, int]]
+    """Soft limits of resources, by their numbers."""
+
+
+def launch(config: AgentConfig, ticket: str) -> Launch:
+    """What this process asks for."""
+    limits = [(number, resource.getrlimit(number)[0]) for number in LIMITS]
+    try:
+        cwd = os.getcwd()
+    except OSError:
+        cwd = "/"
+    return Launch(config, ticket, dict(os.environ), cwd, sorted(os.sched_getaffinity(0)), posix.umask(), limits)
+
+
+def main(config: bytes) -> int:
+    """Entry point of the process."""
+    wanted = msgspec.msgpack.decode(config, type=Launch)
+    # The end of the fork server is not its end.
+    posix.set_pdeathsig(0)
+    folder = wanted.config.folder
+    try:
+        # The controller takes the ticket away when it has waited for too long, and starts an agent by itself.
+        os.rename(wanted.ticket, f"{folder}/pid-{os.getpid()}-{posix.proc_start_time(os.getpid())}")
+    except OSError:
+        return 0
+    _become(wanted)
+    known = wanted.config
+    # As long as there is no thread, and no context of ZeroMQ.
+    zygote = Zygote.forked(
+        preload=known.preload,
+        session_dir=folder,
+        controller=(known.owner_pid, known.owner_start),
+        later=[name for name in known.later if name not in sys.modules],
+        environ=environment({})[0],
+    )
+    serve(known, zygote)
+    return 0
+
+
+def _become(wanted: Launch) -> None:
+    unmark()
+    for number, soft in wanted.limits:
+        with suppress(OSError, ValueError):
+            hard = resource.getrlimit(number)[1]
+            resource.setrlimit(number, (soft, hard))
+    os.umask(wanted.umask)
+    os.environ.clear()
+    os.environ.update(wanted.env)
+    time.tzset()
+    tempfile.tempdir = None

@@ -1,0 +1,172 @@
+"""Whatever set of processes is killed at once, nothing stays of the ranks: no process, no file, no shared memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from leaks import pids_named, processes, session_folders, shared_memory, wait_until, zygotes
+from monarch._procs.posix import proc_start_time
+from monarch._procs.session import make_folder, remove_folder
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(30)]
+
+BOUND = 2.0
+"""Seconds after which nothing may be left."""
+
+
+class Family:
+    """A program, its ranks, and their children."""
+
+    def __init__(self) -> None:
+        self.before, self.folders, self.memory = processes(), session_folders(), shared_memory()
+        self.program = subprocess.Popen(
+            [sys.executable, str(Path(__file__).parent / "family.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self.program.stdout is not None
+        known = json.loads(self.program.stdout.readline())
+        assert wait_until(lambda: zygotes(self.before) and self.named("monarch-spare"))
+        self.pids: dict[str, list[int]] = {
+            "controller": [self.program.pid],
+            "agent": [known["agent"]],
+            "zygote": zygotes(self.before),
+            "rank": known["ranks"],
+            "spare": self.named("monarch-spare"),
+            "server": self.named("monarch-server", "monarch-image"),
+        }
+        self.children = {
+            (pid, proc_start_time(pid)): kind for children in known["children"] for kind, pid in children.items()
+        }
+        assert len(self.children) == 18 and all(start for _, start in self.children)
+
+    def named(self, *names: str) -> list[int]:
+        """Pids of new processes of a name."""
+        return pids_named(*names, before=self.before)
+
+    def kill(self, *whats: str) -> None:
+        """Kills all processes of each kind, as near to each other as can be."""
+        for what in whats:
+            for pid in self.pids[what]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def living(self) -> list[str]:
+        """Children of ranks that live."""
+        return [kind for (pid, start), kind in self.children.items() if proc_start_time(pid) == start]
+
+    def left(self) -> list[str]:
+        """What there is more than before the program, but for the program itself and its files."""
+        found = [f"{pid} {name}" for pid, name in processes().items() if pid not in {*self.before, self.program.pid}]
+        if self.program.poll() is None:
+            # It is there for what the program starts next.
+            found = [what for what in found if not what.endswith((" monarch-server", " monarch-image"))]
+        found += [name for name in shared_memory() - self.memory if name.startswith("psm_")]
+        if self.program.poll() is not None:
+            found += [*(session_folders() - self.folders)]
+        return [*self.living(), *found]
+
+    def end(self) -> None:
+        self.program.kill()
+        self.program.communicate()
+        # What nobody was left to end or to remove is the next session's.
+        remove_folder(make_folder())
+        wait_until(lambda: not self.left(), BOUND)
+        for pid, start in self.children:
+            if proc_start_time(pid) == start:
+                os.kill(pid, signal.SIGKILL)
+        for pid in set(processes()) - set(self.before):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def family() -> Iterator[Family]:
+    made = Family()
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize(
+    "whats",
+    [
+        "controller",
+        "agent",
+        "agent zygote",
+        "zygote agent",
+        "agent controller",
+        "controller agent",
+        "zygote controller",
+        "rank agent",
+        "rank agent zygote",
+        "rank controller",
+        "controller agent zygote",
+        "controller agent zygote spare",
+        "rank controller agent zygote server",
+    ],
+)
+def test_nothing_is_left_when_these_are_killed(family: Family, whats: str) -> None:
+    family.kill(*whats.split())
+    assert wait_until(lambda: not family.left(), BOUND), family.left()
+
+
+def test_children_of_ranks_end_with_them(family: Family) -> None:
+    family.kill("rank")
+    assert wait_until(lambda: not family.living(), BOUND), family.living()
+    assert wait_until(lambda: shared_memory() <= family.memory, BOUND)
+    assert family.program.poll() is None
+
+
+def test_children_of_ranks_end_when_their_mesh_is_stopped(family: Family) -> None:
+    assert family.program.stdin is not None and family.program.stdout is not None
+    family.program.stdin.write("stop\n")
+    family.program.stdin.flush()
+    assert family.program.stdout.readline() == "stopped\n"
+    assert wait_until(lambda: not family.living(), BOUND), family.living()
+    assert family.program.poll() is None
+
+
+def test_children_of_ranks_outlive_a_zygote(family: Family) -> None:
+    family.kill("zygote")
+    assert len(family.living()) == 18
+
+
+def test_the_next_session_ends_what_nobody_was_left_to_end(family: Family) -> None:
+    """Nobody of ours is left; a process without a living rank is still known by its mark."""
+    family.kill(*family.pids)
+    family.program.wait()
+    assert wait_until(lambda: not any(proc_start_time(pid) for pid in family.pids["rank"]), BOUND)
+    remove_folder(make_folder())
+    assert wait_until(lambda: not family.left(), BOUND), family.left()
+
+
+def test_a_session_leaves_the_children_of_living_ranks_alone(family: Family) -> None:
+    remove_folder(make_folder())
+    assert len(family.living()) == 18
+
+
+def test_a_process_without_a_mark_is_left_alone(family: Family) -> None:
+    """As one that its user wants to outlive the rank."""
+    (pid, start), *_ = [child for child, kind in family.children.items() if kind == "background, setsid"]
+    _unlimit(pid)
+    family.kill("rank")
+    assert wait_until(lambda: len(family.living()) <= 1, BOUND)
+    assert proc_start_time(pid) == start
+    family.kill("controller")
+    assert wait_until(lambda: not family.left(), BOUND), family.left()
+
+
+def _unlimit(pid: int) -> None:
+    resource.prlimit(pid, resource.RLIMIT_RTTIME, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
