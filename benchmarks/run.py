@@ -22,6 +22,7 @@ from pathlib import Path
 
 import buffers
 import cells
+import cpu
 import failures
 import fanout
 import groups
@@ -45,6 +46,7 @@ BENCHMARKS: dict[str, Callable[[Options], list[Measure]]] = {
     "roundtrip": roundtrip.run,
     "fanout": fanout.run,
     "inflight": inflight.run,
+    "cpu": cpu.run,
     "payload": payload.run,
     "buffers": buffers.run,
     "states": states.run,

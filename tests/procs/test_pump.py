@@ -68,7 +68,7 @@ class Rig:
         self.link.send(str(number).encode())
 
     def close_pump(self) -> None:
-        if not self.pump._closing:
+        if not self.pump._lead.closing:
             self.pump.close()
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class Background:
 
 def leads(rig: Rig, thread: threading.Thread | None = None) -> bool:
     ident = threading.get_ident() if thread is None else thread.ident
-    return rig.pump._leader == ident
+    return rig.pump._lead.leader == ident
 
 
 def background_leads(rig: Rig) -> bool:
@@ -121,7 +121,7 @@ def background_leads(rig: Rig) -> bool:
 
 
 def waiting(rig: Rig) -> int:
-    return len(rig.pump._others)
+    return rig.pump._lead.waiting()
 
 
 # Who handles
@@ -377,7 +377,7 @@ def test_what_raises_does_not_stop_what_is_behind_it(rig: Rig, capsys: pytest.Ca
     rig.send("bad")
     rig.send(1)
     assert rig.pump.wait(box, GUARD)
-    assert wait_until(lambda: not rig.pump._posted and not rig.pump._timers)
+    assert wait_until(lambda: not rig.pump._timers.posted and not rig.pump._timers.entries)
     assert wait_until(lambda: capsys.readouterr().err.count("on purpose") >= 1)
 
 

@@ -10,10 +10,11 @@ from itertools import count, islice
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, Protocol
 
+from monarch._actors.asked import on_ask
 from monarch._actors.bulk import Bulk, Lending
 from monarch._actors.circles import Circles
-from monarch._actors.functions import function_of
 from monarch._actors.future import judging
+from monarch._actors.lanes import Lanes
 from monarch._actors.peers import WINDOW, Gateway, IpcPeer, LocalPeer, Peer, RemotePeer
 from monarch._actors.procs import split_proc
 from monarch._core.region import Region
@@ -23,7 +24,6 @@ from monarch._procs.session import host_of, ipc_address
 from monarch._wire import messages as m
 from monarch._wire import pickling
 from monarch._wire.links import LEASE_S, Inbox, Link, make_context
-from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import StoppedError
 
 if TYPE_CHECKING:
@@ -75,8 +75,10 @@ class Runtime(Bulk):
         self.context = make_context()
         self.hello = m.encode(m.Hello(m.VERSION, proc, os.getpid()))
         self.peer_lock = Lock()
-        self.future_lock = Lock()
-        self.outcome_lock = RLock()
+        self.future_lock = RLock()
+        """Of all futures: held for a few steps, and again by a __del__ that runs in the middle of them."""
+        self.lanes = Lanes()
+        """Threads for what the receiving thread must not do."""
         self.peers: dict[str, Peer] = {}
         self.actors: dict[str, Cell] = {}
         self.gone: dict[str, str] = {}
@@ -168,7 +170,7 @@ class Runtime(Bulk):
             m.Fault: lambda fault, _: self.on_fault and self.on_fault(fault),
             m.Probe: lambda probe, _: self.circles.on_probe(probe),
             m.Level: lambda level, _: self.on_level and self.on_level(level),
-            m.Ask: self._on_ask,
+            m.Ask: lambda ask, _: on_ask(self, ask),
             m.Batch: self._on_batch,
             m.Hello: self._on_hello,
             m.Refused: self._on_refused,
@@ -272,20 +274,6 @@ class Runtime(Bulk):
 
     def _on_refused(self, refused: m.Refused, _: Sequence[Any]) -> None:
         self.peer_died(m.Dead(refused.proc, f"refuses messages: {refused.reason}", False, []))
-
-    def _on_ask(self, ask: m.Ask, _: Sequence[Any]) -> None:
-        try:
-            service = function_of(ask.service)
-            status, body = m.RESULT, dumps(service(*loads(ask.body)))[0]
-        except Exception as error:
-            from monarch._actors.failures import pack_failure
-
-            if not ask.port:
-                # Nobody waits for an answer, and it is an error of this package.
-                raise
-            status, body = m.ERROR, pack_failure(error)
-        if ask.port:
-            self.reply(ask.src, ask.port, self.region_of(ask.view).position_of(self.rank) or 0, status, body)
 
     # Peers
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from monarch._actors.functions import service
 from monarch._actors.procs import split_proc
 from monarch._actors.runtime import Runtime
 from monarch._core.region import Region
@@ -147,5 +148,6 @@ class _Answers:
 _VIEW = m.pack(Region((), 0, (), ()).pack())
 
 
+@service("quick")
 def here() -> None:
     """Service: whoever can run this is there."""

@@ -9,6 +9,7 @@ import time
 from typing import NamedTuple
 
 from monarch._actors import interrupts
+from monarch._actors.functions import service
 from monarch._actors.process import get_runtime
 
 _MOMENT = 0.1
@@ -26,6 +27,7 @@ class Doing(NamedTuple):
     """Whether Python code goes on; if not, it is inside a C call."""
 
 
+@service("threaded")
 def doing(name: str) -> Doing:
     """Looks at the main thread, from another one.
 
@@ -41,6 +43,7 @@ def doing(name: str) -> Doing:
     return _look(main, name, interrupts.noticed != before)
 
 
+@service("threaded")
 def doing_in_actor(name: str, key: str) -> Doing:
     """Looks at the thread of an actor, from another one.
 

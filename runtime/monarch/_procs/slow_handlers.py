@@ -1,0 +1,75 @@
+"""The debug mode of the receive loop: what keeps the receiving thread for long is told of, with its stack."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+VARIABLE = "MONARCH_DEBUG"
+"""Environment variable that turns it on, unless it is empty or 0."""
+LIMIT = 0.05
+"""Seconds that a handler may take."""
+_LOOK = 0.01
+
+Step = Callable[[Any], None]
+
+
+def is_on() -> bool:
+    """Whether this process is to tell of slow handlers."""
+    return os.environ.get(VARIABLE, "") not in ("", "0")
+
+
+def watched(handle: Step, run: Step) -> tuple[Step, Step]:
+    """Both functions as they are; in debug mode with a watch over what they are given."""
+    if not is_on():
+        return handle, run
+    watch = _Watch()
+    return watch.over(handle, "a message of {} bytes", len), watch.over(run, "{}", _title)
+
+
+class _Watch:
+    """Looks at the receiving thread from another one, while there is something to look at."""
+
+    def __init__(self) -> None:
+        self._now: tuple[int, float, str] | None = None
+        """Written by the leader: its thread, since when, and with what it is busy."""
+        threading.Thread(target=self._look, name="monarch-slow-handlers", daemon=True).start()
+
+    def over(self, step: Step, text: str, about: Callable[[Any], object]) -> Step:
+        """The same function, watched."""
+
+        def watched_step(what: Any) -> None:
+            self._now = threading.get_ident(), time.monotonic(), text.format(about(what))
+            try:
+                step(what)
+            finally:
+                self._now = None
+
+        return watched_step
+
+    def _look(self) -> None:
+        told = None
+        while True:
+            time.sleep(_LOOK)
+            now = self._now
+            if now is None or now is told or time.monotonic() - now[1] < LIMIT:
+                continue
+            told = now
+            frame = sys._current_frames().get(now[0])
+            stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+            if self._now is now:
+                print(
+                    f"monarch: the receiving thread has been busy for over {LIMIT * 1e3:g} ms with {now[2]}; "
+                    f"process {os.getpid()} takes no other message meanwhile:\n{stack}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+
+def _title(action: Any) -> str:
+    return getattr(action, "__qualname__", None) or repr(action)
