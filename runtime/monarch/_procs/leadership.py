@@ -5,11 +5,14 @@ Rules, which tests/procs/test_pump_model.py tries under many schedules:
 - There is at most one leader. A thread leads only while it waits for something itself, or is the background thread.
 - When a leader leaves, the first turn whose waiter is not done is woken. A thread that ends its wait passes a wake-up
   on that it has no use for. So nobody sleeps while nobody leads, but for the time that a woken thread takes to run.
-- While nobody leads the alarm is armed: the background thread takes the lead when nobody else has for a tick.
+- While nobody leads, the alarm rings for a message that comes and for a timer that is due. The background thread takes
+  the lead then, if nobody else has for a tick: so it sleeps on where messages and answers take turns, and what comes
+  while the program computes is handled within a tick.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -18,11 +21,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from monarch._procs.alarm import Alarm
+from monarch._procs.timers import Timers
 
 TICK = 0.005
-"""Seconds for which nobody may lead before the background thread does."""
+"""Seconds for which nobody may lead before the background thread does, if there is something to receive."""
 _BUSY = TICK / 8
-"""Seconds between two leaves below which the alarm is left armed: to ring once a tick costs less then."""
+"""Seconds between two leaves below which the inbox is not looked at and watched: to ring once a tick costs less."""
 
 
 class Waiter(Protocol):
@@ -57,6 +61,18 @@ class Gate:
             pass
 
 
+class Mail(Protocol):
+    """As much of an inbox as this needs."""
+
+    def fileno(self) -> int: ...
+    def is_empty(self) -> bool: ...
+    def wake(self) -> None: ...
+
+
+def _alarm(mail: Mail) -> Alarm:
+    return Alarm(mail.fileno())
+
+
 def _thread(work: Callable[[], None], name: str) -> threading.Thread:
     return threading.Thread(target=work, name=name, daemon=True)
 
@@ -67,7 +83,7 @@ class Primitives:
 
     mutex: Callable[[], Any] = threading.RLock
     gate: Callable[[], Any] = Gate
-    alarm: Callable[[], Any] = Alarm
+    alarm: Callable[[Any], Any] = _alarm
     clock: Callable[[], float] = time.monotonic
     ident: Callable[[], int] = threading.get_ident
     thread: Callable[[Callable[[], None], str], Any] = _thread
@@ -92,11 +108,12 @@ class Turn:
 class Leadership:
     """Who leads, and who waits for the lead."""
 
-    def __init__(self, primitives: Primitives, wake_leader: Callable[[], None]) -> None:
+    def __init__(self, primitives: Primitives, mail: Mail, timers: Timers) -> None:
         self._ident = primitives.ident
         self._clock = primitives.clock
         self._gate = primitives.gate
-        self._wake_leader = wake_leader
+        self._mail = mail
+        self._timers = timers
         # Held for a few steps only, never over code of anybody else. It can be entered again, because a garbage
         # collection may run a __del__ at any step, which may call in here.
         self._mutex = primitives.mutex()
@@ -111,10 +128,12 @@ class Leadership:
         self.closing = False
         self._urgent = False
         self._turns: deque[Turn] = deque()
-        self._alarm = primitives.alarm()
-        self._armed = False
+        self._alarm = primitives.alarm(mail)
+        self._alarm_at = math.inf
+        """When the alarm rings by itself."""
+        self._watched = False
+        """Whether it rings for a message."""
         self._left = 0.0
-        self._busy = False
         self._over = primitives.gate()
         """Opens when the last leader has left after ``close``."""
 
@@ -134,9 +153,9 @@ class Leadership:
                 return False
             self.leader = ident
             self.waiter = waiter
-            if self._armed and not self._busy:
-                self._armed = False
-                self._alarm.clear()
+            if self._watched:
+                self._watched = False
+                self._alarm.unwatch()
             return True
 
     def turn(self, ident: int, waiter: Waiter) -> Turn:
@@ -155,7 +174,7 @@ class Leadership:
             if asks:
                 self.asked = True
         if asks:
-            self._wake_leader()
+            self._mail.wake()
 
     def withdraw(self, turn: Turn) -> None:
         """A thread waits no more; what woke it may have been meant for another one."""
@@ -174,21 +193,33 @@ class Leadership:
 
     def leave(self) -> None:
         """The leader leaves the lead to the next one."""
+        # Only the leader may look at the inbox. A message that comes after this is seen by the alarm.
+        now = self._clock()
+        busy = now - self._left < _BUSY
+        quiet = not busy and not self.closing and self._mail.is_empty()
         with self._mutex:
-            self.leader = 0
-            self.waiter = None
-            self.background = False
             if self.closing:
+                self._resign()
                 self._over.open()
                 return
-            now = self._clock()
-            self._busy = now - self._left < _BUSY
             self._left = now
-            if not self._armed:
-                self._armed = True
-                self._alarm.set(TICK)
+            self._wake_by(self._timers.first() + TICK if quiet else now + TICK, now)
+            if quiet and not self._watched:
+                self._watched = True
+                self._alarm.watch()
+            self._resign()
             if self._turns:
                 self._pass_on()
+
+    def _resign(self) -> None:
+        self.leader = 0
+        self.waiter = None
+        self.background = False
+
+    def _wake_by(self, when: float, now: float) -> None:
+        if when < self._alarm_at:
+            self._alarm_at = when
+            self._alarm.set(max(0.0, when - now))
 
     def _pass_on(self) -> None:
         for turn in self._turns:
@@ -209,41 +240,43 @@ class Leadership:
         if leader and leader != self._ident():
             waited = self.waiter
             if waited is not None and waited.done and not self.closing:
-                self._wake_leader()
+                self._mail.wake()
 
     # The background thread
 
-    def arm(self) -> None:
-        """Begin: the background thread leads unless somebody else does within a tick."""
+    def wake_by(self, when: float) -> None:
+        """Have the background thread lead at a time of the clock, unless somebody does; or soon after it."""
         with self._mutex:
-            if not self.leader and not self._armed and not self.closing:
-                self._armed = True
-                self._alarm.set(TICK)
+            if not self.leader and not self.closing:
+                self._wake_by(when, self._clock())
 
     def hurry(self) -> None:
         """Have the background thread lead at once, if nobody leads."""
         with self._mutex:
             if not self.leader and not self.closing:
-                self._urgent = self._armed = True
-                self._alarm.set(0.0)
+                self._urgent = True
+                self._wake_by(-math.inf, 0.0)
 
     def take_for_background(self) -> bool:
-        """In the background thread: wait until nobody has led for a tick, and take the lead; False at the end."""
+        """In the background thread: wait until there is something that nobody has received for a tick, and take the
+        lead; False at the end.
+        """
         while True:
-            self._alarm.wait()
+            timed, watched = self._alarm.wait()
             with self._mutex:
-                self._armed = False
+                if timed:
+                    self._alarm_at = math.inf
+                if watched:
+                    self._watched = False
                 if self.closing:
                     self._alarm.close()
                     return False
                 if self.leader:
                     continue
-                if not self._urgent:
-                    early = self._left + TICK - self._clock()
-                    if early > 0:
-                        self._armed = True
-                        self._alarm.set(early)
-                        continue
+                now = self._clock()
+                if not self._urgent and self._left + TICK > now:
+                    self._wake_by(self._left + TICK, now)
+                    continue
                 self._urgent = self.asked = False
                 self.leader = self._ident()
                 self.background = True
@@ -259,11 +292,11 @@ class Leadership:
             self.closing = self.asked = True
             leader = self.leader
             if started:
-                self._alarm.set(0.0)
+                self._wake_by(-math.inf, 0.0)
             else:
                 self._alarm.close()
         if leader and leader != self._ident():
-            self._wake_leader()
+            self._mail.wake()
             self._over.wait(patience)
             return not self.leader
         return True

@@ -50,7 +50,7 @@ class Pump:
         self._clock = primitives.clock
         self._ident = primitives.ident
         self._timers = Timers(primitives.clock)
-        self._lead = Leadership(primitives, inbox.wake)
+        self._lead = Leadership(primitives, inbox, self._timers)
         # Leader only: the time limit that the socket has.
         self._limited = -1
         # Written by the main thread, in its signal handler and in ``wait``.
@@ -60,8 +60,8 @@ class Pump:
 
     def start(self) -> None:
         """Begin to receive; what came before has waited."""
+        self._lead.leave()
         self._thread.start()
-        self._lead.arm()
 
     # Waiting
 
@@ -176,9 +176,8 @@ class Pump:
             return
         if leader:
             self._inbox.wake()
-        elif seconds < TICK:
-            # Otherwise the next leader sees it in time, whoever that is.
-            self._lead.hurry()
+        else:
+            self._lead.wake_by(self._timers.first())
 
     def close(self) -> None:
         """End the background thread; afterwards nothing is received, and no other thread touches the inbox.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -29,6 +30,13 @@ class Timers:
             entry = (self._clock() + seconds, self._count, action)
             heapq.heappush(self.entries, entry)
             return self.entries[0] is entry
+
+    def first(self) -> float:
+        """When the first action is due; infinite if there is none."""
+        try:
+            return self.entries[0][0]
+        except IndexError:
+            return math.inf
 
     def due(self) -> Iterator[Action]:
         """The actions whose time has come, each taken away as it is given; for the leader."""

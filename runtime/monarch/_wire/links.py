@@ -70,6 +70,14 @@ class Inbox:
             if not self._closed:
                 self._waker.send(b"")
 
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when a message comes after ``is_empty`` or a receive has found none."""
+        return self.socket.get(zmq.FD)
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing to receive now; for the thread that receives."""
+        return not self.socket.get(zmq.EVENTS)
+
     def close(self) -> None:
         """Closes it; only when no thread receives any more."""
         with self._lock:
