@@ -49,7 +49,7 @@ class Pump:
         self._handle, self._run = watched(handle, _run)
         self._clock = primitives.clock
         self._ident = primitives.ident
-        self._timers = Timers(primitives.clock)
+        self._timers = Timers(primitives.clock, primitives.mutex())
         self._lead = Leadership(primitives, inbox, self._timers)
         # Leader only: the time limit that the socket has.
         self._limited = -1

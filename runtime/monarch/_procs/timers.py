@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
 Action = Callable[[], None]
 
@@ -14,10 +14,10 @@ Action = Callable[[], None]
 class Timers:
     """Actions by the time at which they are due."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], mutex: Any) -> None:
         self._clock = clock
         # Guards the two below. The leader alone takes entries away, so it may look at the first one without it.
-        self._lock = threading.RLock()
+        self._lock = mutex
         self.entries: list[tuple[float, int, Action]] = []
         self._count = 0
         self.posted: deque[Action] = deque()
