@@ -6,11 +6,11 @@ import random
 from collections.abc import Callable
 
 import pytest
-from schedules import INFINITE, Inbox, Schedule, primitives
 
 from monarch._procs.leadership import TICK, Turn
 from monarch._procs.pump import Pump
 from monarch.exceptions import DeadlockError
+from schedules import INFINITE, Inbox, Schedule, primitives
 
 FILES = ("_procs/pump.py", "_procs/leadership.py", "_procs/timers.py")
 LATE = 0.0011
@@ -99,6 +99,7 @@ class Model:
         lead = self.pump._lead
         if self.waits and not lead.closing:
             assert lead.leader, "threads wait, and nobody receives"
+            assert not lead.background, "the background thread keeps the lead while a thread waits"
 
 
 def work(model: Model, kinds: list[str]) -> None:
@@ -130,7 +131,11 @@ def work(model: Model, kinds: list[str]) -> None:
         if kind == "nothing":
             assert not model.wait(number, pause)
         elif kind == "compute":
+            before = model.box()
+            model.send(before)
             model.send(number)
+            # This may end before the second message is received.
+            assert model.wait(before, None)
             model.sleep(3 * TICK)
             # The background thread has received it meanwhile.
             assert model.boxes[number].done

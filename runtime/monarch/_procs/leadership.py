@@ -188,7 +188,7 @@ class Leadership:
                 turn.waiter.thread = turn.next
             elif each is not None:
                 before.next = turn.next
-            if not self.leader:
+            if not self.leader or self.background:
                 self._pass_on()
 
     def leave(self) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import zmq
 
 from monarch._procs.leadership import SYSTEM, TICK, Leadership, Primitives, Turn, Waiter
-from monarch._procs.slow_handlers import watched
+from monarch._procs.slow_handlers import Watch
 from monarch._procs.timers import Timers
 from monarch._wire.links import Inbox
 from monarch.exceptions import DeadlockError
@@ -46,7 +46,8 @@ class Pump:
     def __init__(self, inbox: Inbox, handle: Callable[[bytes], None], primitives: Primitives = SYSTEM) -> None:
         self._inbox = inbox
         self._recv = inbox.socket.recv
-        self._handle, self._run = watched(handle, _run)
+        self._watch = Watch(handle, _run)
+        self._handle, self._run = self._watch.handle, self._watch.run
         self._clock = primitives.clock
         self._ident = primitives.ident
         self._timers = Timers(primitives.clock, primitives.mutex())
@@ -195,6 +196,7 @@ class Pump:
             )
         if started and self._thread.ident != self._ident():
             self._thread.join()
+        self._watch.end()
 
     # Leading
 

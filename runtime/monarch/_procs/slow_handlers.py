@@ -24,25 +24,31 @@ def is_on() -> bool:
     return os.environ.get(VARIABLE, "") not in ("", "0")
 
 
-def watched(handle: Step, run: Step) -> tuple[Step, Step]:
-    """Both functions as they are; in debug mode with a watch over what they are given."""
-    if not is_on():
-        return handle, run
-    watch = _Watch()
-    return watch.over(handle, "a message of {} bytes", len), watch.over(run, "{}", _title)
+class Watch:
+    """Looks at the receiving thread from another one, in debug mode; at other times it does nothing.
 
+    Args:
+        handle: handles a message.
+        run: runs an action that was put off.
+    """
 
-class _Watch:
-    """Looks at the receiving thread from another one, while there is something to look at."""
-
-    def __init__(self) -> None:
+    def __init__(self, handle: Step, run: Step) -> None:
+        self.handle, self.run = handle, run
+        """The same functions, watched in debug mode."""
+        self._over = threading.Event()
         self._now: tuple[int, float, str] | None = None
         """Written by the leader: its thread, since when, and with what it is busy."""
+        if not is_on():
+            return
+        self.handle = self._watched(handle, "a message of {} bytes", len)
+        self.run = self._watched(run, "{}", _title)
         threading.Thread(target=self._look, name="monarch-slow-handlers", daemon=True).start()
 
-    def over(self, step: Step, text: str, about: Callable[[Any], object]) -> Step:
-        """The same function, watched."""
+    def end(self) -> None:
+        """Look no more."""
+        self._over.set()
 
+    def _watched(self, step: Step, text: str, about: Callable[[Any], object]) -> Step:
         def watched_step(what: Any) -> None:
             self._now = threading.get_ident(), time.monotonic(), text.format(about(what))
             try:
@@ -54,8 +60,7 @@ class _Watch:
 
     def _look(self) -> None:
         told = None
-        while True:
-            time.sleep(_LOOK)
+        while not self._over.wait(_LOOK):
             now = self._now
             if now is None or now is told or time.monotonic() - now[1] < LIMIT:
                 continue
