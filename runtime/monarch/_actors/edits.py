@@ -162,7 +162,7 @@ def _kept(mesh: ActorMesh) -> str:
 
 @service("threaded")
 def prepare(key: str, number: int, body: bytes) -> None:
-    """Makes the new class and tries it on the actor, which keeps the one that it has; in the thread that receives."""
+    """Make the new class and try it on the actor, which keeps the one that it has; in a thread of its own."""
     cell = get_runtime().actors.get(key)
     if cell is None or cell.instance is None:
         raise ArgumentError("the actor is not there, so there is nothing to edit")

@@ -25,7 +25,7 @@ from monarch._procs.timers import Timers
 
 TICK = 0.005
 """Seconds for which nobody may lead before the background thread does, if there is something to receive."""
-_BUSY = TICK / 8
+_BUSY = TICK / 2
 """Seconds between two leaves below which the inbox is not looked at and watched: to ring once a tick costs less."""
 
 

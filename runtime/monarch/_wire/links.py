@@ -72,7 +72,7 @@ class Inbox:
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when a message comes after ``is_empty`` or a receive has found none."""
-        return self.socket.get(zmq.FD)
+        return int(self.socket.get(zmq.FD))
 
     def is_empty(self) -> bool:
         """Whether there is nothing to receive now; for the thread that receives."""
