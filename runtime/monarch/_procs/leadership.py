@@ -26,7 +26,9 @@ from monarch._procs.timers import Timers
 TICK = 0.005
 """Seconds for which nobody may lead before the background thread does, if there is something to receive."""
 _BUSY = TICK / 2
-"""Seconds between two leaves below which the inbox is not looked at and watched: to ring once a tick costs less."""
+"""Seconds between two leaves below which the inbox is not looked at and watched: to ring now and then costs less."""
+_BUSY_TICK = 2 * TICK
+"""Seconds between those rings: the longest time for which a message may wait while nobody leads."""
 
 
 class Waiter(Protocol):
@@ -203,7 +205,7 @@ class Leadership:
                 self._over.open()
                 return
             self._left = now
-            self._wake_by(self._timers.first() + TICK if quiet else now + TICK, now)
+            self._wake_by(self._timers.first() + TICK if quiet else now + (_BUSY_TICK if busy else TICK), now)
             if quiet and not self._watched:
                 self._watched = True
                 self._alarm.watch()
