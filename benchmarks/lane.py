@@ -93,6 +93,16 @@ class Lane:
     def flight_all(self, count: int) -> list[float]:
         return [_timed(self.pool.flight_all, range(count))[0] / count]
 
+    def cpu(self, count: int, period: float) -> list[float]:
+        """CPU seconds of controller and workers for a call of all of them, one each period."""
+        before = sum(self.pool.all("cpu")) + time.process_time()
+        due = _now()
+        for number in range(count):
+            due += period
+            self.pool.all("echo", number)
+            time.sleep(max(0.0, due - _now()))
+        return [(sum(self.pool.all("cpu")) + time.process_time() - before) / count]
+
     # Payloads
 
     def share(self, kind: str, size: int, count: int = 1) -> list[float]:

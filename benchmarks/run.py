@@ -22,6 +22,7 @@ from pathlib import Path
 
 import buffers
 import cells
+import cpu
 import failures
 import fanout
 import groups
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, Callable[[Options], list[Measure]]] = {
     "roundtrip": roundtrip.run,
     "fanout": fanout.run,
     "inflight": inflight.run,
+    "cpu": cpu.run,
     "payload": payload.run,
     "sizes": sizes.run,
     "buffers": buffers.run,

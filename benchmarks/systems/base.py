@@ -51,6 +51,10 @@ class Worker:
         dist.all_reduce(total)
         return total.item()
 
+    def cpu(self) -> float:
+        """Seconds of CPU time that this process has used."""
+        return time.process_time()
+
     def copy(self, size: int, count: int) -> list[float]:
         """Seconds of copies of memory by torch, each into memory that is there already."""
         import torch

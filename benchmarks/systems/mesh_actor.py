@@ -21,6 +21,10 @@ class BenchActor(Actor):
         return self.worker.ready()
 
     @endpoint
+    def cpu(self) -> float:
+        return self.worker.cpu()
+
+    @endpoint
     def touch(self, array: Any) -> float:
         return self.worker.touch(array)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 import pytest
 
+from leaks import wait_until
 from monarch.actor import Actor, Channel, endpoint, send
 
 
@@ -130,4 +131,5 @@ def test_replies_come_in_order_from_one_actor(procs: Any) -> None:
     futures[-1].get(timeout=20)
     assert all(future.done for future in futures)
     assert [future.get() for future in futures] == list(range(1, 501))
+    assert wait_until(lambda: len(order) == 500)
     assert sorted(order) == list(range(500))

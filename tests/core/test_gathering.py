@@ -38,8 +38,7 @@ class Caller:
 
     def __init__(self) -> None:
         self.pump = Pump()
-        self.future_lock = threading.Lock()
-        self.outcome_lock = threading.RLock()
+        self.future_lock = threading.RLock()
         self.ports: dict[int, Any] = {}
         self.unshown: dict[int, Any] = {}
         self.closed: list[int] = []

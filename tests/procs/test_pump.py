@@ -15,6 +15,7 @@ import pytest
 from leaks import wait_until
 from monarch._procs.pump import Pump, Turn
 from monarch._wire.links import Inbox, Link, make_context
+from monarch.exceptions import DeadlockError
 
 GUARD = 20.0
 """Seconds after which something counts as hanging."""
@@ -68,7 +69,7 @@ class Rig:
         self.link.send(str(number).encode())
 
     def close_pump(self) -> None:
-        if not self.pump._closing:
+        if not self.pump._lead.closing:
             self.pump.close()
 
     def close(self) -> None:
@@ -113,7 +114,7 @@ class Background:
 
 def leads(rig: Rig, thread: threading.Thread | None = None) -> bool:
     ident = threading.get_ident() if thread is None else thread.ident
-    return rig.pump._leader == ident
+    return rig.pump._lead.leader == ident
 
 
 def background_leads(rig: Rig) -> bool:
@@ -121,7 +122,7 @@ def background_leads(rig: Rig) -> bool:
 
 
 def waiting(rig: Rig) -> int:
-    return len(rig.pump._others)
+    return rig.pump._lead.waiting()
 
 
 # Who handles
@@ -377,8 +378,47 @@ def test_what_raises_does_not_stop_what_is_behind_it(rig: Rig, capsys: pytest.Ca
     rig.send("bad")
     rig.send(1)
     assert rig.pump.wait(box, GUARD)
-    assert wait_until(lambda: not rig.pump._posted and not rig.pump._timers)
+    assert wait_until(lambda: not rig.pump._timers.posted and not rig.pump._timers.entries)
     assert wait_until(lambda: capsys.readouterr().err.count("on purpose") >= 1)
+
+
+def test_wait_in_the_receiving_thread_is_an_error(rig: Rig) -> None:
+    errors: list[BaseException] = []
+
+    def waits(_: bytes = b"") -> None:
+        for timeout in (None, 0.0, GUARD):
+            try:
+                rig.pump.wait(Box(), timeout)
+            except DeadlockError as error:
+                errors.append(error)
+
+    rig.on_frame = waits
+    box = rig.box(1)
+    rig.pump.post(waits)
+    rig.pump.call_later(0, waits)
+    rig.send(1)
+    assert rig.pump.wait(box, GUARD)
+    assert wait_until(lambda: len(errors) == 9)
+    assert rig.pump.wait(rig.box(2), 0.01) is False
+
+
+def test_handler_that_takes_long_is_told_of_in_debug_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MONARCH_DEBUG", "1")
+    rig = Rig(tmp_path)
+    said: list[str] = []
+
+    def takes_long(frame: bytes) -> None:
+        if frame == b"1":
+            assert wait_until(lambda: said.append(capfd.readouterr().err) or "takes_long" in "".join(said))
+
+    rig.on_frame = takes_long
+    box = rig.box(1)
+    rig.send(1)
+    assert rig.pump.wait(box, GUARD)
+    assert "busy for over 50 ms with a message of 1 bytes" in "".join(said)
+    rig.close()
 
 
 # The end

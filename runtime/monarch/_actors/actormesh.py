@@ -268,7 +268,7 @@ class ActorMesh(Grouped, MeshView, Managed):
             peer.send(halt)
         gather.check()
         state.stopping = _Tolerant(gather)
-        state.stopping.add_done_callback(lambda _: self._forget())
+        state.stopping._when_done(lambda _: self._forget())
         return state.stopping
 
     def _forget(self) -> None:
@@ -318,7 +318,7 @@ class _Tolerant(Future[None]):
     def __init__(self, source: Gather[None]) -> None:
         super().__init__(source._runtime, source.label)  # pyright: ignore[reportPrivateUsage]
         self._source = source
-        source.add_done_callback(lambda _: self._complete())
+        source._when_done(lambda _: self._complete())  # pyright: ignore[reportPrivateUsage]
 
     def _make(self) -> None:
         from monarch.exceptions import DeviceMeshError

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from monarch._actors.functions import service
 from monarch._actors.peers import Gateway
 from monarch._actors.process import get_runtime
 from monarch._procs.session import host_of
@@ -15,6 +16,7 @@ _MOST = 64 << 20
 """Bytes of an actor's arguments that are sent to another program."""
 
 
+@service("quick")
 def adopt(root: str, former: list[str]) -> tuple[Any, list[str]]:
     """This process belongs to another program from now on.
 
@@ -56,6 +58,7 @@ def adopt(root: str, former: list[str]) -> tuple[Any, list[str]]:
     return config.procs, mine
 
 
+@service("threaded")
 def spec_of(key: str) -> tuple[bool, list[bytes], list[list[bytes]]]:
     """What an actor here is made of: whether with its arguments, and in pieces its pickled spec and the buffers."""
     cell = get_runtime().actors.get(key)

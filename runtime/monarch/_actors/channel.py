@@ -119,9 +119,10 @@ class PortReceiver(Generic[T]):
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
         """Takes a value that has arrived."""
+        if self._once:
+            # Not under the lock: what hears of the end of a port may write to a stream of the program's.
+            self._runtime.close_port(self.port)
         with self._runtime.peer_lock:
-            if self._once:
-                self._runtime.close_port(self.port)
             waiting = self._waiting.popleft() if self._waiting else None
             if waiting is None:
                 self._arrived.append((reply, frames))

@@ -15,6 +15,7 @@ from monarch._actors.actor import is_async
 from monarch._actors.call import Endpoint
 from monarch._actors.cells import FUNCTION
 from monarch._actors.endpoint import EndpointProperty, arity_of, methods_of
+from monarch._actors.functions import service
 from monarch._actors.process import get_runtime
 from monarch._actors.runtime import current
 from monarch._actors.services import ask
@@ -159,8 +160,9 @@ def _kept(mesh: ActorMesh) -> str:
 # In a rank
 
 
+@service("threaded")
 def prepare(key: str, number: int, body: bytes) -> None:
-    """Makes the new class and tries it on the actor, which keeps the one that it has; in the thread that receives."""
+    """Make the new class and try it on the actor, which keeps the one that it has; in a thread of its own."""
     cell = get_runtime().actors.get(key)
     if cell is None or cell.instance is None:
         raise ArgumentError("the actor is not there, so there is nothing to edit")

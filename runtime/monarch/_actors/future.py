@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable, Generator
 from contextvars import ContextVar, copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from monarch.exceptions import CallTimeoutError
+from monarch.exceptions import CallTimeoutError, DeadlockError
 
 if TYPE_CHECKING:
     from monarch._actors.runtime import Runtime
@@ -30,7 +34,19 @@ class Future(Generic[R]):
     It can be read any number of times, from any thread or event loop, and it can be awaited.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_error", "_lock", "_runtime", "_value", "done", "label", "thread")
+    __slots__ = (
+        "__weakref__",
+        "_callbacks",
+        "_error",
+        "_lock",
+        "_maker",
+        "_onlookers",
+        "_runtime",
+        "_value",
+        "done",
+        "label",
+        "thread",
+    )
 
     def __init__(self, runtime: Runtime, label: str = "") -> None:
         self._runtime = runtime
@@ -38,10 +54,15 @@ class Future(Generic[R]):
         """What is waited for, as errors say it."""
         self.done = False
         self.thread: Turn | None = None
+        # Common to all futures of a runtime, held for a few steps. Guards all below, and ``done`` as it is set.
+        self._lock = runtime.future_lock
         self._callbacks: list[Callable[[Future[R]], None]] | None = None
         self._value: Any = _PENDING
         self._error: BaseException | None = None
-        self._lock = runtime.future_lock
+        self._maker = 0
+        """The thread that makes the value of what has arrived; 0 while none does."""
+        self._onlookers: list[Callable[[], None]] | None = None
+        """Called when that thread has made it, or was interrupted."""
 
     # Waiting
 
@@ -55,12 +76,13 @@ class Future(Generic[R]):
             CallTimeoutError: the time ran out. The call goes on, and a later ``get`` can still have its result.
             ActorError: the endpoint raised.
             DeviceMeshError: a process or actor that was to answer has died or was stopped.
-            DeadlockError: what is waited for waits for this actor.
+            DeadlockError: what is waited for waits for this actor, or this is the thread that receives the answer.
             ValueError: the timeout is negative or no number.
         """
         if timeout is not None and not (timeout >= 0 and math.isfinite(timeout)):
             raise ValueError(f"timeout must be a number of seconds that is not negative, not {timeout!r}")
-        if not self.done and not self._runtime.wait(self, timeout):
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not self.done and not self._runtime.wait(self, timeout) and timeout is not None:
             raise CallTimeoutError(
                 f"{self.label or 'the call'} has not finished within {timeout:g} s{self._missing()}; "
                 f"it goes on, and get() can be called again"
@@ -68,7 +90,7 @@ class Future(Generic[R]):
         if self._value is _PENDING and self._runtime.unshown:
             # What the call has printed is shown before its result is read.
             self._runtime.await_shown()
-        return self._outcome()
+        return self._outcome(deadline)
 
     def result(self, timeout: float | None = None) -> R:
         """The same as ``get``."""
@@ -79,7 +101,7 @@ class Future(Generic[R]):
         try:
             self.get(timeout)
         except BaseException as error:
-            if not self.done:
+            if error is not self._error:
                 raise
             return error
         return None
@@ -99,8 +121,8 @@ class Future(Generic[R]):
         future: asyncio.Future[R] = loop.create_future()
 
         def settle() -> None:
-            # Cancelled, or told that it waits in a circle.
-            if future.done():
+            # Cancelled, or told that it waits in a circle; or told again, as another thread makes the value.
+            if future.done() or self._look_on(partial(arrived, self)):
                 return
             try:
                 future.set_result(self._outcome())
@@ -116,12 +138,26 @@ class Future(Generic[R]):
                 # The loop was closed meanwhile; nobody is there to be told.
                 pass
 
-        self.add_done_callback(arrived)
+        self._when_done(arrived)
         self._runtime.awaited(self, future)
         return future
 
     def add_done_callback(self, callback: Callable[[Future[R]], None]) -> None:
-        """Has a function called once the future is done, at once if it is. It must not block."""
+        """Have a function called with this future once it is done; at once if it is.
+
+        All such functions of a process run one after the other in a thread of their own, in the order in which the
+        futures are done. So they may wait for other futures. The traceback of one that raises is written to stderr.
+        """
+        if self.done and not self._runtime.pump.receives_here():
+            _call(callback, self)
+        else:
+            self._when_done(partial(_call_later, callback))
+
+    def _when_done(self, callback: Callable[[Future[R]], None]) -> None:
+        """Have a function of this package called once it is done, in the thread that completes it.
+
+        That may be the one that receives, so the function does not wait, and runs no code of the user.
+        """
         with self._lock:
             if not self.done:
                 if self._callbacks is None:
@@ -143,20 +179,77 @@ class Future(Generic[R]):
             callbacks, self._callbacks = self._callbacks, None
         self._runtime.pump.notify(self)
         for callback in callbacks or ():
-            callback(self)
+            try:
+                callback(self)
+            except Exception:
+                # It must not keep the others from being told.
+                traceback.print_exc()
 
-    def _outcome(self) -> R:
-        if self._value is _PENDING and self._error is None:
-            with self._runtime.outcome_lock:
-                if self._value is _PENDING and self._error is None:
-                    try:
-                        self._value = self._make()
-                    except BaseException as error:
-                        self._error = error
+    def _outcome(self, deadline: float | None = None) -> R:
+        """The result of what has arrived, or its error, raised; until a time of the monotonic clock.
+
+        To make it runs code of the user, so no lock is held meanwhile; one thread does, and others wait for that.
+        """
+        while self._value is _PENDING and self._error is None:
+            if self._begins():
+                self._make_now()
+            else:
+                self._wait_for_maker(deadline)
         if self._error is not None:
             # A traceback that grows with each get would show frames of earlier ones.
             raise self._error.with_traceback(None)
         return self._value
+
+    def _begins(self) -> bool:
+        """Whether this thread is to make the value now; False if another one does, or has."""
+        ident = threading.get_ident()
+        with self._lock:
+            if self._value is not _PENDING or self._error is not None:
+                return False
+            if self._maker == ident:
+                raise DeadlockError(
+                    f"the result of {self.label or 'the call'} is being unpickled in this thread, and code that this "
+                    f"runs reads the same result: let a __setstate__ or a module not read what it is a part of"
+                )
+            if self._maker:
+                return False
+            self._maker = ident
+            return True
+
+    def _make_now(self) -> None:
+        try:
+            self._value = self._make()
+        except KeyboardInterrupt:
+            # It is meant for who reads, and not the outcome: the next one that reads tries again.
+            raise
+        except BaseException as error:
+            self._error = error
+        finally:
+            with self._lock:
+                self._maker = 0
+                onlookers, self._onlookers = self._onlookers, None
+            for tell in onlookers or ():
+                tell()
+
+    def _look_on(self, tell: Callable[[], None]) -> bool:
+        """Whether another thread makes the value; then a function is called when it no longer does."""
+        with self._lock:
+            if not self._maker or self._maker == threading.get_ident():
+                return False
+            if self._onlookers is None:
+                self._onlookers = []
+            self._onlookers.append(tell)
+            return True
+
+    def _wait_for_maker(self, deadline: float | None) -> None:
+        onlooker = _Onlooker(self._runtime, f"another thread, which unpickles the result of {self.label or 'a call'}")
+        if not self._look_on(onlooker.tell):
+            return
+        if not self._runtime.wait(onlooker, None if deadline is None else max(0.0, deadline - time.monotonic())):
+            raise CallTimeoutError(
+                f"the answer to {self.label or 'the call'} is there, but another thread has not finished unpickling it "
+                f"in time; get() can be called again"
+            )
 
     def _make(self) -> R:
         """The result, made once in the thread that reads it first; or its error, raised."""
@@ -173,25 +266,58 @@ def _nothing(_: Any) -> None:
     pass
 
 
+def _call_later(callback: Callable[[Future[R]], None], future: Future[R]) -> None:
+    future._runtime.lanes.post("callbacks", partial(_call, callback, future))  # pyright: ignore[reportPrivateUsage]
+
+
+def _call(callback: Callable[[Future[R]], None], future: Future[R]) -> None:
+    """Call a function of the user; its error is told, and harms nobody else."""
+    try:
+        callback(future)
+    except Exception as error:
+        name = getattr(callback, "__qualname__", None) or repr(callback)
+        print(f"monarch: {name}, a done-callback of {future.label or 'a call'}, raised:", file=sys.stderr)
+        traceback.print_exception(error)
+
+
+class _Onlooker:
+    """Waits until another thread has made a value."""
+
+    __slots__ = ("_runtime", "done", "label", "thread")
+
+    def __init__(self, runtime: Runtime, label: str) -> None:
+        self._runtime = runtime
+        self.label = label
+        self.done = False
+        self.thread: Turn | None = None
+
+    def tell(self) -> None:
+        self.done = True
+        self._runtime.pump.notify(self)
+
+
 class Promise(Future[R]):
     """A future that this process completes by itself."""
 
-    __slots__ = ("_maker",)
+    __slots__ = ("_completer",)
 
     def __init__(self, runtime: Runtime, label: str = "") -> None:
         super().__init__(runtime, label)
-        self._maker: Callable[[], R] | None = None
+        self._completer: Callable[[], R] | None = None
 
     def complete(self, make: Callable[[], R]) -> None:
         """Its result is what this returns, or raises, when it is read."""
         if not self.done:
-            self._maker = make
+            self._completer = make
             self._complete()
 
     def _make(self) -> R:
-        assert self._maker is not None
-        maker, self._maker = self._maker, None
-        return maker()
+        make = self._completer
+        assert make is not None
+        value = make()
+        # Not before: an interrupt leaves it for the next one that reads.
+        self._completer = None
+        return value
 
 
 class Ready(Future[R]):
@@ -234,7 +360,7 @@ def to_its_end(runtime: Runtime, label: str, work: Callable[[], R]) -> R:
 def then(source: Future[S], label: str, make: Callable[[], R]) -> Promise[R]:
     """A future that is done when another is; its result is what the function then returns or raises."""
     promise: Promise[R] = Promise(source._runtime, label)  # pyright: ignore[reportPrivateUsage]
-    source.add_done_callback(lambda _: promise.complete(make))
+    source._when_done(lambda _: promise.complete(make))  # pyright: ignore[reportPrivateUsage]
     return promise
 
 

@@ -8,6 +8,8 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
+from monarch._actors.functions import service
+
 if TYPE_CHECKING:
     from monarch._actors.cells import Cell
 
@@ -93,6 +95,7 @@ class ThreadInterrupts:
             return True
 
 
+@service("quick")
 def interrupt(key: str, src: str, port: int) -> bool:
     """Interrupts a call that an actor of this process handles.
 

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+from monarch._actors.functions import service
 from monarch._actors.future import Promise
 from monarch._actors.process import get_runtime
 from monarch._actors.procs import Procs
@@ -217,6 +218,7 @@ def membership() -> Membership:
 # Services, which other processes ask for
 
 
+@service("quick")
 def convene(procs: Procs, newer_than: int) -> None:
     """In the first rank of a mesh: begins a round, unless a newer one has begun already."""
     with _own.lock:
@@ -250,11 +252,13 @@ def _convene(number: int) -> None:
     _own.join(number, address, port, store)
 
 
+@service("quick")
 def join(procs: Procs, number: int, address: str, port: int) -> None:
     """In the other ranks: takes part in a round."""
     _own.join(number, address, port)
 
 
+@service("quick")
 def renew(procs: Procs) -> None:
     """Some ranks of a mesh were replaced; that the message has arrived tells all references in this process."""
     runtime = get_runtime()
@@ -279,6 +283,7 @@ def tell_of_new_ones(procs: Procs) -> None:
             peer.send(frame)
 
 
+@service("quick")
 def spoil(reason: str) -> int:
     """Frees a rank that waits in a collective, of its mesh's groups or of the person's own."""
     from monarch._tensors.connections import of_collectives, shut_down
@@ -290,6 +295,7 @@ def spoil(reason: str) -> int:
     return shut_down(of_collectives(config.addresses if config is not None else ())) if uses_collectives() else 0
 
 
+@service("quick")
 def spoil_round(reason: str, number: int) -> None:
     """As ``spoil``, unless a newer round has begun: others may be faster than this message."""
     if _own.round <= number:
@@ -332,12 +338,14 @@ def _give_up_if_broken(error: BaseException) -> None:
             _ask(procs.proc(rank), "give_up", procs, number)
 
 
+@service("quick")
 def give_up(procs: Procs, number: int) -> None:
     """A round is of no use any more, since a connection between two of its ranks broke."""
     if _own.round == number:
         _own.spoil(f"a connection of the process group of {procs.name} broke; use the group again to make it anew")
 
 
+@service("quick")
 def in_step() -> dict[str, int] | None:
     """How far this rank is in each of its groups; None if it has none that works."""
     world = _own.world

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from monarch._actors.functions import service
 from monarch._actors.process import get_runtime
 
 
+@service("quick")
 def parted(one: str, other: str) -> None:
     """Service: the agent of one host says that its connection to another one broke.
 

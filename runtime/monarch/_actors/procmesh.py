@@ -303,7 +303,7 @@ class ProcMesh(Grouped, MeshView, Managed):
         for peer in peers:
             peer.send(halt)
         state.stopping = ended
-        ended.add_done_callback(lambda _: self._forget_actors())
+        ended._when_done(lambda _: self._forget_actors())
         return ended
 
     def _forget_actors(self) -> None:

@@ -19,6 +19,7 @@ from monarch._actors.cells import NOTHING, Cell
 from monarch._actors.executors import Executor, MainExecutor, ThreadExecutor
 from monarch._actors.failures import in_cleanup, pack_failure
 from monarch._actors.faults import Faults
+from monarch._actors.functions import service
 from monarch._actors.halting import is_stuck, longest
 from monarch._actors.interrupts import NOTICE, listen
 from monarch._actors.outbox import Outbox
@@ -241,6 +242,7 @@ class Rank:
 _this: Rank | None = None
 
 
+@service("quick")
 def assume(procs: Procs, rank: int, port: int) -> None:
     """Service: this process was a spare of a mesh, and takes the place of one that has died."""
     assert _this is not None and _this.config.procs == procs

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import zmq
 
+from monarch._actors.asked import on_ask
 from monarch._actors.bulk import Bulk, Lending
 from monarch._actors.circles import Circles
 from monarch._actors.failures import pack_failure
-from monarch._actors.functions import function_of
+from monarch._actors.lanes import Lanes
 from monarch._actors.mishaps import Mishaps
 from monarch._actors.oversight import Oversight
 from monarch._actors.peers import Gateway, GonePeer, IpcPeer, LocalPeer, Peer, RemotePeer
@@ -34,7 +35,6 @@ from monarch._wire import messages as m
 from monarch._wire import pickling
 from monarch._wire.descriptors import reserve
 from monarch._wire.links import LEASE_S, Inbox, Link, make_context
-from monarch._wire.pickling import dumps, loads
 from monarch._wire.split import join
 from monarch.exceptions import PointError, ProtocolError, StoppedError, SupervisionError
 
@@ -93,8 +93,10 @@ class Runtime(Bulk):
         self.context = make_context()
         self.hello = m.encode(m.Hello(m.VERSION, proc, os.getpid()))
         self.peer_lock = Lock()
-        self.future_lock = Lock()
-        self.outcome_lock = RLock()
+        self.future_lock = RLock()
+        """Of all futures: held for a few steps, and again by a __del__ that runs in the middle of them."""
+        self.lanes = Lanes()
+        """Threads for what the receiving thread must not do."""
         self.peers: dict[str, Peer] = {}
         self.actors: dict[str, Cell] = {}
         self.gone: dict[str, str] = {}
@@ -202,7 +204,7 @@ class Runtime(Bulk):
                 m.Fault: self._on_fault_message,
                 m.Probe: lambda probe, _: self.circles.on_probe(probe),
                 m.Level: lambda level, _: _wanted(self.on_level)(level),
-                m.Ask: self._on_ask,
+                m.Ask: lambda ask, _: on_ask(self, ask),
                 m.Batch: self._on_batch,
                 m.Split: self._on_split,
                 m.Hello: self._on_hello,
@@ -354,18 +356,6 @@ class Runtime(Bulk):
 
     def _on_refused(self, refused: m.Refused, _: Sequence[Any]) -> None:
         self.peer_died(m.Dead(refused.proc, f"refuses messages: {refused.reason}", False, []))
-
-    def _on_ask(self, ask: m.Ask, _: Sequence[Any]) -> None:
-        try:
-            service = function_of(ask.service)
-            status, body = m.RESULT, dumps(service(*loads(ask.body)))[0]
-        except Exception as error:
-            if not ask.port:
-                # Nobody waits for an answer, and it is an error of this package.
-                raise
-            status, body = m.ERROR, pack_failure(error)
-        if ask.port:
-            self.answer(ask.src, ask.port, ask.view, status, body)
 
     # Peers
 

@@ -13,6 +13,7 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from monarch._actors.functions import service
 from monarch._actors.membership import membership
 from monarch._actors.process import get_runtime
 from monarch._actors.procs import Procs
@@ -47,6 +48,7 @@ class Script(NamedTuple):
 # The first rank
 
 
+@service("threaded")
 def serve_meeting(clients: int) -> tuple[str, int]:
     """Service: serves a store for a program at a free port; its address, as the other hosts know it."""
     from monarch._tensors.interfaces import LOOPBACK
@@ -60,6 +62,7 @@ def serve_meeting(clients: int) -> tuple[str, int]:
     return address, port
 
 
+@service("quick")
 def serves(port: int) -> bool:
     """Service: whether this process serves a store at a port."""
     return port in _served
@@ -104,6 +107,7 @@ def variables_of(meeting: Meeting) -> dict[str, str]:
     return variables
 
 
+@service("threaded")
 def set_variables(meeting: Meeting) -> None:
     """Service: puts the environment in place, for programs that make their process group by themselves."""
     from monarch._tensors.interfaces import choose_interface
@@ -117,6 +121,7 @@ def set_variables(meeting: Meeting) -> None:
 _orders: dict[str, tuple[Script, Meeting]] = {}
 
 
+@service("quick")
 def take_order(token: str, script: Script, meeting: Meeting) -> None:
     """Service: keeps what is to be run until ``run_order`` asks for it."""
     _orders[token] = (Script(*script), Meeting(*meeting))

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from monarch._actors.functions import service
 from monarch._actors.procs import split_proc
 from monarch._actors.runtime import Runtime
 from monarch._procs.session import host_of
@@ -153,5 +154,6 @@ class _Answers:
         return not self.left()
 
 
+@service("quick")
 def here() -> None:
     """Service: whoever can run this is there."""

@@ -7,6 +7,7 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from monarch._actors.functions import service
 from monarch._actors.membership import membership, spoil
 from monarch._actors.process import get_runtime
 from monarch._core.fail_fast import Standing
@@ -42,6 +43,7 @@ def thread_of(cell: Cell) -> int:
     return interrupts.ident if interrupts is not None else threading.main_thread().ident or 0
 
 
+@service("threaded")
 def standing(key: str, src: str, port: int) -> Standing | None:
     """Where a call stands among the process groups of this rank; None if torch.distributed is not in use here.
 
@@ -82,6 +84,7 @@ def _makes_group(frame: FrameType | None) -> bool:
     return False
 
 
+@service("threaded")
 def expect(key: str, src: str, port: int, reason: str) -> None:
     """Others of a call are about to be freed, which may close the connections of this rank's collectives.
 
@@ -95,6 +98,7 @@ def expect(key: str, src: str, port: int, reason: str) -> None:
         membership().free_call(src, port, reason)
 
 
+@service("threaded")
 def free(key: str, src: str, port: int, reason: str) -> Freed:
     """Aborts what a call of this rank waits in: its collectives, a socket, a condition.
 

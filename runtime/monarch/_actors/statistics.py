@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from monarch._actors.functions import service
 from monarch._actors.process import get_runtime
 from monarch._actors.runtime import Runtime
 from monarch._core.flow import FinishedStatistics, WindowStatistics
@@ -46,6 +47,7 @@ def statistics_of(runtime: Runtime) -> Statistics:
     )
 
 
+@service("quick")
 def account_of(proc: str) -> tuple[int, int] | None:
     """Service: the cost of what this process has finished for another one, and of what it still holds of it.
 

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from monarch._actors import interrupts
+from monarch._actors.functions import service
 from monarch._actors.standing import running, thread_of, waiting
 from monarch._core.stop_ladder import Activity
 from monarch._procs.blocked import Wait, blocked
@@ -31,6 +32,7 @@ class Doing(NamedTuple):
     """The expression that is called there, as the code has it; empty if that is not known."""
 
 
+@service("threaded")
 def prod(key: str, src: str, port: int) -> None:
     """Service: interrupts a call once more, so that ``doing`` can tell soon whether that is swallowed.
 
@@ -45,6 +47,7 @@ def prod(key: str, src: str, port: int) -> None:
         _prodded[key] = interrupts.prod()
 
 
+@service("threaded")
 def doing(key: str, src: str, port: int, name: str) -> Doing | None:
     """Service: what the code of a call does; None if it has ended.
 

@@ -9,12 +9,14 @@ import re
 import sys
 from typing import Any
 
+from monarch._actors.functions import service
 from monarch._actors.process import get_runtime
 
 _NAME = re.compile(r"([A-Za-z_][A-Za-z_0-9.]*)?$")
 _LIMIT = 500
 
 
+@service("threaded")
 def complete_here(text: str, key: str) -> list[str]:
     """Completions of the name that a piece of code ends in, in this rank.
 
@@ -25,6 +27,7 @@ def complete_here(text: str, key: str) -> list[str]:
     return complete(text, _variables(key))
 
 
+@service("threaded")
 def inspect_here(name: str, key: str) -> str | None:
     """What a name means in this rank: see ``inspect_name``."""
     return inspect_name(name, _variables(key))

@@ -177,7 +177,7 @@ class Save:
             self.future: Promise[str] = in_thread(runtime, "checkpoint", self._run)
             """Done when the version is complete; its path."""
             _last[path] = self.future
-        self.future.add_done_callback(self._leave)
+        self.future._when_done(self._leave)
 
     def _run(self) -> str:
         first, count = self._mesh._member(0), len(self._mesh)
@@ -199,7 +199,7 @@ class Save:
             raise
         finally:
             # What is copied after the end would stay, so this comes after that.
-            self._copies.add_done_callback(self._end)
+            self._copies._when_done(self._end)
 
     def _get(self, future: Future[Any]) -> Any:
         self._wait(future)

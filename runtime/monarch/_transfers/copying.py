@@ -141,7 +141,7 @@ class _Copy:
             # What is shared after the end would stay so: it comes after the sharing, even if that takes longer.
             with contextlib.suppress(CallTimeoutError):
                 answer.exception(self._timeout)
-            answer.add_done_callback(partial(_tell_end, mesh, token))
+            answer._when_done(partial(_tell_end, mesh, token))
 
 
 def _tell_end(mesh: ActorMesh, token: str, _: object) -> None:

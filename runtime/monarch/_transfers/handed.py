@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from monarch._actors.functions import function_of
+from monarch._actors.functions import function_of, service
 from monarch._tensors.memory import memory_of
 from monarch._tensors.registry import Remote
 from monarch._tensors.transport import Move
@@ -54,6 +54,7 @@ def _pack(found: tuple[Any, Any], token: str) -> tuple[Packed, Any]:
     return (body, [tuple(remote) for remote in remotes]), said
 
 
+@service("threaded")
 def end(token: str) -> None:
     """Service: nobody reads here any more."""
     _, keys = _given.pop(token, ([], []))
@@ -62,6 +63,7 @@ def end(token: str) -> None:
         drop(key)
 
 
+@service("quick")
 def still_given() -> int:
     """Service: how many states this process shares."""
     return len(_given)

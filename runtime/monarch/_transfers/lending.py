@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.functions import service
 from monarch._actors.process import get_runtime
 from monarch._actors.procs import split_proc
 from monarch._tensors.memory import memory_of
@@ -80,6 +81,7 @@ def _give_back(remote: Remote) -> None:
     runtime.peer(remote.proc).send(m.encode(m.Ask(runtime.proc, 0, b"", f"{__name__}:returned", body)))
 
 
+@service("threaded")
 def returned(key: int, proc: str) -> None:
     """Service: a receiver has its copy."""
     with _lock:
@@ -93,6 +95,7 @@ def returned(key: int, proc: str) -> None:
     plane().drop(key)
 
 
+@service("quick")
 def lent() -> int:
     """Service: how many tensors of this process are lent."""
     return len(_lent)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.functions import service
 from monarch._actors.process import get_runtime
 from monarch._actors.runtime import Runtime, current
 from monarch._actors.services import ask_proc
@@ -194,16 +195,19 @@ def plane() -> Plane:
         return _own[1]
 
 
+@service("threaded")
 def stream_address() -> tuple[str, int]:
     """Service: where this process serves what it shares."""
     return plane().stream_address()
 
 
+@service("threaded")
 def expose(keys: list[int]) -> tuple[str, bytes] | None:
     """Service: how NIXL agents reach some pieces."""
     return plane().expose(keys)
 
 
+@service("threaded")
 def drop(key: int) -> bool:
     """Service: drops a piece; whether there was one."""
     return plane().drop(key)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._actors.channel import Port
 from monarch._actors.failures import pack_failure
-from monarch._actors.functions import function_of
+from monarch._actors.functions import function_of, service
 from monarch._actors.process import get_runtime
 from monarch._procs.helpers import be_helper
 from monarch._procs.versions import NewVersion, find_version
@@ -106,6 +106,7 @@ def method_of(cls: type, name: str) -> Callable[..., Any]:
 # Beside the actor
 
 
+@service("quick")
 def step(port: Port[Any], place: int, token: str, name: str, *args: Any) -> None:
     """Service: does a step in a thread, and answers when it is done.
 
@@ -181,6 +182,7 @@ def _saving(token: str) -> _Saving:
     return saving
 
 
+@service("quick")
 def abandon(token: str) -> None:
     """Service: a checkpoint is complete, or is not to be; the copy is let go of, and what is incomplete removed."""
     if token in _open:
@@ -188,6 +190,7 @@ def abandon(token: str) -> None:
         threading.Thread(target=_give_up, args=(token,), name="monarch-checkpoint", daemon=True).start()
 
 
+@service("quick")
 def still_open() -> int:
     """Service: how many checkpoints this process has a copy for."""
     return len(_open)

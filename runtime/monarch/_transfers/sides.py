@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from monarch._actors.functions import service
 from monarch._actors.process import get_runtime
 from monarch._core.boxes import Box, runs
 from monarch._core.reshard import Fetch
@@ -86,6 +87,7 @@ def _move(part: Box, remote: Remote, there: Box, memory: Memory, here: Box, widt
     return Move(remote, memory, spans)
 
 
+@service("threaded")
 def end(token: str) -> None:
     """Service: what was shared for a copy is not shared any more."""
     _, keys = _open.pop(token, ({}, []))
@@ -94,6 +96,7 @@ def end(token: str) -> None:
         drop(key)
 
 
+@service("quick")
 def still_open() -> int:
     """Service: how many copies this process shares something for."""
     return len(_open)

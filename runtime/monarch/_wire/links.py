@@ -147,6 +147,14 @@ class Inbox:
         with contextlib.suppress(OSError):
             os.utime(self._path)
 
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when a message comes after ``is_empty`` or a receive has found none."""
+        return int(self.socket.get(zmq.FD))
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing to receive now; for the thread that receives."""
+        return not self.socket.get(zmq.EVENTS)
+
     def close(self) -> None:
         """Closes it; only when no thread receives any more."""
         with self._lock:

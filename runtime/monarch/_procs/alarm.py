@@ -1,0 +1,86 @@
+"""What the background thread sleeps on. The kernel wakes it: at a time, or when a message comes that nobody awaits."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import time
+
+
+class _Spec(ctypes.Structure):
+    _fields_ = (
+        ("interval_s", ctypes.c_long),
+        ("interval_ns", ctypes.c_long),
+        ("value_s", ctypes.c_long),
+        ("value_ns", ctypes.c_long),
+    )
+
+
+# The call takes less than a microsecond, so it keeps the GIL: to let go of it would cost more.
+_set = ctypes.PyDLL(None).timerfd_settime
+_set.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+_create = ctypes.CDLL(None, use_errno=True).timerfd_create
+_ONCE = select.EPOLLIN | select.EPOLLONESHOT
+
+
+class Alarm:
+    """Rings when its time has come, and once when its descriptor becomes readable while it is watched.
+
+    One thread waits for it. The others see to it that they call one at a time.
+
+    Args:
+        descriptor: what to watch.
+
+    Raises:
+        OSError: the process has no file descriptor left.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._timer: int = _create(time.CLOCK_MONOTONIC, os.O_CLOEXEC | os.O_NONBLOCK)
+        if self._timer < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"cannot make a timer: {os.strerror(number)}")
+        self._spec = _Spec()
+        self._address = ctypes.addressof(self._spec)
+        try:
+            self._poll = select.epoll()
+        except OSError:
+            os.close(self._timer)
+            raise
+        self._poll.register(self._timer, select.EPOLLIN)
+        self._poll.register(descriptor, 0)
+
+    def set(self, seconds: float) -> None:
+        """Have it ring in some seconds, and not at the time that was set before."""
+        self._spec.value_s, self._spec.value_ns = divmod(max(1, int(seconds * 1e9)), 1_000_000_000)
+        _set(self._timer, 0, self._address, None)
+
+    def watch(self) -> None:
+        """Have it ring once when the descriptor is readable, at once if it is."""
+        self._poll.modify(self._descriptor, _ONCE)
+
+    def unwatch(self) -> None:
+        """Have it not ring for the descriptor."""
+        self._poll.modify(self._descriptor, 0)
+
+    def wait(self) -> tuple[bool, bool]:
+        """Sleep until it rings; whether it was its time, and whether it was the descriptor."""
+        timed = watched = False
+        for descriptor, _ in self._poll.poll():
+            if descriptor == self._timer:
+                try:
+                    os.read(self._timer, 8)
+                    timed = True
+                except BlockingIOError:
+                    # It was set to another time meanwhile.
+                    pass
+            else:
+                watched = True
+        return timed, watched
+
+    def close(self) -> None:
+        """Free its descriptors; only when no thread waits for it or sets it any more."""
+        self._poll.close()
+        os.close(self._timer)

@@ -1,0 +1,49 @@
+"""What a receive loop is to run later: at a time, or as soon as it can."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Action = Callable[[], None]
+
+
+class Timers:
+    """Actions by the time at which they are due."""
+
+    def __init__(self, clock: Callable[[], float], mutex: Any) -> None:
+        self._clock = clock
+        # Guards the two below. The leader alone takes entries away, so it may look at the first one without it.
+        self._lock = mutex
+        self.entries: list[tuple[float, int, Action]] = []
+        self._count = 0
+        self.posted: deque[Action] = deque()
+        """What is due now. Appended to by any thread, taken by the leader."""
+
+    def add(self, seconds: float, action: Action) -> bool:
+        """Add an action that is due in some seconds; whether it is the first one."""
+        with self._lock:
+            self._count += 1
+            entry = (self._clock() + seconds, self._count, action)
+            heapq.heappush(self.entries, entry)
+            return self.entries[0] is entry
+
+    def first(self) -> float:
+        """When the first action is due; infinite if there is none."""
+        try:
+            return self.entries[0][0]
+        except IndexError:
+            return math.inf
+
+    def due(self) -> Iterator[Action]:
+        """The actions whose time has come, each taken away as it is given; for the leader."""
+        now = self._clock()
+        while True:
+            with self._lock:
+                if not self.entries or self.entries[0][0] > now:
+                    return
+                action = heapq.heappop(self.entries)[2]
+            yield action

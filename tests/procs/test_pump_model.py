@@ -1,0 +1,214 @@
+"""Leadership, wake-ups and deadlines of the receive loop, under many schedules of its real code."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from monarch._procs.leadership import TICK, Turn
+from monarch._procs.pump import Pump
+from monarch.exceptions import DeadlockError
+from schedules import INFINITE, Inbox, Schedule, primitives
+
+FILES = ("_procs/pump.py", "_procs/leadership.py", "_procs/timers.py")
+LATE = 0.0011
+"""Seconds by which a deadline may be missed: the socket counts in milliseconds."""
+CHUNKS, EACH = 8, 60
+
+
+class Box:
+    """Something to wait for."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self.thread: Turn | None = None
+
+
+class Model:
+    """A pump with simulated threads, and what must hold of it."""
+
+    def __init__(self, seed: int) -> None:
+        self.schedule = Schedule(seed, FILES, self.check)
+        self.inbox = Inbox(self.schedule)
+        self.pump = Pump(self.inbox, self.handle, primitives(self.schedule))  # type: ignore[arg-type]
+        self.boxes: list[Box] = []
+        self.waits: dict[int, tuple[Box, float]] = {}
+        self.sent = self.handled = 0
+        self.working = 0
+        self.nested = 0
+
+    def thread(self, name: str, work: Callable[[], None]) -> None:
+        self.working += 1
+
+        def run() -> None:
+            work()
+            self.working -= 1
+
+        self.schedule.thread(run, name).start()
+
+    # What the threads do
+
+    def handle(self, frame: bytes) -> None:
+        number, box = map(int, frame.split())
+        assert number == self.handled, "a message was lost, or came twice, or out of order"
+        self.handled += 1
+        late = self.schedule.now - self.inbox.arrived
+        assert late <= 2 * TICK + LATE, f"a message waited for {late * 1e3:.1f} ms"
+        if box < 0:
+            with pytest.raises(DeadlockError, match="receives the messages"):
+                self.pump.wait(Box(), random.Random(number).choice((None, 0.0, 5.0)))
+            self.nested += 1
+        else:
+            self.fill(box)
+
+    def fill(self, box: int) -> None:
+        self.boxes[box].done = True
+        self.schedule.point()
+        self.pump.notify(self.boxes[box])
+
+    def send(self, box: int) -> None:
+        self.inbox.send(b"%d %d" % (self.sent, box))
+        self.sent += 1
+
+    def sleep(self, seconds: float) -> None:
+        until = self.schedule.now + seconds
+        self.schedule.block(lambda: False, lambda: until)
+
+    def box(self) -> int:
+        self.boxes.append(Box())
+        return len(self.boxes) - 1
+
+    def wait(self, number: int, timeout: float | None) -> bool:
+        box, ident = self.boxes[number], self.schedule.ident()
+        deadline = INFINITE if timeout is None else self.schedule.now + timeout
+        self.waits[ident] = box, deadline
+        done = self.pump.wait(box, timeout)
+        del self.waits[ident]
+        assert done or self.schedule.now >= deadline, "a wait ended before its time"
+        assert self.schedule.now <= deadline + LATE, "a wait ended after its time"
+        return done
+
+    # What must hold whenever every thread waits
+
+    def check(self) -> None:
+        for box, deadline in self.waits.values():
+            assert not box.done, "a wake-up was lost: what a thread waits for is done, and it sleeps on"
+            assert self.schedule.now <= deadline + LATE, "a thread sleeps on after its deadline"
+        lead = self.pump._lead
+        if self.waits and not lead.closing:
+            assert lead.leader, "threads wait, and nobody receives"
+            assert not lead.background, "the background thread keeps the lead while a thread waits"
+
+
+def work(model: Model, kinds: list[str]) -> None:
+    """One thread: makes what it waits for be done in one way or another."""
+    chance = model.schedule.chance
+    for kind in kinds:
+        number = model.box()
+        pause = chance.choice((0.0, 0.0004, TICK / 2, TICK, 3 * TICK))
+        if kind == "message":
+            model.send(number)
+        elif kind == "late message":
+            model.pump.call_later(pause, lambda number=number: model.send(number))
+        elif kind == "thread":
+            model.thread(f"fills {number}", lambda number=number, pause=pause: fill(model, number, pause))
+        elif kind == "timer":
+            model.pump.call_later(pause, lambda number=number: model.fill(number))
+        elif kind == "post":
+            model.pump.post(lambda number=number: model.fill(number))
+        elif kind == "nested":
+            model.send(-1)
+            model.send(number)
+        elif kind == "shared":
+            # Another thread waits for the same.
+            model.thread(f"shares {number}", lambda number=number: wait_shared(model, number))
+            model.send(number)
+        elif kind == "background":
+            model.pump.background()
+            model.send(number)
+        if kind == "nothing":
+            assert not model.wait(number, pause)
+        elif kind == "compute":
+            before = model.box()
+            model.send(before)
+            model.send(number)
+            # This may end before the second message is received.
+            assert model.wait(before, None)
+            model.sleep(3 * TICK)
+            # The background thread has received it meanwhile.
+            assert model.boxes[number].done
+        elif chance.random() < 0.3:
+            while not model.wait(number, chance.choice((0.0, 0.0002, TICK))):
+                pass
+        else:
+            assert model.wait(number, None)
+
+
+def fill(model: Model, number: int, pause: float) -> None:
+    if pause:
+        model.sleep(pause)
+    model.fill(number)
+
+
+def wait_shared(model: Model, number: int) -> None:
+    assert model.wait(number, None)
+
+
+def close(model: Model) -> None:
+    """When all others have ended, nothing is left behind."""
+    model.schedule.block(lambda: model.working == 1)
+    model.pump.close()
+    lead = model.pump._lead
+    assert not lead.leader and not lead.waiting()
+    assert all(box.thread is None for box in model.boxes)
+
+
+KINDS = ["message", "late message", "thread", "timer", "post", "nothing", "compute", "nested", "shared", "background"]
+
+
+def try_seed(seed: int) -> int:
+    model = Model(seed)
+    chance = random.Random(seed)
+
+    def begin() -> None:
+        model.pump.start()
+        for number in range(chance.choice((1, 2, 3))):
+            kinds = chance.choices(KINDS, k=3)
+            model.thread(f"works {number}", lambda kinds=kinds: work(model, kinds))
+        model.thread("closes", lambda: close(model))
+
+    model.schedule.thread(begin, "starts").start()
+    try:
+        model.schedule.run()
+    except BaseException as error:
+        raise AssertionError(f"schedule {seed}: {error}") from error
+    assert model.handled == model.sent
+    return model.nested
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_nobody_sleeps_through_what_is_there_under_any_schedule(chunk: int) -> None:
+    nested = sum(try_seed(seed) for seed in range(chunk * EACH, (chunk + 1) * EACH))
+    assert nested, "no handler of these schedules has tried to wait"
+
+
+def test_close_ends_while_a_thread_waits_under_any_schedule() -> None:
+    for seed in range(150):
+        model = Model(seed)
+
+        def waits(model: Model = model) -> None:
+            # Nobody fills it, so it waits for its time; the pump is closed meanwhile.
+            assert not model.wait(model.box(), 5 * TICK)
+
+        def closes(model: Model = model, waits: Callable[[], None] = waits) -> None:
+            model.pump.start()
+            for _ in range(2):
+                model.schedule.thread(waits, "waits").start()
+            model.sleep(model.schedule.chance.choice((0.0, TICK / 2, 2 * TICK)))
+            model.pump.close()
+            assert not model.pump._lead.leader
+
+        model.schedule.thread(closes, "closes").start()
+        model.schedule.run()
