@@ -139,6 +139,13 @@ def work(model: Model, kinds: list[str]) -> None:
             model.sleep(5 * TICK)
             # The background thread has received it meanwhile.
             assert model.boxes[number].done
+        elif kind == "asleep":
+            # Nobody waits, and there was nothing to receive when the last leader left.
+            assert not model.wait(model.box(), TICK)
+            model.sleep(TICK)
+            model.send(number)
+            model.sleep(5 * TICK)
+            assert model.boxes[number].done
         elif chance.random() < 0.3:
             while not model.wait(number, chance.choice((0.0, 0.0002, TICK))):
                 pass
@@ -165,7 +172,19 @@ def close(model: Model) -> None:
     assert all(box.thread is None for box in model.boxes)
 
 
-KINDS = ["message", "late message", "thread", "timer", "post", "nothing", "compute", "nested", "shared", "background"]
+KINDS = [
+    "message",
+    "late message",
+    "thread",
+    "timer",
+    "post",
+    "nothing",
+    "compute",
+    "nested",
+    "shared",
+    "background",
+    "asleep",
+]
 
 
 def try_seed(seed: int) -> int:
