@@ -23,8 +23,9 @@ from monarch._actors.failures import pack_failure
 from monarch._actors.lanes import Lanes
 from monarch._actors.mishaps import Mishaps
 from monarch._actors.oversight import Oversight
-from monarch._actors.peers import Gateway, GonePeer, IpcPeer, LocalPeer, Peer, RemotePeer
+from monarch._actors.peers import GonePeer, IpcPeer, LocalPeer, Peer, RemotePeer
 from monarch._actors.procs import split_proc
+from monarch._actors.reach import Reach
 from monarch._core.events import Event
 from monarch._core.flow import Finished
 from monarch._core.region import Region
@@ -34,9 +35,9 @@ from monarch._procs.session import Residence, host_of, ipc_address, restore_fold
 from monarch._wire import messages as m
 from monarch._wire import pickling
 from monarch._wire.descriptors import reserve
-from monarch._wire.links import LEASE_S, Inbox, Link, make_context
+from monarch._wire.links import Inbox, make_context
 from monarch._wire.split import join
-from monarch.exceptions import PointError, ProtocolError, StoppedError, SupervisionError
+from monarch.exceptions import PointError, ProtocolError, StoppedError
 
 if TYPE_CHECKING:
     from monarch._actors.actormesh import ActorMesh
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from monarch._actors.procmesh import _Shared
     from monarch._actors.silence import Silence
     from monarch._actors.spec import RankConfig
-    from monarch._wire.keys import KeyPair
 
 _EARLY = 5.0
 """Seconds that a message waits for the actor that it is for to be made."""
@@ -75,7 +75,7 @@ class Supervising(Protocol):
     def left(self, uid: str, rank: int) -> None: ...
 
 
-class Runtime(Bulk):
+class Runtime(Bulk, Reach):
     """What a process of a session has. It receives once its pump is started, when all that messages need is there.
 
     Args:
@@ -109,19 +109,10 @@ class Runtime(Bulk):
         self._finished: dict[str, Finished] = {}
         # A cache without a lock: two threads that miss the same view make two equal regions.
         self._views: dict[bytes, Region] = {}
-        self._gateway_lock = Lock()
-        # Made under _gateway_lock, by host.
-        self._gateways: dict[str, Gateway] = {}
-        self.hosts: dict[str, tuple[str, str]] = {}
-        """Owner address and public key of the other hosts that this process talks to by itself."""
-        self.lost_hosts: dict[str, m.Dead] = {}
-        """How other hosts were lost, or ended. Leader only writes; an entry counts until the host is in ``hosts``."""
-        self.keys: KeyPair | None = None
         self.secret = b""
         """Of the session: who has it may read and write the buffers of its processes."""
-        self.lease = LEASE_S
-        """Seconds of silence after which a host counts as lost."""
         self.begin_bulk()
+        self.begin_reach()
         self._early: dict[str, list[tuple[m.Call, Sequence[Any]]]] = {}
         self.deferred: deque[Callable[[], None]] = deque()
         """What a garbage collection found to do, for when there is time."""
@@ -390,54 +381,6 @@ class Runtime(Bulk):
             # A rank asks the agent of its own host, which hears of the loss of others as well.
             self.to_agent(self.host if self.config is not None else host_of(proc), m.Watch(self.proc, proc))
         return peer
-
-    def out_of_reach(self, host: str) -> m.Dead | None:
-        """How a host was lost, or that it is not known; None if messages can be sent there.
-
-        A rank sends by the agent of its own host, which answers for hosts that it does not reach.
-        """
-        if host == self.host or host in self.hosts or self.config is not None:
-            return None
-        known = self.lost_hosts.get(host)
-        return known or m.Dead(host, f"is on host {host}, which this program has not attached", False, [])
-
-    def gateway(self, host: str) -> Gateway:
-        """The way to another host, which is not ``out_of_reach``; one only, since two would not keep the order."""
-        gateway = self._gateways.get(host)
-        if gateway is None:
-            with self._gateway_lock:
-                gateway = self._gateways.get(host)
-                if gateway is None:
-                    gateway = self._gateways[host] = self._new_gateway(host)
-        return gateway
-
-    def _new_gateway(self, host: str) -> Gateway:
-        agent = f"{host}/agent"
-        if self.config is None and host != self.host:
-            if self.keys is None or host not in self.hosts:
-                why = self.out_of_reach(host)
-                raise SupervisionError(f"nothing can be sent to host {host}: it {why.reason if why else 'is new'}")
-            address, public = self.hosts[host]
-            link = Link(self.context, address, self.hello, self.keys, public.encode(), self.lease)
-            return Gateway(link, agent, True)
-        return Gateway(Link(self.context, ipc_address(self.folder, self.agent), self.hello), agent, False)
-
-    def adopt_gateway(self, host: str, link: Link) -> None:
-        """Takes a connection that there is already as the way to another host."""
-        self._gateways[host] = Gateway(link, f"{host}/agent", True)
-
-    def has_met(self, host: str) -> bool:
-        """Whether a host is or was in this session, as far as this process knows."""
-        return host == self.host or host in self.hosts or host in self._gateways
-
-    def address_of(self, host: str) -> str:
-        """The address, without a port, at which another host is reached; empty if it is not known here."""
-        address = self.hosts.get(host, ("", ""))[0]
-        return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-
-    def to_agent(self, host: str, message: m.AnyMessage) -> None:
-        """Sends to the agent of a host."""
-        self.peer(f"{host}/agent").send(m.encode(message))
 
     def peer_died(self, dead: m.Dead) -> None:
         """Fails what waits for a process that has died."""
