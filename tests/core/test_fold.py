@@ -87,6 +87,16 @@ def test_no_line_is_lost_doubled_or_moved_past_another_of_its_rank(steps: list[o
     assert not folder._waiting
 
 
+def test_line_that_is_due_by_rounding_alone_is_emitted() -> None:
+    # came + WINDOW <= now, and yet now - WINDOW < came.
+    came, now = next(
+        (came, came + WINDOW) for came in (index * 0.1 for index in range(1, 10_000)) if came + WINDOW - WINDOW < came
+    )
+    folder = Folder(WINDOW)
+    folder.add("A", 0, "stdout", "a\n", came)
+    assert [line.text for line in folder.due(now)] == ["a"]
+
+
 @given(st.text("ab\r\n", max_size=30), st.data())
 def test_how_output_is_cut_into_chunks_makes_no_difference(text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))

@@ -185,7 +185,9 @@ class Folder:
                 # The oldest of the source decides.
                 if self._due_at(source, pending) > now:
                     break
-                self._emit_oldest(source, pending, now - self._window, found)
+                # Rounding may put the oldest, which is due, just after that.
+                until = max(now - self._window, self._oldest(source, pending))
+                self._emit_oldest(source, pending, until, found)
             self._put_back(source, pending)
             self._tidy(source, pending)
         return found
@@ -248,12 +250,15 @@ class Folder:
         every = (block.text for each in self._sources.values() for blocks in each.blocks.values() for block in blocks)
         return sum({id(text): len(text) for text in every}.values())
 
+    def _oldest(self, source: Hashable, pending: _Pending) -> float:
+        """When the oldest line of a source came, on the clock of ``add``."""
+        if pending.queues:
+            return next(iter(self._waiting[source].values()))[0]
+        return min(blocks[0].came for blocks in pending.blocks.values())
+
     def _due_at(self, source: Hashable, pending: _Pending) -> float:
         """When the oldest line of a source is to be emitted."""
-        if pending.queues:
-            came, _ = next(iter(self._waiting[source].values()))
-        else:
-            came = min(blocks[0].came for blocks in pending.blocks.values())
+        came = self._oldest(source, pending)
         due = came + self._window
         if any(map(_is_long, pending.parts.values())):
             # The rest of a long line of another rank is just coming, which may be equal.
