@@ -20,7 +20,9 @@ from monarch._actors.peers import Gateway
 from monarch._actors.process import get_runtime
 from monarch._actors.statistics import statistics_of
 from monarch._core.region import Region
+from monarch._procs.session import ipc_address
 from monarch._wire import messages as m
+from monarch._wire.links import Link
 from monarch.actor import Actor, endpoint
 
 
@@ -99,7 +101,7 @@ def test_a_mesh_that_is_resized_is_read_in_one_state(procs: Any, often: None) ->
     runtime, version = get_runtime(), small.version
     for rank in (2, 3):
         # As if they were there; nothing is sent to them.
-        runtime._dead_peer(wide.proc(procs_of.uid, rank))
+        runtime._gone_peer(wide.proc(procs_of.uid, rank))
     for turn in range(400):
         version += 1
         procs_of.learn(replace(wide if turn % 2 == 0 else small, version=version))
@@ -128,14 +130,14 @@ def test_two_threads_make_one_connection_to_a_process(host: Any, often: None) ->
     runtime = get_runtime()
     made: list[Any] = []
 
-    class Way(Gateway):
-        def __init__(self, *args: Any) -> None:
-            made.append(self)
-            time.sleep(0.001)
-            super().__init__(*args)
+    def new_gateway(host: str) -> Gateway:
+        link = Link(runtime.context, ipc_address(runtime.folder, runtime.agent), runtime.hello)
+        made.append(Gateway(link, f"{host}/agent", False))
+        time.sleep(0.001)
+        return made[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("monarch._actors.runtime.Gateway", Way)
+        patch.setattr(runtime, "_new_gateway", new_gateway)
         gateways = together(lambda _: runtime.gateway("nowhere"))
     assert made == [gateways[0]] and len(set(map(id, gateways))) == 1
     runtime._gateways.pop("nowhere").close()

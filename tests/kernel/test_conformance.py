@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jupyter_kernel_test
 import pytest
@@ -65,8 +66,15 @@ def of(marker: str) -> dict[int, str]:
     return found
 
 
-def test_a_restart_ends_all_ranks(own: Callable[..., Notebook]) -> None:
-    book = own(MONARCH_TEST_KERNEL="restart")
+@pytest.fixture
+def alone(own: Callable[..., Notebook]) -> Iterator[Callable[[str], Notebook]]:
+    """Starts a notebook with a runtime folder of its own, so that no fork server of another one serves it."""
+    with tempfile.TemporaryDirectory(prefix="mk-", dir="/tmp") as folder:
+        yield lambda marker: own(MONARCH_TEST_KERNEL=marker, XDG_RUNTIME_DIR=folder)
+
+
+def test_a_restart_ends_all_ranks(alone: Callable[[str], Notebook]) -> None:
+    book = alone("restart")
     book.run("%mesh up --procs 3").ok()
     before = of("MONARCH_TEST_KERNEL=restart")
     assert len(before) >= 5
@@ -80,9 +88,9 @@ def test_a_restart_ends_all_ranks(own: Callable[..., Notebook]) -> None:
 
 
 @pytest.mark.parametrize("how", ["shutdown", "shutdown while a cell runs", "kill", "quit"])
-def test_no_process_stays_after_the_end(own: Callable[..., Notebook], how: str) -> None:
+def test_no_process_stays_after_the_end(alone: Callable[[str], Notebook], how: str) -> None:
     marker = f"MONARCH_TEST_KERNEL={how}"
-    book = own(MONARCH_TEST_KERNEL=how)
+    book = alone(how)
     book.run("%mesh up --procs 3").ok()
     assert len(of(marker)) >= 5
     if how == "shutdown while a cell runs":

@@ -123,7 +123,9 @@ class Party:
                     self._answers = self._ask(command.positions, _STANDING, (), self._heard)
                 elif isinstance(command, Tell):
                     told = True
-            if not machine.over:
+            if machine.over:
+                self._forget()
+            else:
                 self._schedule()
         if told and self._on_failure is not None:
             self._on_failure()

@@ -58,6 +58,8 @@ class Membership:
         """What there was before the round under way, whose connections are to be cut if it cannot succeed."""
         self.kept: list[Any] = []
         """The stores that this process serves, for as long as others may use them."""
+        self._death_in = -1
+        """The round in which a rank of the mesh died last. Under ``_told``."""
         self._freed: dict[tuple[str, int], str] = {}
         """Why collectives of calls cannot end, by caller and port; of those under way. With the condition."""
         self._told = threading.Condition()
@@ -203,8 +205,15 @@ class Membership:
     def take_freed(self, src: str, port: int, patience: float) -> str:
         """Why the collectives of a call that has ended could not end; empty if nobody has said that in time."""
         with self._told:
-            self._told.wait_for(lambda: (src, port) in self._freed, patience)
+            # After a death there is nothing more to be told.
+            self._told.wait_for(lambda: (src, port) in self._freed or self._death_in == self.round, patience)
             return self._freed.pop((src, port), "")
+
+    def note_death(self) -> None:
+        """A rank of the mesh has died, so its groups of this round are broken, which explains what they raise."""
+        with self._told:
+            self._death_in = self.round
+            self._told.notify_all()
 
 
 _own = Membership()
@@ -358,6 +367,7 @@ def member_died(dead: m.Dead) -> None:
     rank = procs.rank_of(dead.proc)
     if procs.has(dead.proc):
         reason = f"{_lost(procs, [rank])}; it {dead.reason}"
+        _own.note_death()
         spoil(reason)
         if _own.world is None:
             _own._settle(None, GroupError(reason, mesh=procs.name, ranks=(rank,)))

@@ -1,4 +1,8 @@
-"""Services of a rank, for those who stop its code: where a call stands, and freeing it from what it waits in."""
+"""Services of a rank, for those who stop its code: where a call stands, and freeing it from what it waits in.
+
+They run in the receiving thread, which also forms process groups: so a group that is made after a call has ended is not
+taken for one that this call waits in.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +47,7 @@ def thread_of(cell: Cell) -> int:
     return interrupts.ident if interrupts is not None else threading.main_thread().ident or 0
 
 
-@service("threaded")
+@service("quick")
 def standing(key: str, src: str, port: int) -> Standing | None:
     """Where a call stands among the process groups of this rank; None if torch.distributed is not in use here.
 
@@ -84,7 +88,7 @@ def _makes_group(frame: FrameType | None) -> bool:
     return False
 
 
-@service("threaded")
+@service("quick")
 def expect(key: str, src: str, port: int, reason: str) -> None:
     """Others of a call are about to be freed, which may close the connections of this rank's collectives.
 
@@ -98,7 +102,7 @@ def expect(key: str, src: str, port: int, reason: str) -> None:
         membership().free_call(src, port, reason)
 
 
-@service("threaded")
+@service("quick")
 def free(key: str, src: str, port: int, reason: str) -> Freed:
     """Aborts what a call of this rank waits in: its collectives, a socket, a condition.
 
