@@ -42,6 +42,12 @@ class TestConformance(jupyter_kernel_test.KernelTests):
     supported_history_operations = ("tail", "search")
     code_inspect_sample = "zip"
 
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        # The kernel warms up in the background; what comes with that is not left behind by a test.
+        assert wait_until(lambda: {"monarch-agent", "monarch-spare"} <= set(processes().values()), 60)
+
 
 def test_a_plain_python_notebook(notebook: Notebook) -> None:
     assert notebook.run("import asyncio\nawait asyncio.sleep(0, result=5)").ok().shown == "5"
