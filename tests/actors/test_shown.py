@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from monarch._actors.actormesh import ActorMesh
+from monarch._actors.actormesh import ActorMesh, _State
 from monarch._actors.process import get_runtime
 from monarch._actors.procmesh import ProcMesh
 from monarch._actors.procs import Procs, Roster
@@ -26,7 +26,7 @@ def thousand(host: Any) -> tuple[ProcMesh, ActorMesh]:
     procs = Procs("abc123", "trainers", ("hosts", "gpus"), 1, get_runtime().proc, Roster(0, hosts, 8, (125, 8)))
     return (
         ProcMesh.refer(procs, procs.region()),
-        ActorMesh._received("", "shown-1", "shown", Shown, procs, procs.region()),
+        ActorMesh(_State("shown-1", "shown", Shown, procs, procs.region(), False), procs.region(), get_runtime()),
     )
 
 

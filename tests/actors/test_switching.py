@@ -37,7 +37,8 @@ def test_messages_hold_where_threads_switch_at_any_time() -> None:
 
 
 def test_ranks_have_the_interval_of_the_run(procs: object) -> None:
-    asked = float(os.environ.get("MONARCH_TEST_SWITCH_INTERVAL", "0")) or 0.005
+    asked = float(os.environ.get("MONARCH_TEST_SWITCH_INTERVAL", "0"))
     tells = procs(2).spawn("tells", Tells)  # pyright: ignore[reportCallIssue]
-    assert [round(each, 7) for each in tells.interval.call().get(timeout=20).values()] == [asked] * 2
-    assert round(sys.getswitchinterval(), 7) == asked
+    # Ranks switch more often than a program by themselves.
+    assert [round(each, 7) for each in tells.interval.call().get(timeout=20).values()] == [asked or 0.001] * 2
+    assert round(sys.getswitchinterval(), 7) == (asked or 0.005)
