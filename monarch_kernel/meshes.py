@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
@@ -12,7 +13,7 @@ from monarch._actors.channel import Channel
 from monarch._actors.healing import replace_ranks
 from monarch._actors.process import get_runtime
 from monarch._actors.procmesh import ProcMesh
-from monarch._actors.services import ask
+from monarch._actors.services import Answers, ask
 from monarch._cells.execute import CellResult
 from monarch._cells.namespace import Namespace
 from monarch._core.steps import in_step
@@ -74,9 +75,25 @@ class Mesh:
                 # A rank that cannot say is in C, and may be in a collective.
                 cut = True
         if cut:
-            # A rank that hears of it could begin to make new ones, which is not to be taken for the old ones.
+            # A rank that hears of it late, as it was suspended or held the GIL, may be in new ones by then.
             with contextlib.suppress(CallTimeoutError, MonarchError):
-                ask(self.cells, f"{_GROUPS}:spoil", STOPPED).get(_HEARING)
+                ask(self.cells, f"{_GROUPS}:spoil_round", STOPPED, self._round()).get(_HEARING)
+
+    def _round(self) -> int:
+        """The number of the process groups that the ranks have now, from those that can say it soon."""
+        peers = [peer.proc for peer in self.cells._members_at().peers if peer.dead is None]
+        rounds: list[int] = []
+        all_said = threading.Event()
+
+        def heard(_: str, answer: Any) -> None:
+            rounds.append(answer if isinstance(answer, int) else 0)
+            if len(rounds) == len(peers):
+                all_said.set()
+
+        answers = Answers(get_runtime(), peers, f"{_GROUPS}:round_now", (), heard)
+        all_said.wait(_HEARING)
+        answers.close()
+        return max(rounds, default=0)
 
     def actors(self) -> list[ActorMesh]:
         """The meshes of actors that live in its processes, besides the namespaces."""

