@@ -72,7 +72,7 @@ def endpoint(
 
     Raises:
         TypeError: it is put on something that is no function.
-        ValueError: it is to be concurrent, and is not async.
+        ValueError: concurrent was asked for, and the function is not async.
     """
     return _decorate(method, explicit_response_port, concurrent, propagate)
 

@@ -1,6 +1,6 @@
 """Fail fast: when ranks of a call fail, those that wait for them in a collective are freed, so that the call ends.
 
-It costs nothing as long as nothing fails. What is to be done is decided in ``_core/fail_fast.py``.
+It costs nothing as long as nothing fails. ``_core/fail_fast.py`` decides what to do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Actors that have failed where nobody waited: collected, told as one failure for each cause, and made anew by rule."""
+"""Actors that have failed where nobody waited: collected, told as one failure for each cause, and restarted by rule."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Gather(Future[R]):
         self.party: Party | None = None
         """Watches over the others, once one has failed."""
         self.waiter: Waiter | None = None
-        """What is to be looked at again when another one has answered."""
+        """What to look at again when another one has answered."""
         self.port = runtime.open_port(self)
 
     def check(self) -> None:

@@ -56,7 +56,7 @@ def heal(
 
 
 def replace_ranks(mesh: ProcMesh, ranks: Sequence[int], timeout: float) -> None:
-    """Puts new processes in the place of some ranks, also of such that live, with their actors made anew."""
+    """Replace the processes of some ranks, living ones included, and restart their actors."""
     shared, runtime = mesh._state, mesh._runtime
     until = time.monotonic() + timeout
     with changing(shared, runtime, "healed", timeout):
@@ -83,7 +83,7 @@ def _replace_dead(shared: _Shared, runtime: Runtime, until: float, hosts: Sequen
 
 
 def _renew_failed(shared: _Shared, runtime: Runtime, until: float, replaced: set[int]) -> list[tuple[ActorMesh, int]]:
-    """The actors that were made anew where the process has lived on."""
+    """The actors that were restarted in a process that lives on."""
     renewed: list[tuple[ActorMesh, int]] = []
     for mesh in actors_of(shared, runtime):
         state = mesh._state

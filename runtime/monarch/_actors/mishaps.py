@@ -47,7 +47,7 @@ class Mishaps:
             self._say(fault.src, f"{failure.text} ({failure.where})" if failure.where else failure.text, count)
 
     def forget(self) -> None:
-        """Begin to count anew."""
+        """Reset the counts."""
         self._seldom = Seldom()
 
     def statistics(self) -> dict[str, int]:

@@ -56,21 +56,21 @@ def waits_in_vain(standing: Standing, failed: Iterable[Standing]) -> bool:
 
 @dataclass(frozen=True)
 class Look:
-    """``standing`` is to be told where these are, the failed ones first."""
+    """Call ``standing`` with where these are, the failed ones first."""
 
     positions: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Free:
-    """What these wait in is to be aborted."""
+    """Abort what these wait in."""
 
     positions: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Interrupt:
-    """These were freed, and did not move: their code is to be interrupted."""
+    """Interrupt the code of these: they were freed, and did not move."""
 
     positions: tuple[int, ...]
 
@@ -115,7 +115,7 @@ class FailFast:
 
     @property
     def due(self) -> float:
-        """When ``tick`` is to be called."""
+        """When to call ``tick``."""
         return self._due
 
     def failed(self, position: int) -> None:

@@ -257,7 +257,7 @@ class Folder:
         return min(blocks[0].came for blocks in pending.blocks.values())
 
     def _due_at(self, source: Hashable, pending: _Pending) -> float:
-        """When the oldest line of a source is to be emitted."""
+        """When to emit the oldest line of a source."""
         came = self._oldest(source, pending)
         due = came + self._window
         if any(map(_is_long, pending.parts.values())):

@@ -77,7 +77,7 @@ class Interrupt:
 
 @dataclass(frozen=True)
 class Free:
-    """What these ranks wait in is to be aborted; ``freed`` is to be told of each that had something to abort."""
+    """Abort what these ranks wait in, and call ``freed`` for each that had something to abort."""
 
     ranks: tuple[int, ...]
 
@@ -91,14 +91,14 @@ class Insist:
 
 @dataclass(frozen=True)
 class Look:
-    """``seen`` is to be told what each of these ranks does."""
+    """Call ``seen`` with what each of these ranks does."""
 
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Announce:
-    """The person is to be told that these ranks are about to be restarted, and that their variables are lost."""
+    """Tell the user that these ranks are about to be restarted, and that their variables are lost."""
 
     ranks: tuple[int, ...]
 
@@ -132,7 +132,7 @@ _UNTIL = {
 
 
 class StopLadder:
-    """One stop of some ranks. Each method takes an event and the time, and says what is to be done.
+    """One stop of some ranks. Each method takes an event and the time, and returns what to do.
 
     Args:
         ranks: those that have not ended yet.
@@ -156,7 +156,7 @@ class StopLadder:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to be waited for."""
+        """Whether there is nothing more to wait for."""
         return self._stage is _Stage.OVER
 
     @property
@@ -165,7 +165,7 @@ class StopLadder:
 
     @property
     def due(self) -> float:
-        """When ``tick`` is to be called at the latest."""
+        """When to call ``tick`` at the latest."""
         return self._begun + _UNTIL.get(self._stage, 0.0)
 
     def activity(self, rank: int) -> Activity:

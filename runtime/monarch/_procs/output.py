@@ -167,7 +167,7 @@ class _Source:
 
     def __init__(self, name: str, fd: int) -> None:
         self.name = name
-        # Opened anew: writers keep the position of their own locked while they write.
+        # A separate open: writers keep the position of their own locked while they write.
         self._file = os.fdopen(os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC), "rb", 0)
         self.fd = self._file.fileno()
         self.taken = 0

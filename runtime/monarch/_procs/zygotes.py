@@ -298,7 +298,7 @@ class Zygote:
 
 
 def _become_zygote(agent: int, stderr: int, environ: Mapping[str, str] | None) -> NoReturn:
-    """In a fork of what is to be its agent: serves, with nothing left of that but its memory, and ends."""
+    """In a fork of the future agent: serves, with nothing left of that but its memory, and ends."""
     status = 1
     try:
         os.setsid()

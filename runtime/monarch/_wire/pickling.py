@@ -32,7 +32,7 @@ from monarch.exceptions import SerializationError
 
 THRESHOLD = 120 * 1024
 """Bytes from which a buffer is sent beside the body: below, one more copy costs less than shared memory does. Copies of
-128 KiB and more cost far more, since the allocator maps each anew. At least pickle's frame size: see ``_Sink``."""
+128 KiB and more cost far more, since the allocator maps each again. At least pickle's frame size: see ``_Sink``."""
 
 _PLAIN_NODES = 50
 _ATOMS = frozenset({int, float, complex, bool, str, type(None)})
