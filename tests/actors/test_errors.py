@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import threading
@@ -106,6 +107,18 @@ class Fails(Actor):
         return Unloadable()
 
     @endpoint
+    def open_file(self, name: bytes) -> None:
+        os.stat(os.fsdecode(name))
+
+    @endpoint
+    def raises_in_pickling(self, error: BaseException) -> None:
+        raise RaisesInPickling(error)
+
+    @endpoint
+    def returns_unpicklable(self, error: BaseException) -> Any:
+        return RaisesInPickling(error)
+
+    @endpoint
     def takes(self, x: Any) -> None:
         pass
 
@@ -121,6 +134,17 @@ class Fails(Actor):
 class SyncFails(Fails):
     @endpoint
     def never(self) -> None: ...
+
+
+class RaisesInPickling(Exception):
+    """Raises a given error when it is pickled."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__("cannot be pickled")
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        raise self.error
 
 
 class Unloadable:
@@ -249,6 +273,27 @@ def test_results_that_cannot_be_unpickled(fails: Any) -> None:
         values[0]
     with pytest.raises(SerializationError, match="not here"):
         fails.slice(hosts=0, gpus=0).not_loaded.call_one().get(timeout=20)
+
+
+def test_error_text_with_undecodable_bytes_is_escaped(fails: Any) -> None:
+    error = fails.open_file.call(b"/no/such/caf\xe9").exception(timeout=20)
+    assert isinstance(error, ActorError) and "FileNotFoundError" in str(error) and "caf\\udce9" in str(error)
+
+
+ENDS = [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError(), BaseException("base")]
+
+
+@pytest.mark.parametrize("cls", [Fails, SyncFails])
+def test_base_exception_in_pickling_is_answered(cls: type[Fails], procs: Any) -> None:
+    mesh = procs(1)
+    # The second actor of a process has a thread of its own, which must not end either.
+    for actor in [mesh.spawn("first", cls), mesh.spawn("second", cls)]:
+        for given in ENDS:
+            error = actor.raises_in_pickling.call_one(given).exception(timeout=20)
+            assert isinstance(error, ActorError) and "cannot be pickled" in str(error)
+            error = actor.returns_unpicklable.call_one(given).exception(timeout=20)
+            assert type(given).__name__ in str(error)
+        assert actor.fine.call_one().get(timeout=20) == 1
 
 
 def test_endpoints_that_are_not_there(fails: Any) -> None:

@@ -317,9 +317,10 @@ class Cell:
                 if place is None:
                     place = self._place(call.view)
                 runtime.reply(call.src, call.port, place, status, body, buffers, call.cost)
-            except Exception as error:
+            except BaseException as error:
                 # Nothing of it was sent or counted.
-                self._answer_error(call, error if type(error) is PointError else _unpicklable(self, call, error))
+                plain = isinstance(error, (PointError, KeyboardInterrupt))
+                self._answer_error(call, error if plain else _unpicklable(self, call, error))
         else:
             runtime.has_finished(call.src, call.cost, False)
 
@@ -471,8 +472,9 @@ def _raised_by_us(error: BaseException) -> bool:
     return True
 
 
-def _unpicklable(cell: Cell, call: m.Call, error: Exception) -> SerializationError:
-    made = SerializationError(f"the result of {cell.title()}.{call.method}() cannot be sent: {error}")
+def _unpicklable(cell: Cell, call: m.Call, error: BaseException) -> SerializationError:
+    why = error if isinstance(error, Exception) else f"pickling it raised {type(error).__name__}"
+    made = SerializationError(f"the result of {cell.title()}.{call.method}() cannot be sent: {why}")
     made.__cause__ = error
     return made
 

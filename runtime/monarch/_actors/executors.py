@@ -135,7 +135,7 @@ class Executor:
                     item[0]._run(item[1], item[2])
                 else:
                     item()
-            except (Exception, KeyboardInterrupt):
+            except BaseException:
                 # Errors of the user's code are answered where it runs; this is a bug, and must not end the thread.
                 traceback.print_exc()
 

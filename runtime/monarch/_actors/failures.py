@@ -47,13 +47,18 @@ def unpack_failure(data: bytes) -> Failure:
 
 
 def pack_failure(error: BaseException, own: bool = False, freed: bool = False) -> bytes:
-    """An exception for the wire. What cannot be pickled goes as text."""
+    """An exception for the wire. What cannot be pickled goes as text. Nothing that the exception does raises here."""
     trace, where = _trace(error)
-    text = _text(error)
     kind = type(error).__qualname__
     if type(error).__module__ not in ("builtins", "__main__", "monarch.exceptions"):
         kind = f"{type(error).__module__}.{kind}"
-    return encode(Failure(kind, text, where, trace, _pickled(error), own, freed))
+    failure = Failure(_sendable(kind), _text(error), _sendable(where), _sendable(trace), _pickled(error), own, freed)
+    return encode(failure)
+
+
+def _sendable(text: str) -> str:
+    """The text in characters that UTF-8 has: a file name with other bytes is shown by escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def in_cleanup(failure: bytes) -> bytes:
@@ -72,15 +77,15 @@ def _pickled(error: BaseException) -> bytes | None:
             return None
         again = loads(body)
         return body if type(again) is type(error) else None
-    except Exception:
-        # An __init__ that does not take its own args, a lock among its attributes: the text has to do.
+    except BaseException:
+        # An __init__ that does not take its own args, a lock among its attributes, an interrupt: the text has to do.
         return None
 
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)[:_MAX_TEXT]
-    except Exception as broken:
+        return _sendable(str(error)[:_MAX_TEXT])
+    except BaseException as broken:
         return f"<no text: str() of it raised {type(broken).__name__}>"
 
 
@@ -102,7 +107,7 @@ def _trace(error: BaseException) -> tuple[str, str]:
         shown = traceback.TracebackException.from_exception(error)
         fold_frames(shown)
         text = "".join(shown.format())
-    except Exception as broken:
+    except BaseException as broken:
         text = f"{type(error).__name__}: <its traceback cannot be shown: {type(broken).__name__}>"
     return text[-_MAX_TEXT:].rstrip("\n"), where
 
