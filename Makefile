@@ -3,13 +3,13 @@
 #   PYTHON  the interpreter that .venv is made with
 #   TORCH   what pip installs first: a requirement, a path to a wheel, or either with pip's own options
 #   ARGS    more arguments for pytest, the demo or the benchmarks
-#   JOBS    how many processes run the tests beside each other; 0 for none but this one
+#   JOBS    how many processes run the tests beside each other; 0 for none but this one (with -s, --pdb)
 #   SECONDS how long each test of `make chaos` goes on, and SEED the number that repeats what one has shown
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 ARGS ?=
-JOBS ?= 0
+JOBS ?= 2
 SECONDS ?= 600
 SEED ?=
 

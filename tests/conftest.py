@@ -7,6 +7,7 @@ import functools
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, settings
 
 from leaks import SOON, Kit, Snapshot, mark_this_run, processes, session_folders, wait_until
 from state import credit_lost
+from warm import OWN, hold_server
 
 # The suite tries the same examples each time, so that a change fails for what it changed; `make chaos` draws new ones.
 settings.register_profile("usual", deadline=None, derandomize=True)
@@ -29,6 +31,13 @@ _INTERVAL = float(os.environ.get("MONARCH_TEST_SWITCH_INTERVAL", "0"))
 """Seconds after which threads take turns, here and in the ranks that ``procs`` makes; 0 leaves it as it is."""
 if _INTERVAL:
     sys.setswitchinterval(_INTERVAL)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in a job that a shell runs in the background: tests interrupt themselves, and what they start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Each of the many programs that the tests start would compile all of Monarch again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 _FOLDER = mark_this_run()
 _start: Snapshot | None = None
@@ -82,7 +91,15 @@ def leaks() -> Iterator[Kit]:
 
 
 @pytest.fixture(scope="session")
-def spec(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def warm() -> Iterator[None]:
+    """A fork server that outlives each test: the programs and kernels that ask for it share one import of torch."""
+    connection = hold_server()
+    yield
+    connection.close()
+
+
+@pytest.fixture(scope="session")
+def spec(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The kernelspec as its command installs it, and folders of IPython's and Jupyter's own for these tests."""
     prefix = tmp_path_factory.mktemp("jupyter")
     subprocess.run(
@@ -112,9 +129,7 @@ def host(leaks: Kit) -> Any:
 
     if not has_runtime() or get_runtime().session._agent is None:
         # What the test modules import is warm too, where each rank would import it.
-        for name in ("pytest", "hypothesis", "leaks"):
-            if name not in PRELOAD:
-                PRELOAD.append(name)
+        PRELOAD.extend(name for name in OWN if name not in PRELOAD)
         this_host().spawn_procs().stop().get(timeout=60)
         leaks.rebase()
     return this_host()
@@ -158,7 +173,7 @@ class Program:
 
 
 @pytest.fixture
-def program(leaks: Kit, tmp_path: Any) -> Callable[..., Program]:
+def program(warm: None, leaks: Kit, tmp_path: Any) -> Callable[..., Program]:
     """Runs the text of a program in a process and a session of its own, and looks at what it leaves."""
 
     def run(text: str, *args: str, timeout: float = 60, **env: str) -> Program:

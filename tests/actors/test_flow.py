@@ -100,6 +100,7 @@ def test_a_hundred_thousand_broadcasts_to_a_slow_actor(procs: Any, cls: type) ->
     assert most < 100 * MB and peak - before < 300 * MB
 
 
+@pytest.mark.slow
 def test_messages_with_ballast_count_for_more(procs: Any) -> None:
     slow = procs(1).spawn("slow", Slow).slice(gpus=0)
     _, _, _, before = slow.state.call_one().get(timeout=20)

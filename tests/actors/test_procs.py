@@ -157,6 +157,7 @@ def test_proc_mesh_can_be_awaited(host: Any) -> None:
     assert asyncio.run(asyncio.wait_for(main(), 30)) == ["12455"]
 
 
+@pytest.mark.slow
 def test_a_variable_that_counts_only_at_the_start_of_python(program: Any) -> None:
     out = program(
         """

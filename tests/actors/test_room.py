@@ -127,6 +127,7 @@ def test_an_actor_that_finds_no_room_is_told_too(procs: Any, tmp_path: Path) -> 
     held.get(timeout=20)
 
 
+@pytest.mark.slow
 def test_a_receiver_that_works_slowly_is_waited_for(
     procs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -231,6 +231,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_tour(program: Any) -> None:
     assert program(TOUR, str(free_port())).ok().splitlines() == [
         "[6, 6, 1, 1] 1",

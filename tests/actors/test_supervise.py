@@ -155,6 +155,31 @@ def test_who_has_caught_it_goes_on_with_those_that_live(
     assert not told
 
 
+def test_call_made_once_a_waiter_was_told_goes_on(
+    procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any
+) -> None:
+    """It is made before the receiving thread has told all that wait, as by another thread that was told first."""
+    workers, path = procs(3).spawn("workers", Worker), str(tmp_path / "go on")
+    workers.add.call().get(20)
+    after: list[Any] = []
+
+    def go_on(proc: str) -> None:
+        after.append(workers.slice(gpus=slice(0, 2)).wait.call(path))
+
+    before = workers.slice(gpus=0).wait.call(path)
+    get_runtime().at_death.append(go_on)
+    try:
+        with pytest.raises(SupervisionError, match="exited with code 3"):
+            workers.slice(gpus=2).end.call().get(20)
+        with pytest.raises(SupervisionError, match="nobody supervises"):
+            before.get(20)
+    finally:
+        get_runtime().at_death.remove(go_on)
+    open(path, "w").close()
+    assert set(after[0].get(20).values()) == {"done"}
+    assert not told
+
+
 def test_a_death_that_no_call_waits_for_goes_up_once(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
     _, _, pids = spawned(procs)
     before = time.time()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
+import zmq
+from jupyter_core.utils import run_sync
 
 from kernels import Notebook
 from leaks import Kit
@@ -12,7 +15,9 @@ from leaks import Kit
 
 @pytest.fixture(scope="session", autouse=True)
 def _installed(spec: str) -> None:
-    """All of these tests need the kernel."""
+    """All of these tests need the kernel, and what its first client opens in this process and keeps."""
+    zmq.Context.instance().socket(zmq.DEALER).close()
+    run_sync(asyncio.sleep)(0)
 
 
 @pytest.fixture(scope="module")

@@ -79,6 +79,7 @@ def alone(own: Callable[..., Notebook]) -> Iterator[Callable[[str], Notebook]]:
         yield lambda marker: own(MONARCH_TEST_KERNEL=marker, XDG_RUNTIME_DIR=folder)
 
 
+@pytest.mark.slow
 def test_a_restart_ends_all_ranks(alone: Callable[[str], Notebook]) -> None:
     book = alone("restart")
     book.run("%mesh up --procs 3").ok()
@@ -93,7 +94,13 @@ def test_a_restart_ends_all_ranks(alone: Callable[[str], Notebook]) -> None:
     assert book.mesh("world_size").ok().shown == "[ranks 0-1] 2"
 
 
-@pytest.mark.parametrize("how", ["shutdown", "shutdown while a cell runs", "kill", "quit"])
+HOWS = [
+    "shutdown",
+    *(pytest.param(how, marks=pytest.mark.slow) for how in ("shutdown while a cell runs", "kill", "quit")),
+]
+
+
+@pytest.mark.parametrize("how", HOWS)
 def test_no_process_stays_after_the_end(alone: Callable[[str], Notebook], how: str) -> None:
     marker = f"MONARCH_TEST_KERNEL={how}"
     book = alone(how)

@@ -27,7 +27,12 @@ FLOODS = {
 HELD = "import os\nsum(os.fstat(fd).st_blocks * 512 for fd in (1, 2)) < 1 << 20"
 
 
-@pytest.mark.parametrize("flood", FLOODS)
+QUICK = ("short lines", "descriptor")
+
+
+@pytest.mark.parametrize(
+    "flood", [flood if flood in QUICK else pytest.param(flood, marks=pytest.mark.slow) for flood in FLOODS]
+)
 def test_flood_is_stopped_and_leaves_nothing(notebook: Notebook, flood: str) -> None:
     cell = notebook.send(f"%%mesh\n{FLOODS[flood]}")
     cell.until(lambda: "flood" in cell.stream())

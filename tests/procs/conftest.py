@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,6 +33,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
             agent.close()
     finally:
         posix.set_child_subreaper(False)
+
+
+@pytest.fixture
+def cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The programs of this test have a fork server of their own: it is started by the first, and ends with the last."""
+    # Python reads no such variable, but might: fork servers are told apart by all that start like this.
+    monkeypatch.setenv("PYTHON_OF_THIS_TEST", secrets.token_hex(4))
 
 
 @pytest.fixture

@@ -45,6 +45,10 @@ class Parent(Actor):
         return [os.getpid(), os.getppid()]
 
     @endpoint
+    def memory_name(self) -> str:
+        return self.memory.name
+
+    @endpoint
     def have_children(self) -> dict[str, int]:
         # A name in /dev/shm, and a process that removes it when this one has ended.
         self.memory = shared_memory.SharedMemory(create=True, size=4096)
@@ -70,7 +74,9 @@ def main() -> None:
     parents = procs.spawn("parents", Parent)
     pids = [value for _, value in parents.pid.call().get()]
     children = [value for _, value in parents.have_children.call().get()]
-    print(json.dumps({"ranks": [rank for rank, _ in pids], "agent": pids[0][1], "children": children}), flush=True)
+    memory = [name for _, name in parents.memory_name.call().get()]
+    known = {"ranks": [rank for rank, _ in pids], "agent": pids[0][1], "children": children, "memory": memory}
+    print(json.dumps(known), flush=True)
     for line in sys.stdin:
         if line == "stop\n":
             procs.stop().get(timeout=30)

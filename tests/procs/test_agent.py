@@ -53,6 +53,7 @@ class Rig:
     """An agent, and the controller's socket."""
 
     def __init__(self, folder: str, listen: str = "", keys: KeyPair | None = None) -> None:
+        self.before = processes()
         self.folder = folder
         self.asked = 0
         self.context = make_context()
@@ -125,9 +126,13 @@ class Rig:
     def dead(self, proc: str) -> m.Dead:
         return self.hear(m.Dead, lambda dead: dead.proc == proc)
 
+    def processes(self) -> dict[int, str]:
+        """Its own, and the agent's; a fork server may serve the other tests of this run."""
+        return {pid: name for pid, name in processes().items() if pid not in self.before}
+
     def ranks(self) -> list[int]:
         """Pids of the agent's children that are ranks."""
-        return [pid for pid, name in processes().items() if name.startswith("test[")]
+        return [pid for pid, name in self.processes().items() if name.startswith("test[")]
 
     def there(self, procs: int) -> list[int]:
         """Waits until so many ranks run; their pids."""
@@ -241,12 +246,12 @@ def test_ranks_of_an_owner_that_has_died_before(rig: Rig) -> None:
 
 def test_children_of_a_rank_end_with_it(rig: Rig) -> None:
     rig.spawn(["h/a.0"], "with_children")
-    assert wait_until(lambda: list(processes().values()).count("sleep") == 3)
+    assert wait_until(lambda: list(rig.processes().values()).count("sleep") == 3)
     (pid,) = rig.ranks()
     os.kill(pid, signal.SIGKILL)
     rig.dead("h/a.0")
     # Those of a group of their own, too.
-    assert wait_until(lambda: "sleep" not in processes().values())
+    assert wait_until(lambda: "sleep" not in rig.processes().values())
 
 
 # Watching
@@ -324,7 +329,7 @@ def test_a_stop_that_overtakes_the_fork(rig: Rig) -> None:
 def test_a_zygote_that_is_killed_takes_no_rank_along_and_is_replaced(rig: Rig) -> None:
     rig.spawn(["h/a.0"], "wait")
     (pid,) = rig.there(1)
-    (zygote,) = zygotes()
+    (zygote,) = zygotes(rig.before)
     os.kill(zygote, signal.SIGKILL)
     # What it was asked meanwhile fails, with the reason; the next one has another zygote.
     rig.spawn(["h/b.0"], "leave", "7")
@@ -442,7 +447,7 @@ def test_a_peer_of_another_version_is_refused(rig: Rig) -> None:
 @pytest.mark.parametrize("how", ["bye", "SIGTERM", "SIGKILL"])
 def test_it_takes_everything_along(rig: Rig, how: str) -> None:
     rig.spawn(["h/a.0", "h/a.1"], "with_children")
-    assert wait_until(lambda: list(processes().values()).count("sleep") == 6)
+    assert wait_until(lambda: list(rig.processes().values()).count("sleep") == 6)
     if how == "bye":
         rig.send(m.Bye("h/somebody"))
         rig.is_well()
@@ -450,7 +455,7 @@ def test_it_takes_everything_along(rig: Rig, how: str) -> None:
     else:
         rig.process.send_signal(signal.Signals[how])
     rig.process.wait(10)
-    assert wait_until(lambda: not processes(), 2.0), processes()
+    assert wait_until(lambda: not rig.processes(), 2.0), rig.processes()
     assert Path(rig.folder).exists() == (how == "SIGKILL")
 
 

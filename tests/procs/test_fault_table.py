@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from leaks import pids_named, processes, session_folders, shared_memory, wait_until, zygotes
+from leaks import pids_named, processes, session_folders, wait_until, zygotes
 from monarch._procs.posix import proc_start_time
 from monarch._procs.session import make_folder, remove_folder
 
@@ -28,7 +28,7 @@ class Family:
     """A program, its ranks, and their children."""
 
     def __init__(self) -> None:
-        self.before, self.folders, self.memory = processes(), session_folders(), shared_memory()
+        self.before, self.folders = processes(), session_folders()
         self.program = subprocess.Popen(
             [sys.executable, str(Path(__file__).parent / "family.py")],
             stdin=subprocess.PIPE,
@@ -38,6 +38,7 @@ class Family:
         )
         assert self.program.stdout is not None
         known = json.loads(self.program.stdout.readline())
+        self.memory: list[str] = known["memory"]
         assert wait_until(lambda: zygotes(self.before) and self.named("monarch-spare"))
         self.pids: dict[str, list[int]] = {
             "controller": [self.program.pid],
@@ -67,13 +68,17 @@ class Family:
         """Children of ranks that live."""
         return [kind for (pid, start), kind in self.children.items() if proc_start_time(pid) == start]
 
+    def shared(self) -> list[str]:
+        """Shared memory of ranks that is there; other programs of this user have some too."""
+        return [name for name in self.memory if Path("/dev/shm", name).exists()]
+
     def left(self) -> list[str]:
         """What there is more than before the program, but for the program itself and its files."""
         found = [f"{pid} {name}" for pid, name in processes().items() if pid not in {*self.before, self.program.pid}]
         if self.program.poll() is None:
             # It is there for what the program starts next.
             found = [what for what in found if not what.endswith((" monarch-server", " monarch-image"))]
-        found += [name for name in shared_memory() - self.memory if name.startswith("psm_")]
+        found += self.shared()
         if self.program.poll() is not None:
             found += [*(session_folders() - self.folders)]
         return [*self.living(), *found]
@@ -125,7 +130,7 @@ def test_nothing_is_left_when_these_are_killed(family: Family, whats: str) -> No
 def test_children_of_ranks_end_with_them(family: Family) -> None:
     family.kill("rank")
     assert wait_until(lambda: not family.living(), BOUND), family.living()
-    assert wait_until(lambda: shared_memory() <= family.memory, BOUND)
+    assert wait_until(lambda: not family.shared(), BOUND), family.shared()
     assert family.program.poll() is None
 
 

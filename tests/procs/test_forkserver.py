@@ -15,7 +15,7 @@ import pytest
 
 from leaks import pids_named, processes, session_folders, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cold")]
 
 PROGRAM = """
 import json, os, sys

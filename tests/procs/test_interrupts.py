@@ -39,15 +39,14 @@ if __name__ == "__main__":
         helper = threading.Thread(target=lambda: one.nap.call_one(1.5).get(), daemon=True)
         helper.start()
         time.sleep(0.3)
-    future = other.nap.call_one(1.0)
+    future = other.nap.call_one(1.5)
     counts = [one.add.call_one() for _ in range(1000)] if sys.argv[1] != "beside" else []
     print("waits", flush=True)
-    start = time.monotonic()
     try:
         future.get()
         print("no interrupt")
     except KeyboardInterrupt:
-        print("interrupted", time.monotonic() - start < 0.8)
+        print("interrupted", not future.done)
     print(future.get(timeout=20))
     # The first one was all of them, so the counts go on from there.
     print([count.get(timeout=20) for count in counts] == list(range(2, 1002)) or sys.argv[1] == "beside")

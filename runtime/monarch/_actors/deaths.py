@@ -93,8 +93,8 @@ class Deaths:
         with self._lock:
             known = self._known.get(split_proc(dead.proc))
             if known is not None and known.dead is dead:
+                # ``latest`` stays as it was: by now one of them may have gone on, with a call that is not meant.
                 known.calls = calls
-                known.latest = self._runtime.last_port
 
     def _do(self, uid: str, commands: list[Command]) -> None:
         oversight = self._runtime.oversight

@@ -1,0 +1,49 @@
+"""A fork server for the whole run, so that torch is imported once for the programs and kernels of the tests."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from leaks import wait_until
+
+SERVER = "monarch-server"
+OWN = ("pytest", "hypothesis", "leaks")
+"""What the test modules import, and with it each rank that gets a class of theirs."""
+_IMPORT = 120.0
+"""Seconds after which something is taken to hang: torch is imported."""
+
+
+def usual_preload() -> list[str]:
+    """Return what the zygote of a program imports that asks for nothing else."""
+    from monarch._actors.client import PRELOAD
+
+    return [name for name in PRELOAD if name not in OWN]
+
+
+def hold_server() -> socket.socket:
+    """Return a connection to the fork server that programs of this environment share; it ends when that is closed.
+
+    To the server it is a session that asks for no agent.
+    """
+    from monarch._actors.client import LATER
+    from monarch._procs.agent import AgentConfig
+    from monarch._procs.forkserver import READY
+    from monarch._procs.identity import session_key
+    from monarch._procs.launching import _connect, _start_server
+    from monarch._procs.session import _base
+
+    base, preload = str(_base()), usual_preload()
+    key = session_key(preload, LATER)
+    found, starter = _connect(base, key), None
+    if found is None:
+        found, starter = _start_server(base, key, AgentConfig("", "", "", os.getpid(), 0, preload, later=LATER))
+    connection, folder = found
+    if not wait_until(Path(folder, READY).exists, _IMPORT):
+        connection.close()
+        raise TimeoutError("the fork server of the tests is not ready")
+    if starter is not None:
+        # It has ended when its child, the server, became a process of nobody.
+        starter.wait()
+    return connection
