@@ -37,6 +37,8 @@ $(STAMP): pyproject.toml
 	@$(PIP) install $(TORCH)
 	@echo "installing Monarch Kernel, its dependencies and its tools"
 	@$(PIP) install --editable '.[test,dev,notebooks]'
+	@# As pip does for what it copies: else each process compiles the package again where Python may write no files.
+	@$(PY) -m compileall -q monarch_kernel runtime
 	@touch $@
 
 # Not made for every machine; the tests that need it are skipped where it is not there.

@@ -339,6 +339,8 @@ def environment(python: str) -> dict[str, str]:
     # One thread each, for every system: the cores are few, and what is measured is not arithmetic.
     env["OMP_NUM_THREADS"] = "1"
     env["PYTHONPATH"] = str(HERE)
+    # Installed packages come compiled, and a checkout is once it has run.
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
     # Some systems start workers by the name of the interpreter.
     env["PATH"] = os.pathsep.join([os.path.dirname(python), env.get("PATH", "")])
     return env

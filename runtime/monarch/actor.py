@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from monarch._actors.accumulate import Accumulator
 from monarch._actors.actor import Actor
 from monarch._actors.actormesh import ActorMesh
@@ -32,18 +35,31 @@ from monarch._actors.meshfailure import MeshFailure
 from monarch._actors.procmesh import ProcMesh, this_proc
 from monarch._actors.roles import Role
 from monarch._actors.supervise import Supervisor, supervise
-from monarch._actors.workers import (
-    attach_to_workers,
-    hosts_from_config,
-    new_key_file,
-    run_worker_loop_forever,
-)
 from monarch._core.extent import Extent, Point
 from monarch._core.supervision import Restart
 from monarch._core.valuemesh import ValueMesh
-from monarch._transfers.checkpoint import checkpoint, restore
-from monarch._transfers.heal import heal_mesh
 from monarch.exceptions import ActorError, SupervisionError
+
+if TYPE_CHECKING:
+    from monarch._actors.workers import (
+        attach_to_workers,
+        hosts_from_config,
+        new_key_file,
+        run_worker_loop_forever,
+    )
+    from monarch._transfers.checkpoint import checkpoint, restore
+    from monarch._transfers.heal import heal_mesh
+
+_LATER = {
+    "attach_to_workers": "monarch._actors.workers",
+    "checkpoint": "monarch._transfers.checkpoint",
+    "heal_mesh": "monarch._transfers.heal",
+    "hosts_from_config": "monarch._actors.workers",
+    "new_key_file": "monarch._actors.workers",
+    "restore": "monarch._transfers.checkpoint",
+    "run_worker_loop_forever": "monarch._actors.workers",
+}
+"""What few programs need when they start, with its module: imported when it is first used."""
 
 warn_of_torchmonarch()
 
@@ -97,3 +113,11 @@ __all__ = [
     "this_proc",
     "unhandled_fault_hook",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    home = _LATER.get(name)
+    if home is None:
+        raise AttributeError(f"module 'monarch.actor' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value

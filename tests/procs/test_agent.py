@@ -21,7 +21,7 @@ import zmq
 from leaks import processes, wait_until, zygotes
 from monarch._actors.failures import unpack_failure
 from monarch._procs import session
-from monarch._procs.agent import AgentConfig
+from monarch._procs.agent_request import AgentConfig
 from monarch._procs.casts import Casts
 from monarch._procs.children import Children
 from monarch._procs.mishaps import AgentMishaps

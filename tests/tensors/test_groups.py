@@ -61,9 +61,9 @@ class Member(Actor):
     @endpoint
     def cut(self) -> int:
         """The connections of this rank end, as they do where a network is at fault; how many."""
-        from monarch._tensors.connections import shut_down, tcp_sockets
+        from monarch._tensors.connections import open_sockets, shut_down
 
-        return shut_down(tcp_sockets())
+        return shut_down(open_sockets())
 
     @endpoint
     def mesh(self) -> tuple[Any, ...]:

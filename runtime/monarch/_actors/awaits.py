@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from monarch._core.later import asyncio
 from monarch.exceptions import DeadlockError
 
 if TYPE_CHECKING:

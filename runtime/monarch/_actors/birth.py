@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from weakref import ref
 
 from monarch._actors.gather import Gather, Lost
 from monarch._core.extent import Extent
+from monarch._core.later import asyncio
 from monarch._wire import messages as m
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import inspect
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -20,6 +20,7 @@ from monarch._actors.runtime import Runtime, current
 from monarch._actors.spec import ActorSpec
 from monarch._actors.turns import Turns
 from monarch._core.extent import Point
+from monarch._core.later import asyncio
 from monarch._procs.forked import leave_if_forked
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps, loads
@@ -274,7 +275,7 @@ class Cell:
             function = getattr(type(self.instance), call.method, None)
             function = getattr(function, "method", function)
             if callable(function):
-                coroutine = asyncio.iscoroutinefunction(function)
+                coroutine = inspect.iscoroutinefunction(function)
                 if coroutine and self.executor.loop is None:
                     raise ArgumentError(
                         f"{self.title()}.{call.method} is async, and an actor without async endpoints has no event loop"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from monarch._actors.awaits import Awaits
 from monarch._core.deadlock import Probe, Request, Waits
+from monarch._core.later import asyncio
 from monarch._procs.pump import Waiter
 from monarch._wire import messages as m
 from monarch.exceptions import DeadlockError

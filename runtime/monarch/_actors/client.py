@@ -24,7 +24,7 @@ from monarch._actors.output import OutputView
 from monarch._actors.peers import Gateway
 from monarch._actors.process import get_runtime, has_runtime
 from monarch._actors.runtime import Runtime
-from monarch._procs.agent import AgentConfig
+from monarch._procs.agent_request import AgentConfig
 from monarch._procs.children import how_it_ended
 from monarch._procs.launching import HostAgent
 from monarch._procs.orphans import end_orphans
@@ -43,7 +43,16 @@ _SWEEPS = (0.0, 0.05, 0.2, 1.0)
 """Seconds between looks for what the ranks of an agent that was killed have left running."""
 _LOOK = 200
 """Milliseconds between looks for hosts that have been attached since."""
-PRELOAD = ["torch", "numpy", "monarch.actor", "monarch._actors.rank", "monarch.distributed", "monarch._tensors.world"]
+PRELOAD = [
+    "torch",
+    "numpy",
+    "monarch.actor",
+    "monarch._actors.rank",
+    "monarch._transfers.checkpoint",
+    "monarch._transfers.heal",
+    "monarch.distributed",
+    "monarch._tensors.world",
+]
 """What the zygote has imported before it forks."""
 LATER = [
     "torch._dynamo",

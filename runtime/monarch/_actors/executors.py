@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import traceback
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._actors.interrupts import ThreadInterrupts
 from monarch._actors.runtime import Runtime
+from monarch._core.later import asyncio
 from monarch.config import STOP_CANCEL
 
 if TYPE_CHECKING:

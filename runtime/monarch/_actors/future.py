@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import sys
 import threading
@@ -13,6 +12,7 @@ from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from monarch._core.later import asyncio
 from monarch.exceptions import CallTimeoutError, DeadlockError
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Coroutine
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._actors.failures import pack_failure
 from monarch._actors.interrupts import force
 from monarch._actors.runtime import current
+from monarch._core.later import asyncio
 from monarch._wire import messages as m
 from monarch.config import STOP_CANCEL, STOP_CLEANUP, STOP_DRAIN, STOP_OWNED
 from monarch.exceptions import MonarchError

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import signal
 import threading
 from typing import TYPE_CHECKING
 
 from monarch._actors.functions import service
+from monarch._core.later import asyncio
 
 if TYPE_CHECKING:
     from monarch._actors.cells import Cell

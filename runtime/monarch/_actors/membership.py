@@ -130,7 +130,7 @@ class Membership:
     def _join(self, number: int, address: str, port: int, store: Any, old: World | None) -> None:
         from monarch._tensors import rendezvous
         from monarch._tensors import world as worlds
-        from monarch._tensors.connections import tcp_sockets
+        from monarch._tensors.connections import open_sockets
 
         # The threads of gloo are started by this one.
         be_helper()
@@ -138,7 +138,7 @@ class Membership:
             if old is not None:
                 worlds.leave(old)
             with self.lock:
-                self._sockets = tcp_sockets()
+                self._sockets = open_sockets()
             place = self.place(address, port)
             if store is None:
                 store = rendezvous.find_store(address, port, place.size)
@@ -183,7 +183,7 @@ class Membership:
 
     def spoil(self, reason: str) -> int:
         """The groups are of no use any more: frees whoever waits in a collective; how many connections that cut."""
-        from monarch._tensors.connections import shut_down, tcp_sockets
+        from monarch._tensors.connections import open_sockets, shut_down
 
         with self.lock:
             world, before = self.world, self._sockets
@@ -191,7 +191,7 @@ class Membership:
                 self.broken = self.broken or reason
         count = world.free() if world is not None else 0
         if before is not None:
-            count += shut_down(tcp_sockets() - before)
+            count += shut_down(open_sockets() - before)
         return count
 
     def free_call(self, src: str, port: int, reason: str) -> None:

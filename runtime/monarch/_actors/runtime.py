@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import threading
@@ -28,6 +27,7 @@ from monarch._actors.procs import split_proc
 from monarch._actors.reach import Reach
 from monarch._core.events import Event
 from monarch._core.flow import Finished
+from monarch._core.later import asyncio
 from monarch._core.region import Region
 from monarch._procs.output import brief
 from monarch._procs.pump import Pump, Waiter

@@ -142,9 +142,9 @@ def _shut_waited(what: Blocked) -> int:
     """Ends the TCP connections that a thread waits for, such as one with torch's store."""
     if what.wait is not Wait.SOCKET or not what.files:
         return 0
-    from monarch._tensors.connections import shut_down, tcp_sockets
+    from monarch._tensors.connections import open_sockets, shut_down
 
-    return shut_down({each for each in tcp_sockets() if each[0] in what.files})
+    return shut_down({each for each in open_sockets() if each[0] in what.files})
 
 
 def _wake(ident: int) -> int:

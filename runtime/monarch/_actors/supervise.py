@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import sys
 import traceback
@@ -14,6 +13,7 @@ from monarch._actors.actormesh import ActorMesh
 from monarch._actors.meshfailure import MeshFailure
 from monarch._actors.procmesh import ProcMesh
 from monarch._actors.runtime import Runtime
+from monarch._core.later import asyncio
 from monarch.exceptions import ArgumentError, SupervisionError
 
 if TYPE_CHECKING:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from monarch._core.later import asyncio
 
 if TYPE_CHECKING:
     from monarch._actors.cells import Cell

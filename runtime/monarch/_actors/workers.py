@@ -15,7 +15,8 @@ from monarch._actors.client import LATER, PRELOAD
 from monarch._actors.future import Future
 from monarch._actors.hostmesh import HostMesh, attached
 from monarch._actors.process import get_runtime, open_runtime
-from monarch._procs.agent import UNABLE, AgentConfig
+from monarch._procs.agent import UNABLE
+from monarch._procs.agent_request import AgentConfig
 from monarch._procs.launching import hand_over
 from monarch._procs.posix import proc_start_time
 from monarch._procs.session import host_of

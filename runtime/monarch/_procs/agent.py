@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 import zmq
 
+from monarch._procs.agent_request import AgentConfig
 from monarch._procs.blocked import process_state
 from monarch._procs.casts import Casts
 from monarch._procs.children import Child, Children
@@ -43,7 +44,7 @@ from monarch._procs.zygotes import Zygote
 from monarch._wire import messages as m
 from monarch._wire.descriptors import AGENT_NEED, RESERVE, limit_of, raise_limit, remedy, reserve
 from monarch._wire.keys import KeyPair
-from monarch._wire.links import LEASE_S, make_context
+from monarch._wire.links import make_context
 from monarch._wire.segments import Segments
 from monarch._wire.split import join
 from monarch.exceptions import MonarchError, ProtocolError
@@ -58,31 +59,6 @@ _RELIEVE, _RELIEVE_SOON = 1.0, 0.1
 """Seconds between looks at how much output ranks have not taken, and where one is far behind."""
 _PATIENCE = 1.0
 """Seconds after which a proc that nobody has asked for yet counts as unknown."""
-
-
-class AgentConfig(msgspec.Struct):
-    """What an agent is started with."""
-
-    host: str
-    """Id of its host; empty for one of its own making."""
-    folder: str
-    """Session folder; empty for one of its own making."""
-    owner: str
-    """Proc id of the controller; empty if that says so when it connects."""
-    owner_pid: int
-    """Pid of the process that the agent is to end with: the controller, or who has started it for one."""
-    owner_start: int
-    preload: list[str]
-    listen: str = ""
-    """Address for tcp, as in ``tcp://127.0.0.1``; empty for none."""
-    owner_public: str = ""
-    """Public key of the controller."""
-    keys: tuple[str, str] | None = None
-    """Its own key pair, public and secret; a new one if there is none."""
-    lease: float = LEASE_S
-    """Seconds of silence after which another host counts as lost."""
-    later: list[str] = []
-    """Modules that ranks need, but not at once: they have them if they start a while after the agent has."""
 
 
 class Agent:

@@ -23,47 +23,17 @@ from dataclasses import dataclass
 import msgspec
 
 from monarch._procs import launched, posix
+from monarch._procs.agent_request import READY, Ended, Launch, Launched, Refused, Report, Setting
 from monarch._procs.forks import RankSpec
-from monarch._procs.launched import Launch
 from monarch._procs.orphans import TRACKER_GRACE, children, end_orphans, is_tracker, unmark
 from monarch._procs.session import claim, remove_folder
-from monarch._procs.zygotes import Failed, Forked, Gone, Ready, Succeeded, Zygote, environment
+from monarch._procs.zygote_environment import environment
+from monarch._procs.zygotes import Failed, Forked, Gone, Ready, Succeeded, Zygote
 
-READY = "ready"
-"""A file in the server's folder, from when on requests are answered at once."""
 _PACKET = 1 << 16
 _END = 3.0
 """Seconds in which an agent ends that has lost its controller."""
 _TICK = 0.02
-
-
-class Setting(msgspec.Struct):
-    """What a fork server is started with."""
-
-    preload: list[str]
-    later: list[str]
-
-
-class Launched(msgspec.Struct, tag=True):
-    """The agent is there."""
-
-    pid: int
-
-
-class Refused(msgspec.Struct, tag=True):
-    """There will be no agent from here."""
-
-    reason: str
-
-
-class Ended(msgspec.Struct, tag=True):
-    """The agent has ended."""
-
-    status: int
-    """As ``waitpid`` gives it."""
-
-
-Report = Launched | Refused | Ended
 
 
 @dataclass

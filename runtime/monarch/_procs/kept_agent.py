@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from monarch._procs.agent import Agent, AgentConfig, run_agent
+from monarch._procs.agent import Agent, run_agent
+from monarch._procs.agent_request import AgentConfig
 from monarch._procs.kept import Record, publish, write
 from monarch._procs.orphans import unmark
 from monarch._procs.output import cost_of

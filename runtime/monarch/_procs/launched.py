@@ -12,36 +12,13 @@ from contextlib import suppress
 import msgspec
 
 from monarch._procs import posix
-from monarch._procs.agent import AgentConfig, serve
+from monarch._procs.agent import serve
+from monarch._procs.agent_request import Launch
 from monarch._procs.orphans import unmark
-from monarch._procs.zygotes import Zygote, environment
+from monarch._procs.zygote_environment import environment
+from monarch._procs.zygotes import Zygote
 
 ENTRY = "monarch._procs.launched:main"
-LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
-
-
-class Launch(msgspec.Struct):
-    """What a controller asks the fork server for: an agent that is as if it had started it itself."""
-
-    config: AgentConfig
-    ticket: str
-    """A file in the session folder, which the agent renames to say that it is there: only one can."""
-    env: dict[str, str]
-    cwd: str
-    cores: list[int]
-    umask: int
-    limits: list[tuple[int, int]]
-    """Soft limits of resources, by their numbers."""
-
-
-def launch(config: AgentConfig, ticket: str) -> Launch:
-    """What this process asks for."""
-    limits = [(number, resource.getrlimit(number)[0]) for number in LIMITS]
-    try:
-        cwd = os.getcwd()
-    except OSError:
-        cwd = "/"
-    return Launch(config, ticket, dict(os.environ), cwd, sorted(os.sched_getaffinity(0)), posix.umask(), limits)
 
 
 def main(config: bytes) -> int:

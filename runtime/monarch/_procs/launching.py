@@ -18,11 +18,9 @@ from contextlib import suppress
 import msgspec
 
 from monarch._procs import posix
-from monarch._procs.agent import AgentConfig
-from monarch._procs.forkserver import READY, Ended, Launched, Refused, Report, Setting
+from monarch._procs.agent_request import READY, AgentConfig, Ended, Launched, Refused, Report, Setting, launch
 from monarch._procs.identity import session_key
-from monarch._procs.launched import launch
-from monarch._procs.zygotes import environment
+from monarch._procs.zygote_environment import environment
 from monarch.exceptions import SpawnError
 
 VARIABLE = "MONARCH_SHARED_ZYGOTE"

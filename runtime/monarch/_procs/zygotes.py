@@ -11,7 +11,6 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 from typing import NoReturn
 
 import msgspec
@@ -20,13 +19,12 @@ from monarch._procs import forks, output, posix
 from monarch._procs.forks import RankSpec
 from monarch._procs.zygote import FDS_A_PACKET, LAST, MORE, Failed, Forked, ForkRequest, Ready, Setup, Succeeded
 from monarch._procs.zygote import main as serve
+from monarch._procs.zygote_environment import environment
 
 __all__ = ["Failed", "Forked", "Gone", "RankSpec", "Ready", "Succeeded", "Zygote"]
 
 _PACKET = 1 << 20
 _STDERR_LINES = 20
-# What is above the package, for the zygote to find it in.
-_ROOT = Path(__file__).resolve().parents[2]
 
 
 class Gone(msgspec.Struct, frozen=True):
@@ -316,21 +314,6 @@ def _become_zygote(agent: int, stderr: int, environ: Mapping[str, str] | None) -
         traceback.print_exc()
     finally:
         os._exit(status)
-
-
-def environment(changes: Mapping[str, str | None]) -> tuple[dict[str, str], dict[str, str | None]]:
-    """The environment of a zygote, and what it has to restore when its imports are done."""
-    # Large tensors in huge pages, where the system has these: other processes read such memory twice as fast.
-    wanted = {"THP_MEM_ALLOC_ENABLE": "1", **os.environ, **changes}
-    ours: dict[str, str] = {}
-    # numpy's BLAS starts its threads when it is loaded, and a fork would not have them.
-    if wanted.get("OPENBLAS_NUM_THREADS") is None:
-        ours["OPENBLAS_NUM_THREADS"] = "1"
-    if _ROOT.name not in ("site-packages", "dist-packages"):
-        path = wanted.get("PYTHONPATH")
-        ours["PYTHONPATH"] = f"{path}{os.pathsep}{_ROOT}" if path else str(_ROOT)
-    environ = {key: value for key, value in {**wanted, **ours}.items() if value is not None}
-    return environ, {key: wanted.get(key) for key in ours}
 
 
 def _signal_name(number: int) -> str:

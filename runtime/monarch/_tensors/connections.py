@@ -11,22 +11,29 @@ import socket
 from collections.abc import Sequence
 
 
-def tcp_sockets() -> set[tuple[int, int]]:
-    """File descriptor and inode of each TCP socket of this process."""
+def open_sockets() -> set[tuple[int, int]]:
+    """File descriptor and inode of each socket of this process, of any kind: to ask each for its kind takes longer."""
     found: set[tuple[int, int]] = set()
     for name in os.listdir("/proc/self/fd"):
         try:
             about = os.readlink(f"/proc/self/fd/{name}")
-            if about.startswith("socket:[") and _is_tcp(int(name)):
-                found.add((int(name), int(about[8:-1])))
         except OSError:
             # Closed meanwhile.
             continue
+        if about.startswith("socket:["):
+            found.add((int(name), int(about[8:-1])))
     return found
 
 
 def shut_down(sockets: set[tuple[int, int]]) -> int:
-    """Ends connections of this process from both sides, without closing their descriptors; how many there were."""
+    """Ends TCP connections of this process from both sides, without closing their descriptors.
+
+    Args:
+        sockets: as ``open_sockets`` has them; others than those of TCP are left alone.
+
+    Returns:
+        How many connections there were.
+    """
     count = 0
     for number, inode in sockets:
         try:
@@ -39,18 +46,18 @@ def shut_down(sockets: set[tuple[int, int]]) -> int:
                 os.close(copy)
                 continue
             with socket.socket(fileno=copy) as connection:
-                connection.getpeername()
-                connection.shutdown(socket.SHUT_RDWR)
-                count += 1
+                if _is_tcp(connection):
+                    connection.getpeername()
+                    connection.shutdown(socket.SHUT_RDWR)
+                    count += 1
         except OSError:
             # Not connected, or not any more.
             continue
     return count
 
 
-def _is_tcp(number: int) -> bool:
-    with socket.socket(fileno=os.dup(number)) as copy:
-        return copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM
+def _is_tcp(any_socket: socket.socket) -> bool:
+    return any_socket.family in (socket.AF_INET, socket.AF_INET6) and any_socket.type == socket.SOCK_STREAM
 
 
 def of_collectives(hosts: Sequence[str]) -> set[tuple[int, int]]:
@@ -66,10 +73,10 @@ def of_collectives(hosts: Sequence[str]) -> set[tuple[int, int]]:
     near = {str(entry[4][0]) for host in hosts if host for entry in socket.getaddrinfo(host, None)}
     near.update(each.address.partition("%")[0] for addresses in psutil.net_if_addrs().values() for each in addresses)
     found: set[tuple[int, int]] = set()
-    for number, inode in tcp_sockets():
+    for number, inode in open_sockets():
         try:
             with socket.socket(fileno=os.dup(number)) as copy:
-                if str(copy.getpeername()[0]).removeprefix("::ffff:").partition("%")[0] in near:
+                if _is_tcp(copy) and str(copy.getpeername()[0]).removeprefix("::ffff:").partition("%")[0] in near:
                     found.add((number, inode))
         except OSError:
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from contextlib import suppress
 
 LOOPBACK = "127.0.0.1"
 
@@ -25,12 +26,11 @@ def choose_interface(address: str) -> None:
 
 def interface_of(address: str) -> str:
     """The name of the interface with this IPv4 or IPv6 address, or of this host name; empty if there is none."""
-    try:
-        known = {str(entry[4][0]) for entry in socket.getaddrinfo(address, None)}
-    except OSError:
+    known = _addresses(address)
+    if not known:
         return ""
     # The common case, without the 15 ms that importing psutil takes in each rank.
-    if all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in known):
+    if all(_parsed(each).is_loopback for each in known):
         return "lo" if any(name == "lo" for _, name in socket.if_nameindex()) else ""
     import psutil
 
@@ -38,3 +38,17 @@ def interface_of(address: str) -> str:
         if any(each.address.partition("%")[0] in known for each in addresses):
             return name
     return ""
+
+
+def _addresses(address: str) -> set[str]:
+    """What an address is known as; empty for a host name that nobody knows."""
+    # Looking up what is an address already imports the tables for host names, 5 ms in each rank.
+    with suppress(ValueError):
+        return {str(_parsed(address))}
+    with suppress(OSError):
+        return {str(entry[4][0]) for entry in socket.getaddrinfo(address, None)}
+    return set()
+
+
+def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return ipaddress.ip_address(address.partition("%")[0])

@@ -15,13 +15,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from monarch._procs.helpers import in_helper
-from monarch._tensors.connections import of_collectives, shut_down, tcp_sockets
+from monarch._tensors.connections import of_collectives, open_sockets, shut_down
 from monarch._tensors.interfaces import choose_interface
 from monarch._tensors.rendezvous import find_store, meet
 from monarch._tensors.subgroups import make_subgroup
 from monarch.exceptions import GroupError
 
 BOTH = "cpu:gloo,cuda:nccl"
+_AT_ONCE = "GLOO_ENABLE_STORE_V2_API"
+"""Environment variable: gloo asks the store for all addresses at once, where 64 ranks would ask it 8,000 times."""
 _TIMEOUT = datetime.timedelta(minutes=30)
 """As torch has it; a rank that dies frees the others long before."""
 
@@ -72,14 +74,14 @@ class World:
     def _make(self, key: tuple[int, ...]) -> Any:
         if key == tuple(range(self.place.size)):
             return dist.group.WORLD
-        before = self.making[key] = tcp_sockets()
+        before = self.making[key] = open_sockets()
         try:
             store = find_store(self.place.address, self.place.port, self.place.size)
             store.set_timeout(_TIMEOUT)
             # Only its members take part, so that the others may do something else.
             return make_subgroup(key, self.backend(key), store, self.token, _TIMEOUT)
         finally:
-            self.sockets |= tcp_sockets() - before
+            self.sockets |= open_sockets() - before
             del self.making[key]
 
     def backend(self, ranks: Sequence[int]) -> str:
@@ -96,7 +98,7 @@ class World:
 
     def free(self) -> int:
         """Frees whoever waits in a collective here, and with that spoils the groups; how many connections it cut."""
-        making = [tcp_sockets() - before for before in list(self.making.values())]
+        making = [open_sockets() - before for before in list(self.making.values())]
         return shut_down(self.sockets.union(*making)) + _abort_nccl()
 
 
@@ -125,6 +127,7 @@ def form(place: Place, store: Store) -> World:
         GroupError: others did not come, or the group could not be made.
     """
     choose_interface(place.own_address)
+    os.environ.setdefault(_AT_ONCE, "1")
     said = meet(store, place.rank, place.size, f"{place.device}\n{_default_group()}\n{secrets.token_hex(4)}")
     devices, theirs, tokens = zip(*(each.split("\n") for each in said), strict=True)
     devices, token = list(devices), tokens[0]
@@ -139,7 +142,7 @@ def form(place: Place, store: Store) -> World:
         world = World(place, store, devices, token, of_collectives([place.address, place.own_address]))
         world.group(range(place.size))
         return world
-    before = tcp_sockets()
+    before = open_sockets()
     try:
         dist.init_process_group(
             choose_backend(devices),
@@ -150,7 +153,7 @@ def form(place: Place, store: Store) -> World:
         )
     except RuntimeError as error:
         raise GroupError(f"the process group could not be made on rank {place.rank}: {error}") from error
-    world = World(place, store, devices, token, tcp_sockets() - before)
+    world = World(place, store, devices, token, open_sockets() - before)
     world.group(range(place.size))
     return world
 

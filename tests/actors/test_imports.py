@@ -1,0 +1,23 @@
+"""What a program pays for before its first mesh: imports of what most programs never use come later."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import monarch.actor
+
+LATER = ("asyncio", "numpy", "psutil", "torch", "monarch._procs.agent", "monarch._procs.zygote", "monarch._transfers")
+
+
+def test_actors_are_imported_without_what_few_programs_use() -> None:
+    code = f"import sys, monarch.actor; print(*(name for name in {LATER!r} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_an_unknown_name_of_actors_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match=r"module 'monarch\.actor' has no attribute 'no_such_name'"):
+        _ = monarch.actor.no_such_name  # pyright: ignore[reportAttributeAccessIssue]

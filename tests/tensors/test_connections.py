@@ -1,0 +1,58 @@
+"""Which sockets of a process are those of a collective, and which interface collectives go by."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from monarch._tensors.connections import open_sockets, shut_down
+from monarch._tensors.interfaces import interface_of
+
+
+def test_only_connections_of_tcp_are_shut_down() -> None:
+    before = open_sockets()
+    near, far = socket.socketpair()
+    with (
+        near,
+        far,
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as a,
+    ):
+        b = server.accept()[0]
+        with b:
+            assert len(open_sockets() - before) == 5
+            assert shut_down(open_sockets() - before) == 2
+            assert a.recv(1) == b.recv(1) == b""
+            near.send(b"1")
+            assert far.recv(1) == b"1"
+
+
+def test_a_descriptor_that_is_another_socket_now_is_left_alone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        a = socket.create_connection(server.getsockname())
+        b = server.accept()[0]
+        with a, b:
+            known = {(number, inode + 1) for number, inode in open_sockets() if number in (a.fileno(), b.fileno())}
+            assert shut_down(known) == 0
+            a.send(b"1")
+            assert b.recv(1) == b"1"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_the_loopback_is_the_interface_of_its_addresses(address: str) -> None:
+    assert interface_of(address) == "lo"
+
+
+def test_an_address_that_nobody_has_has_no_interface() -> None:
+    assert interface_of("192.0.2.1") == ""
+    assert interface_of("no-such-host.invalid") == ""
+
+
+def test_the_interface_of_an_address_is_found_without_names() -> None:
+    code = "import sys; from monarch._tensors.interfaces import interface_of; interface_of('127.0.0.1')"
+    code += "; print('encodings.idna' in sys.modules, 'psutil' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
