@@ -407,7 +407,8 @@ def test_frames_that_are_none_are_told_of_seldom(rig: Rig) -> None:
 def test_a_spawn_that_cannot_be_read_is_a_death_of_its_procs(rig: Rig) -> None:
     rig.link.send(m.encode(m.Spawn(OWNER, ["h/odd.0", "h/odd.1"], "none", b"", [0], {}, {}, [], 1, "t", [], "")))
     for proc in ("h/odd.0", "h/odd.1"):
-        assert rig.dead(proc).reason.startswith("could not be started: ValueError: ")
+        reason = rig.dead(proc).reason
+        assert reason == "could not be started: ProtocolError: a Spawn of 2 procs has 1 places"
     rig.is_well()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from leaks import wait_until
 from monarch._wire import descriptors
+from monarch._wire.accepting import tolerate_full_table
 from monarch._wire.descriptors import RESERVE, Reserve, limit_of, used_by
 from monarch._wire.links import Inbox, Link, make_context, shut_path
 
@@ -193,6 +195,57 @@ def test_full_process_is_not_aborted_by_a_connection(tmp_path: Path) -> None:
     for link in links:
         link.close()
     context.term()
+
+
+SURPRISED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+from monarch._wire.links import Inbox, make_context
+inbox = Inbox(make_context(), "ipc://" + sys.argv[1])
+held = []
+try:
+    while True:
+        held.append(os.dup(0))
+except OSError:
+    pass
+# Nobody looks after the socket's file: the connections come before the next look.
+print("full", flush=True)
+sys.stdin.readline()
+for fd in held:
+    os.close(fd)
+print(*sorted(inbox.socket.recv().decode() for _ in range(3)))
+"""
+
+
+@pytest.mark.skipif(not tolerate_full_table(), reason="libzmq aborts then on this machine: see 0034")
+def test_connection_before_the_next_look_aborts_nobody(tmp_path: Path) -> None:
+    """As when user code takes the last descriptors in a moment; the connection is accepted when there is room."""
+    path = str(tmp_path / "it")
+    process = subprocess.Popen(
+        [sys.executable, "-c", SURPRISED, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None and process.stdout is not None
+    context = make_context()
+    with process:
+        assert process.stdout.readline() == "full\n"
+        links = [Link(context, f"ipc://{path}", b"hello") for _ in range(3)]
+        before = os.times()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "hello hello hello\n"
+        assert process.wait(20) == 0
+    # It waited without spinning.
+    assert os.times().children_user + os.times().children_system - before.children_user < 3
+    for link in links:
+        link.close()
+    context.term()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="there are instructions for x86-64 only")
+def test_accept_is_replaced_on_this_machine() -> None:
+    assert tolerate_full_table()
 
 
 def test_reserve_is_given_up_when_descriptors_are_short() -> None:

@@ -168,6 +168,26 @@ def test_rank_that_is_never_ready_is_given_up(program: Callable[..., Any]) -> No
     assert done.ok().splitlines() == ["True True", "2"], done.err
 
 
+# A host agent that is told to end
+
+TERMINATED = (
+    START
+    + """
+actors = start(2)
+actors.pid.call().get(30)
+os.kill(get_runtime().session.agent_pid, signal.SIGTERM)
+print("was lost with the host agent, which exited with code" in dies(actors), use(2))
+"""
+)
+
+
+def test_terminated_agent_is_a_loss_and_no_hang(program: Callable[..., Any]) -> None:
+    """It removes the folder of the session as it goes, which the program then looks through."""
+    done = program(TERMINATED)
+    assert done.ok() == "True 2\n", done.err
+    assert "Traceback" not in done.err
+
+
 # Hosts that are lost
 
 LOST = (
@@ -358,9 +378,10 @@ print(asked.get(30) == pids[1], list(actors.pid.call().get(30).values()) == pids
 )
 
 
-def test_program_that_was_stopped_goes_on_with_its_ranks(program: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("seconds", ["6", "30"])
+def test_program_that_was_stopped_goes_on_with_its_ranks(program: Callable[..., Any], seconds: str) -> None:
     """For longer than a lease: on its own host nobody takes that for its end."""
-    assert program(PAUSED, "6").ok() == "True True 1\n"
+    assert program(PAUSED, seconds, timeout=100).ok() == "True True 1\n"
 
 
 def test_session_that_was_killed_while_stopped_leaves_nothing(program: Callable[..., Any]) -> None:

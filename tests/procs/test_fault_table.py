@@ -8,9 +8,10 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,31 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(30)]
 
 BOUND = 2.0
 """Seconds after which nothing may be left."""
+
+
+BYSTANDER = """
+import os, signal, sys
+from contextlib import suppress
+from monarch.actor import Actor, endpoint, this_host
+class A(Actor):
+    @endpoint
+    def pid(self):
+        return os.getpid()
+def start(count):
+    return this_host().spawn_procs({"gpus": count}).spawn("a", A)
+first = start(2)
+pids = list(first.pid.call().get(30).values())
+# These are being made when the others die.
+second = start(4)
+for pid in map(int, sys.argv[1:]):
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+made = list(second.pid.call().get(30).values())
+print(list(first.pid.call().get(30).values()) == pids)
+print(list(second.pid.call().get(30).values()) == made)
+print(len(start(4).pid.call().get(30)), list(first.pid.call().get(30).values()) == pids)
+"""
+"""A session that shares the fork server, and kills what it is told to."""
 
 
 class Family:
@@ -120,10 +146,23 @@ def family() -> Iterator[Family]:
         "controller agent zygote",
         "controller agent zygote spare",
         "rank controller agent zygote server",
+        "server controller",
+        "server agent",
     ],
 )
 def test_nothing_is_left_when_these_are_killed(family: Family, whats: str) -> None:
     family.kill(*whats.split())
+    assert wait_until(lambda: not family.left(), BOUND), family.left()
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("whats", ["rank controller agent zygote spare", "controller server", "zygote agent server"])
+def test_another_session_does_not_notice(family: Family, program: Callable[..., Any], whats: str) -> None:
+    """A session of the same user goes on, and makes ranks while the other one is killed and after that."""
+    pids = [str(pid) for what in whats.split() for pid in family.pids[what]]
+    done = program(BYSTANDER, *pids)
+    assert done.code == 0, done.err
+    assert done.out.splitlines() == ["True", "True", "4 True"], done.err
     assert wait_until(lambda: not family.left(), BOUND), family.left()
 
 
@@ -143,9 +182,16 @@ def test_children_of_ranks_end_when_their_mesh_is_stopped(family: Family) -> Non
     assert family.program.poll() is None
 
 
-def test_children_of_ranks_outlive_a_zygote(family: Family) -> None:
-    family.kill("zygote")
+@pytest.mark.parametrize("whats", ["zygote", "server", "server zygote spare"])
+def test_children_of_ranks_outlive_who_has_forked_them(family: Family, whats: str) -> None:
+    """The session goes on, and ends them with its ranks."""
+    family.kill(*whats.split())
     assert len(family.living()) == 18
+    assert family.program.stdin is not None and family.program.stdout is not None
+    family.program.stdin.write("stop\n")
+    family.program.stdin.flush()
+    assert family.program.stdout.readline() == "stopped\n"
+    assert wait_until(lambda: not family.living(), BOUND), family.living()
 
 
 def test_the_next_session_ends_what_nobody_was_left_to_end(family: Family) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -167,10 +168,7 @@ class Session:
         os.close(errors)
         if self.runtime.closed or self._agent is not agent:
             return
-        # Its ranks die with it, and cannot remove what they listened on.
-        for name in os.listdir(self.folder):
-            if not name.startswith(self.runtime.proc.partition("/")[2]):
-                remove_socket(self.folder, f"{self.runtime.host}/{name}")
+        self._remove_sockets()
         how = how_it_ended(agent.status) if agent.status is not None else "has ended"
         reason = f"was lost with the host agent, which {how}" + (f": {tail.splitlines()[-1]}" if tail else "")
 
@@ -187,6 +185,15 @@ class Session:
         for pause in _SWEEPS:
             time.sleep(pause)
             end_orphans(spare_trackers=pause < _SWEEPS[-1])
+
+    def _remove_sockets(self) -> None:
+        """The ranks of an agent that has died die with it, and cannot remove what they listened on."""
+        own = self.runtime.proc.partition("/")[2]
+        # An agent that was told to end has removed the folder as well.
+        with suppress(OSError):
+            for name in os.listdir(self.folder):
+                if not name.startswith(own):
+                    remove_socket(self.folder, f"{self.runtime.host}/{name}")
 
     def _base_env(self, host: str) -> dict[str, str | None]:
         if host != self.runtime.host:

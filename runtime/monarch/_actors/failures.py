@@ -13,7 +13,7 @@ import msgspec
 
 from monarch._core.extent import Extent, Point
 from monarch._core.ranks import describe_ranks
-from monarch._wire.messages import VERSION, Failure, encode
+from monarch._wire.messages import UNREADABLE, VERSION, Failure, encode
 from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import ActorError, MonarchError, ProtocolError
 
@@ -40,7 +40,7 @@ def unpack_failure(data: bytes) -> Failure:
     """The failure that ``pack_failure`` packed; for what is none, one that says so and is raised as ProtocolError."""
     try:
         return _unpack(data)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         text = f"an error arrived as {len(data)} bytes that are no failure of protocol version {VERSION}: {error}"
         known = ProtocolError(text)
         return Failure("ProtocolError", text, "", f"ProtocolError: {text}", _pickled(known), True)

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -37,6 +38,7 @@ from monarch._procs.session import (
     make_folder,
     remove_folder,
     remove_socket,
+    sweep,
 )
 from monarch._procs.spawning import Forks
 from monarch._procs.switch import Frames, Switch
@@ -231,6 +233,8 @@ class Agent:
             for proc in spawn.procs:
                 self._tell(spawn.src, m.Dead(proc, reason, False, []))
             return
+        if len(spawn.procs) != len(spawn.places):
+            raise ProtocolError(f"a Spawn of {len(spawn.procs)} procs has {len(spawn.places)} places")
         fds = [(memfd("stdout"), memfd("stderr")) for _ in spawn.procs]
         for proc, place, pair in zip(spawn.procs, spawn.places, fds, strict=True):
             self.children.add(Child(proc, spawn.src, f"{spawn.title}[{place}]", pair))
@@ -497,6 +501,9 @@ class Agent:
         self._residence.close()
         end_descendants()
         end_orphans_in_time()
+        with contextlib.suppress(OSError):
+            # The fork server may have been killed with the controller, and has a folder too.
+            sweep(Path(self.folder).parent)
         remove_folder(self.folder)
 
 

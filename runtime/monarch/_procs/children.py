@@ -13,6 +13,7 @@ from monarch._procs.mark import Last, Place
 from monarch._procs.oom import OomWatch
 from monarch._procs.orphans import can_mark
 from monarch._procs.output import brief, limit, read_tail, relieve
+from monarch._procs.shared_files import full_shared_memory, remove_torn
 from monarch._wire.messages import Dead
 
 _REMEMBERED = 20_000
@@ -129,6 +130,12 @@ class Children:
         reason = how_it_ended(status)
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and self._oom.has_struck():
             reason += ", just when the kernel ended processes because memory had run out (OOM killer)"
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGBUS and (size := full_shared_memory()):
+            reason += (
+                f" while /dev/shm, of {size}, was full; make it larger (docker run --shm-size=8g, or "
+                f"mount -o remount,size=8g /dev/shm), or use less shared memory (fewer DataLoader workers)"
+            )
+        remove_torn(child.pid)
         last = self._last(child.proc)
         if last.stopped and not child.killed:
             # The owner tells a rank and its agent at once, so the rank may end before its agent has heard of it.

@@ -38,18 +38,27 @@ class Mark:
     """The file of this process. To say where it is costs a store into memory."""
 
     def __init__(self, folder: str, proc: str) -> None:
-        fd = os.open(_path(folder, proc), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(fd, _SIZE)
-            self.slot = memoryview(mmap.mmap(fd, _SIZE)).cast("q")
-            """Its one element is what ``at`` gives, or 0 between cells."""
-        finally:
-            os.close(fd)
+        self.slot = memoryview(_memory(_path(folder, proc))).cast("q")
+        """Its one element is what ``at`` gives, or 0 between cells."""
 
     @staticmethod
     def at(cell: int, line: int) -> int:
         """A line of a cell as one number."""
         return (cell << _SHIFT) + line
+
+
+def _memory(path: str) -> mmap.mmap:
+    """A file as memory. Where there is no room for it, memory that nobody else sees: cells run all the same."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # A store to a page that the disk has no room for would end the process by SIGBUS.
+            os.posix_fallocate(fd, 0, _SIZE)
+            return mmap.mmap(fd, _SIZE)
+        finally:
+            os.close(fd)
+    except OSError:
+        return mmap.mmap(-1, _SIZE)
 
 
 def mark_stopped(folder: str, proc: str) -> None:

@@ -7,6 +7,7 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from monarch._core.seldom import Seldom
@@ -92,7 +93,9 @@ class AgentMishaps:
         print(f"{self._proc}: {text} ({where})", file=sys.stderr, flush=True)
         if owner:
             failure = m.Failure("internal", text, where, traceback.format_exc()[-10_000:], None, False)
-            self._tell(owner, m.Fault(self._proc, m.INTERNAL, 0, m.encode(failure)))
+            # The controller may be out of reach, which is no reason to end everybody's ranks.
+            with suppress(Exception):
+                self._tell(owner, m.Fault(self._proc, m.INTERNAL, 0, m.encode(failure)))
 
 
 def _text(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -9,6 +10,7 @@ import shutil
 import stat
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,30 +27,59 @@ _TOUCH = 3600.0
 _NAME_ROOM = 30
 
 
-def _base() -> Path:
-    """The folder of this user's sessions; short, because the path of a socket may not be long."""
-    for folder in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
-        if folder and os.access(folder, os.W_OK) and len(folder) + 40 + _NAME_ROOM < IPC_PATH_LIMIT:
-            base = Path(folder) / f"monarch-{os.getuid()}"
-            try:
-                base.mkdir(mode=0o700)
-            except FileExistsError:
-                pass
-            known = base.lstat()
-            if known.st_uid == os.getuid() and not os.path.islink(base):
-                base.chmod(0o700)
-                return base
+def _places() -> list[str]:
+    """Folders that may have that of this user's sessions; short, because the path of a socket may not be long."""
+    wanted = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")
+    fit = [folder for folder in wanted if folder and len(folder) + 40 + _NAME_ROOM < IPC_PATH_LIMIT]
+    return [folder for folder in dict.fromkeys(fit) if os.access(folder, os.W_OK)]
+
+
+def _has_room(folder: str) -> bool:
+    """Whether a file can be made in a folder, as far as its file system says."""
+    known = os.statvfs(folder)
+    return known.f_bavail > 0 and (known.f_favail > 0 or not known.f_files)
+
+
+def _base(places: Sequence[str] | None = None) -> Path:
+    """The folder of this user's sessions, in the first of the places where that can be."""
+    for folder in _places() if places is None else places:
+        base = Path(folder) / f"monarch-{os.getuid()}"
+        try:
+            base.mkdir(mode=0o700)
+        except FileExistsError:
+            pass
+        known = base.lstat()
+        if known.st_uid == os.getuid() and not os.path.islink(base):
+            base.chmod(0o700)
+            return base
     return Path(tempfile.mkdtemp(prefix="monarch-"))
 
 
+def _with_room() -> list[str]:
+    """The places that have room; OSError if there are places and none has."""
+    places = _places()
+    free = [folder for folder in places if _has_room(folder)]
+    if places and not free:
+        raise OSError(
+            errno.ENOSPC,
+            f"cannot make the folder of a session: no space left in {' or '.join(places)}; free some there, or set "
+            f"XDG_RUNTIME_DIR to a folder with a short path on a disk that has some",
+        )
+    return free
+
+
 def make_folder() -> str:
-    """A new folder for the sockets of this process's session; what sessions that have died have left is removed."""
+    """A new folder for the sockets of this process's session; what sessions that have died have left is removed.
+
+    Raises:
+        OSError: no disk that could have it has room.
+    """
     # Whose it is stands in its name, so that there is no moment at which it is nobody's.
     pid = os.getpid()
     name = f"s{secrets.token_hex(4)}-{pid}-{proc_start_time(pid)}"
     while True:
         try:
-            base = _base()
+            base = _base(_with_room())
             end_orphans(spare_trackers=True)
             sweep(base)
             folder = base / name

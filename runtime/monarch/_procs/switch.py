@@ -54,26 +54,32 @@ class Switch:
         """
         if self.door is None:
             self.door = Doorkeeper(self.context)
-        self._earlier += [socket for socket in (self.owner_socket, self.peer_socket) if socket is not None]
         self.door.allow("owner", [owner])
         self.door.allow("peers", [owner, *allowed])
-        for name in ("owner_socket", "peer_socket"):
-            socket = self.context.socket(zmq.PULL)
-            socket.set_hwm(0)
-            socket.set(zmq.LINGER, 0)
-            setattr(self, name, socket)
-        assert self.owner_socket is not None and self.peer_socket is not None
-        self.owner_monitor = self.owner_socket.get_monitor_socket(
-            zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-        )
+        owners, peers = (self._tcp_socket() for _ in range(2))
+        monitor = owners.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         # A port that was named is the owner's; the other one is free to be any.
         bare = address if not address.rpartition(":")[2].isdigit() else address.rpartition(":")[0]
-        return Listening(
-            self.proc,
-            self.door.bind(self.owner_socket, address, self.keys, "owner", self.lease),
-            self.door.bind(self.peer_socket, bare, self.keys, "peers", self.lease),
-            self.keys.public.decode(),
-        )
+        try:
+            listening = Listening(
+                self.proc,
+                self.door.bind(owners, address, self.keys, "owner", self.lease),
+                self.door.bind(peers, bare, self.keys, "peers", self.lease),
+                self.keys.public.decode(),
+            )
+        except zmq.ZMQError:
+            _close(owners, peers)
+            monitor.close(0)
+            raise
+        self._earlier += [socket for socket in (self.owner_socket, self.peer_socket) if socket is not None]
+        self.owner_socket, self.peer_socket, self.owner_monitor = owners, peers, monitor
+        return listening
+
+    def _tcp_socket(self) -> zmq.Socket[bytes]:
+        socket = self.context.socket(zmq.PULL)
+        socket.set_hwm(0)
+        socket.set(zmq.LINGER, 0)
+        return socket
 
     def learn(self, hosts: Hosts) -> None:
         """Takes note of where other hosts listen, and lets them in."""
@@ -192,9 +198,13 @@ class Switch:
         for link in self._links.values():
             link.close(200)
         self.inbox.close()
-        for socket in (*self._earlier, self.owner_socket, self.peer_socket):
-            if socket is not None:
-                socket.disable_monitor()
-                socket.close(0)
+        _close(*self._earlier, self.owner_socket, self.peer_socket)
         if self.door is not None:
             self.door.close()
+
+
+def _close(*sockets: zmq.Socket[bytes] | None) -> None:
+    for socket in sockets:
+        if socket is not None:
+            socket.disable_monitor()
+            socket.close(0)

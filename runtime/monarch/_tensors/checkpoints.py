@@ -121,7 +121,20 @@ class Copy(DefaultSavePlanner):
             cause = _of_the_disk(error)
             if cause is None:
                 raise
-            raise OSError(cause.errno, f"{cause.strerror}, in writing to {folder}") from error
+            raise OSError(cause.errno, f"{cause.strerror}, in writing to {folder}{self._room(folder)}") from error
+
+    def _room(self, folder: str) -> str:
+        """How many bytes this copy has, and how many the disk has left, for an error."""
+        size = sum(
+            each.nbytes if isinstance(each, torch.Tensor) else len(each.getbuffer()) for each in self._copies.values()
+        )
+        try:
+            disk = os.statvfs(folder)
+        except OSError:
+            return ""
+        return (
+            f": this rank has up to {size:,} bytes to write, and {disk.f_bavail * disk.f_frsize:,} bytes are free there"
+        )
 
 
 class Whole:

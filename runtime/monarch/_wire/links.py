@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from monarch._wire.accepting import tolerate_full_table
 from monarch._wire.descriptors import limit_of, reserve
 from monarch._wire.split import PIECE, split
 
@@ -30,6 +31,7 @@ IPC_PATH_LIMIT = 107
 
 def make_context() -> zmq.Context[zmq.Socket[bytes]]:
     """A context for as many sockets as the process may have files."""
+    tolerate_full_table()
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, min(65535, context.get(zmq.SOCKET_LIMIT)))
     return context

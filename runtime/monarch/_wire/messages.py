@@ -367,6 +367,8 @@ AnyMessage: TypeAlias = (
 )
 
 encode = msgspec.msgpack.Encoder().encode
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What decoding raises: a ValueError for text that is not UTF-8, a RecursionError for values nested without end."""
 _decode = msgspec.msgpack.Decoder(AnyMessage).decode
 
 
@@ -374,7 +376,7 @@ def decode(frame: bytes | memoryview) -> AnyMessage:
     """The message of a frame; ProtocolError if it is none of this version."""
     try:
         return _decode(frame)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ProtocolError(
             f"a control message of {len(frame)} bytes is not one of protocol version {VERSION}: {error}"
         ) from None
