@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from threading import Lock
+from collections.abc import Callable
+from threading import Event
 from typing import Any
 
 from monarch._actors.channel import Channel
@@ -11,6 +12,8 @@ from monarch_kernel.render import bundle_of_ranks
 
 _WINDOW = 0.3
 """Seconds for which the display of one rank waits for those of the others."""
+_LAST_S = 5.0
+"""Seconds for which the end of a cell waits for what it has displayed: to unpickle that may take any time."""
 
 
 class Displays:
@@ -31,7 +34,7 @@ class Displays:
         self._kernel = getattr(shell, "kernel", None)
         # The cell that runs now; it may have ended when something is displayed.
         self._parent = self._kernel.get_parent("shell") if self._kernel is not None else None
-        self._lock = Lock()
+        # From here on: the lane only.
         self._so_far: dict[int, int] = {}
         """How much each rank has displayed."""
         self._waiting: dict[int, dict[int, dict[str, Any]]] = {}
@@ -40,34 +43,37 @@ class Displays:
         self._receive, self._receiver.reply = self._receiver.reply, self._take
 
     def _take(self, reply: Any, frames: Any) -> None:
+        """In the receiving thread: to unpickle it may run code of the user, and to show it too."""
         self._receive(reply, frames)
+        _post(self._unpack)
+
+    def _unpack(self) -> None:
         rank, bundle = self._receiver.recv().get()
         if self._quiet:
             return
-        with self._lock:
-            turn = self._so_far.get(rank, 0)
-            self._so_far[rank] = turn + 1
-            idle = not self._waiting
-            waiting = self._waiting.setdefault(turn, {})
-            waiting[rank] = bundle
-            complete = len(waiting) == self._count
-            if complete:
-                del self._waiting[turn]
-        if complete:
+        turn = self._so_far.get(rank, 0)
+        self._so_far[rank] = turn + 1
+        idle = not self._waiting
+        waiting = self._waiting.setdefault(turn, {})
+        waiting[rank] = bundle
+        if len(waiting) == self._count:
+            del self._waiting[turn]
             self._show(waiting)
         elif idle:
-            get_runtime().pump.call_later(_WINDOW, self.flush)
+            get_runtime().pump.call_later(_WINDOW, lambda: _post(self._flush))
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """Shows what waits for others."""
-        with self._lock:
-            waiting, self._waiting = self._waiting, {}
+        waiting, self._waiting = self._waiting, {}
         for _, bundles in sorted(waiting.items()):
             self._show(bundles)
 
     def close(self) -> None:
-        """The cell has ended."""
-        self.flush()
+        """The cell has ended: shows what has arrived, in some seconds at most."""
+        shown = Event()
+        _post(self._flush)
+        _post(shown.set)
+        shown.wait(_LAST_S)
         self._receiver.close()
 
     def _show(self, bundles: dict[int, dict[str, Any]]) -> None:
@@ -81,3 +87,8 @@ class Displays:
         self._kernel.session.send(
             self._kernel.iopub_socket, "display_data", content, parent=self._parent, ident=b"display_data"
         )
+
+
+def _post(action: Callable[[], None]) -> None:
+    """Has something run on the lane of displays, one after the other."""
+    get_runtime().lanes.post("displays", action)

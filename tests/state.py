@@ -14,6 +14,7 @@ KNOWN_THREADS = (
     "monarch-hosts",
     "monarch-controllers",
     "monarch-judge",
+    "monarch-tells",
     "monarch-copy",
     "monarch-helper",
     "monarch-stream",

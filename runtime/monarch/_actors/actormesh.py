@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.birth import Birth
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from monarch._actors.spec import ActorSpec
 
-_following = Lock()
+_following = RLock()
 """So that no thread takes an older shape for the newest."""
 SHOWN = 32
 """Rows that a mesh shows at most."""
@@ -199,8 +199,11 @@ class ActorMesh(Grouped, MeshView, Managed):
         """The processes are more or fewer than before, and this is a mesh of actors on all of them."""
         state = self._state
         with _following:
-            region = state.procs.region()
-            state.region, self._shape = region, Shape.of(region)
+            shape = Shape.of(state.procs.region())
+            while shape.region is not state.procs.region():
+                # A __del__ has run in between, which has learned of a newer one.
+                shape = Shape.of(state.procs.region())
+            state.region, self._shape = shape.region, shape
 
     def _check_alive(self, method: str) -> None:
         """Raises what says that members have died."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monarch._actors.functions import Service, known_service, service_of
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps, loads
+from monarch._wire.plain import loads_plain
 
 if TYPE_CHECKING:
     from monarch._actors.runtime import Runtime
@@ -18,7 +20,7 @@ def on_ask(runtime: Runtime, ask: m.Ask) -> None:
     service = known_service(ask.service)
     lane = f"service-{ask.service.partition(':')[0].rpartition('.')[2]}"
     if service is not None and service.kind == "quick" and runtime.lanes.is_idle(lane):
-        _run(runtime, ask, service)
+        _run(runtime, ask, service, loads_plain)
         return
     # The first one of a module imports that, which may wait for another thread that imports.
     try:
@@ -27,11 +29,11 @@ def on_ask(runtime: Runtime, ask: m.Ask) -> None:
         _answer_error(runtime, ask, error)
 
 
-def _run(runtime: Runtime, ask: m.Ask, service: Service | None) -> None:
+def _run(runtime: Runtime, ask: m.Ask, service: Service | None, load: Callable[[bytes], Any] = loads) -> None:
     try:
         if service is None:
             service = service_of(ask.service)
-        body = dumps(service.function(*loads(ask.body)))[0]
+        body = dumps(service.function(*load(ask.body)))[0]
     except BaseException as error:
         _answer_error(runtime, ask, error)
     else:

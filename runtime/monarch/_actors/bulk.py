@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any, cast
 
 from monarch._actors.functions import function_of
@@ -45,7 +45,7 @@ class Bulk:
         self.releases: deque[tuple[int, int]] = deque()
         """Shared memory that was let go of here, and that its owner was not told of yet: pid and segment."""
         self.mappings = Mappings(self._on_release)
-        self._bulk_lock = Lock()
+        self._bulk_lock = RLock()
         # These three under _bulk_lock.
         self._spaces: set[_Space] = set()
         self._mapped = 0

@@ -341,6 +341,11 @@ class Cell:
         else:
             self.fail(failure)
 
+    def supervises(self) -> bool:
+        """Whether the actor judges failures in what it owns."""
+        # Its class is asked, since a __getattr__ of the user's may wait.
+        return any("__supervise__" in vars(base) for base in type(self.instance).__mro__)
+
     def supervise(self, failure: Any, judged: Callable[[bool], None]) -> None:
         """Has the actor's ``__supervise__`` judge a failure in what it owns."""
 

@@ -42,7 +42,7 @@ class Deaths:
     def __init__(self, runtime: Runtime, escalation: Escalation) -> None:
         self._runtime = runtime
         self._escalation = escalation
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         """Of all Supervision machines too; held for their steps alone."""
         self._known: dict[tuple[str, int], _Death] = {}
         """By mesh and rank, the death of its last process. Lock: ``_lock``."""

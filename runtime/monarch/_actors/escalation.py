@@ -85,7 +85,7 @@ class Escalation:
                 judged(True)
                 return
         cell = self._runtime.actors.get(owner) if owner else None
-        if cell is not None and hasattr(cell.instance, "__supervise__"):
+        if cell is not None and cell.supervises():
             cell.supervise(failure, judged)
         else:
             judged(False)

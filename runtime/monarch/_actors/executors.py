@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._actors.interrupts import ThreadInterrupts
 from monarch._actors.runtime import Runtime
 from monarch._core.later import asyncio
+from monarch._procs.leadership import Gate
 from monarch.config import STOP_CANCEL
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Executor:
         """What interrupts this thread, if it is not the main one, which gets signals."""
         self.unwanted: set[asyncio.Task[Any]] = set()
         """Tasks of the event loop that a Ctrl-C is meant for."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._ended = False
         self._leaving = False
         """Whether the event loop is to end; written and read by the thread that this is for."""
@@ -69,13 +70,18 @@ class Executor:
         loop = asyncio.new_event_loop()
         loop.call_soon(first)
         with self._lock:
-            for _ in self._items:
-                loop.call_soon(self._run_item)
+            # First: what a __del__ that runs in the middle of this delivers goes to the loop too, perhaps twice.
             self.loop = loop
+            for _ in range(len(self._items)):
+                loop.call_soon(self._run_item)
 
     def _run_item(self) -> None:
         """Runs the next item on the event loop; what an ended loop leaves is run without it."""
-        item = self._items.popleft()
+        try:
+            item = self._items.popleft()
+        except IndexError:
+            # It was called once too often: see enter_loop.
+            return
         if type(item) is tuple:
             item[0].start(item[1], item[2])
         else:
@@ -199,8 +205,8 @@ class MainExecutor(Executor):
         self.runtime.pump.notify(self)
 
     def _wait(self) -> None:
-        # The rank's own handler of SIGINT raises nothing while no code of the user runs.
-        self.runtime.pump.wait_unheld(self)
+        # No code of the user waits here that what a handler of a signal raises would be for.
+        self.runtime.pump.wait(self, report=traceback.print_exc)
 
     def deliver(self, cell: Cell, call: Call, more: Sequence[Any]) -> None:
         if self.loop is None and get_ident() == _MAIN:
@@ -223,15 +229,16 @@ class ThreadExecutor(Executor):
     def __init__(self, runtime: Runtime, name: str) -> None:
         super().__init__(runtime)
         self.interrupts = ThreadInterrupts()
-        self._semaphore = threading.Semaphore(0)
+        # Not a semaphore, whose lock a __del__ that delivers in the middle of its steps would wait for.
+        self._gate = Gate()
         self._thread = threading.Thread(target=self.run, name=name, daemon=True)
         self._thread.start()
 
     def _notify(self) -> None:
-        self._semaphore.release()
+        self._gate.open()
 
     def _wait(self) -> None:
-        self._semaphore.acquire()
+        self._gate.wait(None)
 
     def release(self, released: Action) -> None:
         self.end()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.services import Answers
@@ -39,7 +39,7 @@ class Party:
         self._runtime = gathers[0]._runtime
         self._on_failure = on_failure
         self._tasks = [(gather, position) for gather in gathers for position in range(len(gather.targets))]
-        self._lock = Lock()
+        self._lock = RLock()
         # All of these with the lock.
         self._machine: FailFast | None = None
         """There once a rank has failed."""

@@ -13,6 +13,7 @@ import msgspec
 
 from monarch._core.extent import Extent, Point
 from monarch._core.ranks import describe_ranks
+from monarch._wire import plain
 from monarch._wire.messages import UNREADABLE, VERSION, Failure, encode
 from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import ActorError, MonarchError, ProtocolError
@@ -75,11 +76,21 @@ def _pickled(error: BaseException) -> bytes | None:
         body, buffers = dumps(error)
         if buffers or len(body) > 1_000_000:
             return None
-        again = loads(body)
-        return body if type(again) is type(error) else None
+        return body if type(_again(body)) is type(error) else None
     except BaseException:
         # An __init__ that does not take its own args, a lock among its attributes, an interrupt: the text has to do.
         return None
+
+
+def _again(body: bytes) -> Any:
+    """What comes out of a pickled error. Most of this package's own are packed in the thread that receives."""
+    try:
+        return plain.loads_plain(body)
+    except ProtocolError:
+        if plain.receives_here():
+            # It has objects of the user's.
+            raise
+        return loads(body)
 
 
 def _text(error: BaseException) -> str:

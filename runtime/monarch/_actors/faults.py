@@ -30,7 +30,7 @@ class Faults:
         self._runtime = runtime
         self._escalation = Escalation(runtime)
         self._deaths = Deaths(runtime, self._escalation)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._failed: list[m.Fault] = []
         """Faults that are being collected. Lock: ``_lock``."""
         self._latest = 0
@@ -62,7 +62,7 @@ class Faults:
 
     def _is_judged_by_owner(self, actor: str) -> bool:
         cell = self._runtime.actors.get(self._runtime.owners.get(actor, ""))
-        return cell is not None and hasattr(cell.instance, "__supervise__")
+        return cell is not None and cell.supervises()
 
     def flush(self) -> None:
         """The program ends: tells its hook, in this thread, of constructors that have raised a moment ago."""

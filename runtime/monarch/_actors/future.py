@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._core.later import asyncio
+from monarch._procs.aside import tell_error
 from monarch.exceptions import CallTimeoutError, DeadlockError
 
 if TYPE_CHECKING:
@@ -181,9 +182,9 @@ class Future(Generic[R]):
         for callback in callbacks or ():
             try:
                 callback(self)
-            except Exception:
+            except Exception as error:
                 # It must not keep the others from being told.
-                traceback.print_exc()
+                tell_error(error)
 
     def _outcome(self, deadline: float | None = None) -> R:
         """The result of what has arrived, or its error, raised; until a time of the monotonic clock.

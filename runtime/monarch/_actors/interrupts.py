@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from monarch._actors.functions import service
 from monarch._core.later import asyncio
+from monarch._wire.held import harmless
 
 if TYPE_CHECKING:
     from monarch._actors.cells import Cell
@@ -27,6 +28,7 @@ noticed = 0
 
 def listen() -> None:
     """Takes that signal; called from the main thread."""
+    harmless.append(_notice)
     signal.signal(NOTICE, _notice)
 
 
@@ -59,7 +61,7 @@ class ThreadInterrupts:
     """Raises KeyboardInterrupt in a thread while it runs code of the user, and at no other time."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.ident = 0
         """The thread, once it has run something."""
         self._inside = False

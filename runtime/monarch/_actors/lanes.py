@@ -7,6 +7,8 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 
+from monarch._procs.leadership import Gate
+
 Action = Callable[[], None]
 _LINGER = 0.5
 """Seconds for which the thread of a lane waits for more."""
@@ -48,7 +50,7 @@ class _Lane:
         self._actions: deque[Action] = deque()
         self.pending = 0
         """How many actions have not ended."""
-        self._more = threading.Semaphore(0)
+        self._more = Gate()
         self._running = False
 
     def post(self, action: Action) -> None:
@@ -57,7 +59,7 @@ class _Lane:
             self._actions.append(action)
             starts, self._running = not self._running, True
         if not starts:
-            self._more.release()
+            self._more.open()
             return
         try:
             threading.Thread(target=self._run, name=f"monarch-{self._name}", daemon=True).start()
@@ -81,7 +83,7 @@ class _Lane:
                 del action
                 with self._lock:
                     self.pending -= 1
-            elif not self._more.acquire(timeout=_LINGER):
+            elif not self._more.wait(_LINGER):
                 with self._lock:
                     if not self._actions:
                         self._running = False

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from typing import TYPE_CHECKING
 
 from monarch._actors.failures import pack_failure, unpack_failure
 from monarch._actors.procs import split_proc
 from monarch._core.seldom import Seldom
+from monarch._procs.aside import tell
 from monarch._wire import messages as m
 from monarch.exceptions import MonarchError
 
@@ -71,7 +71,7 @@ class Mishaps:
         uid, rank = split_proc(proc)
         mesh = self._runtime.proc_meshes.get(uid, (uid, ""))[0]
         who = f"rank {rank} of {mesh}" if uid else "this program" if proc == self._runtime.proc else proc
-        print(f"monarch: internal error in {who}: {text}{_times(count)}", file=sys.stderr, flush=True)
+        tell(f"monarch: internal error in {who}: {text}{_times(count)}")
 
 
 def _refuse(runtime: Runtime, call: m.Call, error: Exception) -> None:

@@ -10,6 +10,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.runtime import Runtime, current
+from monarch._procs.leadership import Gate
 from monarch._procs.output import CHUNK_LIMIT, TAIL, Capture, Chunk, cost_of, flush_own, flush_streams
 from monarch._procs.text import set_pace
 from monarch._wire import messages as m
@@ -64,8 +65,12 @@ class Outbox:
         """Of who waits for room: the pump's, as of everything that is waited for."""
         runtime.handle(m.OutputCredit, self._on_credit)
         runtime.output_lost = self.reset
-        # The receiving thread, while it is in ``tick``; it is not slowed down.
-        self._ticking = 0
+        # Opens when streams are to be flushed: their locks may be held by code that prints, so a thread does that.
+        self._due = Gate()
+        # Set once: that thread, which is not slowed down.
+        self._flusher = threading.Thread(target=self._flush_when_due, name="monarch-flush", daemon=True)
+        self._flusher.start()
+        runtime.at_close.append(self._due.open)
         set_pace(self._pace)
 
     @property
@@ -84,13 +89,25 @@ class Outbox:
         self._interrupts = self._runtime.interrupts
 
     def tick(self) -> bool:
-        """Send what was printed in the middle of a call; for the receiving thread. Whether there was anything."""
-        self._ticking = get_ident()
-        try:
-            flush_own()
-        finally:
-            self._ticking = 0
+        """Send what was printed in the middle of a call; for the receiving thread. Whether there was anything.
+
+        What streams hold in buffers follows once another thread has flushed them.
+        """
+        self._due.open()
         return self._send_now()
+
+    def _flush_when_due(self) -> None:
+        while not self._runtime.closed:
+            self._due.wait(None)
+            flush_own()
+            if not self._runtime.closed:
+                self._send_now()
+
+    def send_printed(self) -> None:
+        """Send all that was printed, also beyond the window; waits for nothing, and runs no code of the user."""
+        flush_own()
+        with self._lock:
+            self._send(True)
 
     def reset(self) -> None:
         """Another program takes the output from now on: what the one before has not taken, it never will."""
@@ -99,7 +116,7 @@ class Outbox:
             self._ahead = 0
 
     def _pace(self) -> None:
-        if get_ident() != self._ticking:
+        if get_ident() != self._flusher.ident:
             self._capture.pace(self._ask)
 
     def _ask(self) -> None:
@@ -119,20 +136,21 @@ class Outbox:
         """Send what fits, unless another thread does so already."""
         if not self._lock.acquire(blocking=False):
             return True
-        here = self._busy()
-        token = current.set(here) if here is not None else None
         try:
-            sent = self._send()
+            sent = self._send(running=True)
             if self._capture.behind() > self._capture.most:
                 self._capture.trim(self._capture.most // 2)
             return sent
         finally:
-            if token is not None:
-                current.reset(token)
             self._lock.release()
 
-    def _send(self, all_of_it: bool = False) -> bool:
-        """Send what fits, with the lock held; whether there was anything."""
+    def _send(self, all_of_it: bool = False, running: bool = False) -> bool:
+        """Send what fits, with the lock held; whether there was anything.
+
+        Args:
+            all_of_it: whether what does not fit is sent as well.
+            running: whether it is of the call that runs, and not of this thread's.
+        """
         credits = self._credits
         while credits:
             self._ahead = max(0, self._ahead - credits.popleft())
@@ -140,7 +158,8 @@ class Outbox:
         chunks = self._capture.take(room, False)
         if not chunks:
             return False
-        here = current.get()
+        # After it was taken: a call that began before that may have printed it. One that ends waits for the lock.
+        here = (self._busy() if running else None) or current.get()
         where = ("", "", "", 0)
         if here is not None:
             where = (here[0].key, here[1].method, here[1].src, here[1].port)

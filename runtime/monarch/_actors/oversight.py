@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from monarch._actors.future import Promise, judging
 from monarch._core.events import Event
 from monarch._core.verdicts import Hold, Verdicts
+from monarch._procs.aside import tell_error
 from monarch.exceptions import SupervisionError
 
 if TYPE_CHECKING:
@@ -39,10 +40,10 @@ class Oversight:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._verdicts: Verdicts[Promise[None]] = Verdicts(lambda: Promise(runtime, "a verdict"))
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._supervisors: tuple[Judge, ...] = ()
         """Those whose ``with`` block runs, outermost first. Replaced as a whole under ``_lock``."""
-        self.settled: Event[str] = Event()
+        self.settled: Event[str] = Event(tell_error)
         """Told the uid of a mesh when its verdict has ended."""
 
     # Supervisors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -114,7 +115,7 @@ class IpcPeer(Peer):
     def __init__(self, runtime: Runtime, proc: str, starting: bool = False) -> None:
         super().__init__(runtime, proc)
         # Connecting before it listens would cost a retry's pause.
-        self._early: list[tuple[bytes, Sequence[Any]]] | None = [] if starting else None
+        self._early: deque[tuple[bytes, Sequence[Any]]] | None = deque() if starting else None
         self._link: Link | None = None if starting else self._connect()
 
     def _connect(self) -> Link:
@@ -139,10 +140,10 @@ class IpcPeer(Peer):
             return
         link = self._connect()
         with self.runtime.peer_lock:
-            early, self._early = self._early or [], None
-            for frame, more in early:
-                link.send(frame, more)
-            self._link = link
+            # A __del__ that runs in the middle of this adds to what is early, which keeps the order.
+            while self._early:
+                link.send(*self._early.popleft())
+            self._link, self._early = link, None
 
     def close(self, linger_ms: int) -> None:
         """Closes the connection; what it has not sent yet goes in that time."""
@@ -169,6 +170,14 @@ class RemotePeer(Peer):
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
         self._gateway.route(self.proc, [frame, *more])
+
+
+def only_peer(peers: dict[str, Peer], made: Peer) -> Peer:
+    """The peer of a process, with the lock of the peers held: a __del__ that ran meanwhile may have made another."""
+    peer = peers.setdefault(made.proc, made)
+    if peer is not made and isinstance(made, IpcPeer):
+        made.close(0)
+    return peer
 
 
 class Gateway:

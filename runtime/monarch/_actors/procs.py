@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from threading import Lock
+from threading import RLock
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -53,7 +53,7 @@ class _Life:
 
 
 _lives: WeakValueDictionary[str, _Life] = WeakValueDictionary()
-_lock = Lock()
+_lock = RLock()
 
 
 class Procs:

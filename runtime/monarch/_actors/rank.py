@@ -27,6 +27,7 @@ from monarch._actors.process import set_runtime
 from monarch._actors.procs import Procs
 from monarch._actors.runtime import Runtime
 from monarch._actors.spec import RankConfig
+from monarch._procs.aside import flush as flush_told
 from monarch._procs.forked import watch_forks
 from monarch._procs.gpus import environment_of, visible_gpus
 from monarch._procs.helpers import let_helpers_use
@@ -75,8 +76,9 @@ class Rank:
         self._halt_lock = threading.Lock()
         runtime.on_create = self._create
         runtime.on_halt = self._halt
-        runtime.on_level = self._level
+        runtime.on_level = self._on_level
         runtime.idle = self.outbox.flush
+        runtime.send_printed = self.outbox.send_printed
         Faults(runtime)
         runtime.pump.start()
 
@@ -98,6 +100,7 @@ class Rank:
             self._tell_owner()
         self._tick()
         self.main.run()
+        flush_told(_LAST_WORDS)
         self.outbox.flush()
         runtime.close(linger_ms=1000)
 
@@ -232,6 +235,10 @@ class Rank:
         with contextlib.suppress(OSError):
             # Where the folder is gone or the disk is full, the agent still hears of it from the owner.
             mark_stopped(self.runtime.folder, self.runtime.proc)
+
+    def _on_level(self, level: m.Level) -> None:
+        # Loggers may be of the user's classes, and the lock of logging may be held by code of the user.
+        self.runtime.lanes.post("logging", partial(self._level, level))
 
     def _level(self, level: m.Level) -> None:
         logging.getLogger().setLevel(level.level)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING
 
 import zmq
@@ -34,7 +34,7 @@ class Reach:
 
     def begin_reach(self) -> None:
         """Before anything is sent."""
-        self._gateway_lock = Lock()
+        self._gateway_lock = RLock()
         # Made under _gateway_lock, by host.
         self._gateways: dict[str, Gateway] = {}
         self.hosts: dict[str, tuple[str, str]] = {}
@@ -62,7 +62,14 @@ class Reach:
             with self._gateway_lock:
                 gateway = self._gateways.get(host)
                 if gateway is None:
-                    gateway = self._gateways[host] = self._new_gateway(host)
+                    gateway = self._only_gateway(host, self._new_gateway(host))
+        return gateway
+
+    def _only_gateway(self, host: str, made: Gateway) -> Gateway:
+        """The gateway to a host, with the lock held: a __del__ that ran meanwhile may have made another one."""
+        gateway = self._gateways.setdefault(host, made)
+        if gateway is not made:
+            made.close()
         return gateway
 
     def _new_gateway(self, host: str) -> Gateway:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from itertools import count, islice
 from socket import gethostname
-from threading import Lock, RLock
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import zmq
@@ -22,18 +21,19 @@ from monarch._actors.failures import pack_failure
 from monarch._actors.lanes import Lanes
 from monarch._actors.mishaps import Mishaps
 from monarch._actors.oversight import Oversight
-from monarch._actors.peers import GonePeer, IpcPeer, LocalPeer, Peer, RemotePeer
+from monarch._actors.peers import GonePeer, IpcPeer, LocalPeer, Peer, RemotePeer, only_peer
 from monarch._actors.procs import split_proc
 from monarch._actors.reach import Reach
 from monarch._core.events import Event
 from monarch._core.flow import Finished
 from monarch._core.later import asyncio
 from monarch._core.region import Region
+from monarch._procs.aside import tell, tell_error
 from monarch._procs.output import brief
 from monarch._procs.pump import Pump, Waiter
 from monarch._procs.session import Residence, host_of, ipc_address, restore_folder
 from monarch._wire import messages as m
-from monarch._wire import pickling
+from monarch._wire import pickling, plain
 from monarch._wire.descriptors import reserve
 from monarch._wire.links import Inbox, make_context
 from monarch._wire.split import join
@@ -92,7 +92,7 @@ class Runtime(Bulk, Reach):
         self.agent = f"{self.host}/agent"
         self.context = make_context()
         self.hello = m.encode(m.Hello(m.VERSION, proc, os.getpid()))
-        self.peer_lock = Lock()
+        self.peer_lock = RLock()
         self.future_lock = RLock()
         """Of all futures: held for a few steps, and again by a __del__ that runs in the middle of them."""
         self.lanes = Lanes()
@@ -102,8 +102,7 @@ class Runtime(Bulk, Reach):
         self.gone: dict[str, str] = {}
         self.ports: dict[int, Sink] = {}
         self._port = count(1).__next__
-        self.last_port = 0
-        """The number that was given last."""
+        self.last_port = 0  # the number that was given last
         self._gathers: dict[int, Gather[Any]] = {}
         # By sender; grows by setdefault only, and each has a lock of its own.
         self._finished: dict[str, Finished] = {}
@@ -136,14 +135,15 @@ class Runtime(Bulk, Reach):
         """Base rank of this process in its mesh."""
         self.idle: Callable[[], None] = _nothing
         """Called where a thread has time: sends what was printed."""
+        self.send_printed: Callable[[], None] = _nothing  # without waiting for room
         self.output_lost: Callable[[], None] = _nothing
         """What was sent of the output was taken by nobody, as another program has taken over."""
         self.on_output: Callable[[m.Output], None] | None = None
-        self.dying: Event[m.Dead] = Event()
+        self.dying: Event[m.Dead] = Event(tell_error)
         """Told of a death before anybody else can see it."""
-        self.died: Event[m.Dead, list[str]] = Event()
+        self.died: Event[m.Dead, list[str]] = Event(tell_error)
         """Told of a death, and of the calls that waited for the one that died, after these were."""
-        self.faulted: Event[m.Fault] = Event()
+        self.faulted: Event[m.Fault] = Event(tell_error)
         """Told of actors that have failed where nobody waited."""
         self.supervising: Supervising
         """Set before this process starts any other."""
@@ -210,6 +210,7 @@ class Runtime(Bulk, Reach):
         self.residence = Residence(folder, self.inbox, hold=proc == root)
         self._recv = self.inbox.socket.recv
         self.pump = Pump(self.inbox, self._on_frame)
+        plain.receives_here = self.pump.receives_here
 
     # Receiving
 
@@ -372,7 +373,7 @@ class Runtime(Bulk, Reach):
             else:
                 peer = LocalPeer(self, proc) if proc == self.proc else IpcPeer(self, proc, starting)
             peer.starting = starting
-            self.peers[proc] = peer
+            peer = only_peer(self.peers, peer)
         if peer.dead is None and peer.host in self.lost_hosts and (why := self.out_of_reach(peer.host)):
             # It was lost while this was made, and those who were told of that did not see this one.
             peer.end(m.Dead(proc, why.reason, why.expected, []))
@@ -461,9 +462,8 @@ class Runtime(Bulk, Reach):
 
     def tend(self) -> None:
         """Looks after what others find this process by; in the thread that receives."""
-        said = self.residence.tend()
-        if said:
-            print(f"monarch: {self.proc}: {said}", file=sys.stderr, flush=True)
+        if said := self.residence.tend():
+            tell(f"monarch: {self.proc}: {said}")
 
     # Ports
 

@@ -12,7 +12,8 @@ from monarch._actors.process import get_runtime
 from monarch._core.extent import Extent
 from monarch._procs.session import host_of
 from monarch._wire import messages as m
-from monarch._wire.pickling import dumps, loads
+from monarch._wire.pickling import dumps
+from monarch._wire.plain import loads_plain
 
 if TYPE_CHECKING:
     from monarch._actors.actormesh import ActorMesh
@@ -67,7 +68,7 @@ class Answers:
     ) -> None:
         self._runtime = runtime
         self._heard = heard
-        self._load = m.unpack if plain else loads
+        self._load = m.unpack if plain else loads_plain
         self._port = runtime.open_port(self)
         body = m.pack(*args) if plain else dumps(args)[0]
         frame = m.encode(m.Ask(runtime.proc, self._port, b"", service, body))

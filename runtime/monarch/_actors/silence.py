@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import Any
 from monarch._actors.functions import service
 from monarch._actors.procs import split_proc
 from monarch._actors.runtime import Runtime
+from monarch._procs.aside import tell
 from monarch._procs.session import host_of
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
@@ -135,7 +135,7 @@ class Silence:
         return f"rank {rank} of {self._runtime.proc_meshes.get(uid, (uid, ''))[0]}"
 
     def _say(self, text: str) -> None:
-        print(f"monarch: {text}", file=sys.stderr, flush=True)
+        tell(f"monarch: {text}")
 
 
 class _Answers:

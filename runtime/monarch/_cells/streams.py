@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from monarch._actors.process import get_runtime, has_runtime
 from monarch._actors.runtime import current
 from monarch._procs.text import RankText
 
+# Held while a text is written and sent with its call; nothing waits for the program with it, nor is user code run.
 _lock = threading.RLock()
 _parts = threading.local()
 # Those that were put in place, once.
@@ -35,36 +37,38 @@ class CellText(RankText):
     def route(self, text: str, /) -> int:
         """Write a text, for the call that runs or the one that started this thread."""
         origin = getattr(threading.current_thread(), "_monarch_call", None)
-        with _lock:
-            if origin is None or origin[0].running is origin[1]:
+        if origin is None or origin[0].running is origin[1]:
+            with _lock:
                 return super().write(text)
-            # By whole lines, since each is sent by itself.
-            held: dict[CellText, str] = _parts.__dict__.setdefault("held", {})
-            lines, newline, rest = (held.pop(self, "") + text).rpartition("\n")
-            if rest:
-                held[self] = rest
-            if newline:
-                self._send(lines + newline, origin)
+        # By whole lines, since each is sent by itself.
+        held: dict[CellText, str] = _parts.__dict__.setdefault("held", {})
+        lines, newline, rest = (held.pop(self, "") + text).rpartition("\n")
+        if rest:
+            held[self] = rest
+        if newline:
+            self._send(lines + newline, origin)
         return len(text)
 
     def end_line(self, origin: Any) -> None:
         """Writes what a thread that ends has left of a line."""
         rest = _parts.__dict__.get("held", {}).pop(self, "")
         if rest:
-            with _lock:
-                self._send(rest, origin)
+            self._send(rest, origin)
 
     def _send(self, text: str, origin: Any) -> None:
         if not has_runtime():
             # A fork of this rank: its output is captured as the parent's is.
-            super().write(text)
+            with _lock:
+                super().write(text)
             return
         runtime = get_runtime()
         busy = next(((cell, cell.running) for cell in list(runtime.actors.values()) if cell.running), None)
-        # What was printed before is the call's that runs.
-        _flush_as(busy)
-        super().write(text)
-        _flush_as(origin)
+        # What was printed before is the call's that runs. This may wait for the program to take it.
+        _send_as(busy, runtime.idle)
+        with _lock:
+            _send_as(busy, runtime.send_printed)
+            super().write(text)
+            _send_as(origin, runtime.send_printed)
 
 
 def _count_threads(change: int) -> None:
@@ -76,10 +80,10 @@ def _count_threads(change: int) -> None:
             stream.look(_threads > 0)
 
 
-def _flush_as(call: Any) -> None:
+def _send_as(call: Any, send: Callable[[], None]) -> None:
     token = current.set(call)
     try:
-        get_runtime().idle()
+        send()
     finally:
         current.reset(token)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from threading import Lock
+from threading import RLock
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ class Changes(Generic[T]):
     """The change of a mesh that is under way, if any. Thread-safe; nothing is locked between ``begin`` and ``end``."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = RLock()
         self._now: Change[T] | None = None
         """Replaced under ``_lock``, read without it."""
 

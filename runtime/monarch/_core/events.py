@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from threading import Lock
+from threading import RLock
 from typing import Generic, ParamSpec
 
 P = ParamSpec("P")
 
 
 class Event(Generic[P]):
-    """Something that happens now and then, and those who are told of it. Thread-safe."""
+    """Something that happens now and then, and those who are told of it. Thread-safe.
 
-    __slots__ = ("_lock", "_subscribers")
+    Args:
+        report: called with what a subscriber has raised.
+    """
 
-    def __init__(self) -> None:
-        self._lock = Lock()
+    __slots__ = ("_lock", "_report", "_subscribers")
+
+    def __init__(self, report: Callable[[Exception], object] = traceback.print_exception) -> None:
+        self._report = report
+        self._lock = RLock()
         self._subscribers: tuple[Callable[P, object], ...] = ()
         """Replaced as a whole under ``_lock``, so that it is read without it."""
 
@@ -26,9 +31,9 @@ class Event(Generic[P]):
             self._subscribers = (*self._subscribers, subscriber)
 
     def tell(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Calls all subscribers. One that raises prints its traceback, and the next one is told all the same."""
+        """Calls all subscribers. What one raises is reported, and the next one is told all the same."""
         for subscriber in self._subscribers:
             try:
                 subscriber(*args, **kwargs)
-            except Exception:
-                traceback.print_exc()
+            except Exception as error:
+                self._report(error)

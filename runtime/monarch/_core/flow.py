@@ -7,7 +7,7 @@ is held for a few additions and never while other code runs. docs/wire-protocol.
 from __future__ import annotations
 
 import math
-from threading import Lock
+from threading import RLock
 from typing import NamedTuple
 
 WINDOW = 16_384
@@ -40,7 +40,7 @@ class Window:
     __slots__ = ("_finished", "_lock", "_size", "limit", "patience", "sent")
 
     def __init__(self, size: int = WINDOW) -> None:
-        self._lock = Lock()
+        self._lock = RLock()
         self._size = size
         # All of these: written under _lock; read without it for what may be out of date at once anyway.
         self._finished = 0
@@ -125,7 +125,7 @@ class Finished:
     __slots__ = ("_every", "_lock", "reported", "total")
 
     def __init__(self, size: int = WINDOW) -> None:
-        self._lock = Lock()
+        self._lock = RLock()
         self._every = max(1, size // 4)
         # Both: written under _lock.
         self.total = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Lock
+from threading import RLock
 
 MOST_KINDS = 64
 """Kinds of complaints that are counted apart; all later ones count as one kind."""
@@ -15,7 +15,7 @@ class Seldom:
     __slots__ = ("_counts", "_lock")
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = RLock()
         # Under _lock.
         self._counts: dict[str, int] = {}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from threading import Lock
+from threading import RLock
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Verdicts(Generic[T]):
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
-        self._lock = Lock()
+        self._lock = RLock()
         self._open: dict[str, Verdict[T]] = {}
         """By mesh. Lock: ``_lock``."""
 
@@ -53,7 +53,8 @@ class Verdicts(Generic[T]):
         with self._lock:
             verdict = self._open.get(mesh)
             if verdict is None:
-                verdict = self._open[mesh] = Verdict(mesh, self._make())
+                # To make it may run a __del__ that opens it as well.
+                verdict = self._open.setdefault(mesh, Verdict(mesh, self._make()))
             hold = Hold(verdict)
             verdict.holders[hold] = holder
             return hold
@@ -101,7 +102,7 @@ class Tally:
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        self._lock = Lock()
+        self._lock = RLock()
         self._open = set(ranks)
         """Ranks without a verdict. Lock: ``_lock``."""
         self._unhandled: list[int] = []

@@ -50,9 +50,9 @@ class Gate:
         self._lock = threading.Lock()
         self._lock.acquire()
 
-    def wait(self, timeout: float | None) -> None:
-        """Wait until it is open or the time is up; it is closed again then."""
-        self._lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until it is open or the time is up; whether it was open. It is closed again then."""
+        return self._lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
     def open(self) -> None:
         """Let the thread through that waits here, or that comes next."""

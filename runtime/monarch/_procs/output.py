@@ -287,9 +287,10 @@ def flush_streams() -> None:
 def flush_own() -> None:
     """Do the same for the streams that are this package's own; runs no code of the user."""
     for stream in (sys.__stdout__, sys.__stderr__, sys.stdout, sys.stderr):
-        if isinstance(stream, RankText):
+        # Not isinstance, which asks an object of the user's for its class.
+        if issubclass(type(stream), RankText):
             with contextlib.suppress(Exception):
-                stream.flush()
+                stream.flush()  # type: ignore[union-attr]
     posix.flush_c_stdio()
 
 

@@ -11,19 +11,17 @@ there is a DeadlockError.
 
 from __future__ import annotations
 
-import _signal  # pyright: ignore[reportMissingImports]
-import signal
-import sys
-import traceback
+import contextlib
 from collections.abc import Callable
 from threading import Thread, main_thread
-from typing import Any
 
 import zmq
 
+from monarch._procs.aside import tell_error
 from monarch._procs.leadership import SYSTEM, TICK, Leadership, Primitives, Turn, Waiter
 from monarch._procs.slow_handlers import Watch
 from monarch._procs.timers import Timers
+from monarch._wire.held import Held
 from monarch._wire.links import Inbox
 from monarch.exceptions import DeadlockError
 
@@ -54,8 +52,8 @@ class Pump:
         self._lead = Leadership(primitives, inbox, self._timers)
         # Leader only: the time limit that the socket has.
         self._limited = -1
-        # Written by the main thread, in its signal handler and in ``wait``.
-        self._interrupted = False
+        # Main thread only: signals whose handlers are put off, and where it waits without leading.
+        self._held = Held(self._on_signal)
         self._main_turn: Turn | None = None
         self._thread = primitives.thread(self._background, "monarch-pump")
 
@@ -66,10 +64,11 @@ class Pump:
 
     # Waiting
 
-    def wait(self, waiter: Waiter, timeout: float | None = None) -> bool:
+    def wait(self, waiter: Waiter, timeout: float | None = None, report: Callable[[], None] | None = None) -> bool:
         """Wait until the waiter is done; False if the time ran out first.
 
-        A Ctrl-C is raised here between two messages.
+        Handlers of signals run here between two messages; what they raise, such as Ctrl-C, is raised here,
+        or reported.
 
         Raises:
             DeadlockError: this thread receives at this moment, so what it would wait for could not arrive.
@@ -78,43 +77,38 @@ class Pump:
             return True
         deadline = None if timeout is None else self._clock() + timeout
         if self._ident() != _MAIN:
-            return self.wait_unheld(waiter, deadline)
-        # A Ctrl-C between receiving and handling would lose the message, and one in between taking the lead and
-        # leaving it would lose the lead; so it is held until that is done. To swap the handler takes 0.4 us; one that
-        # stays would show to those who compare it with signal.default_int_handler, as asyncio does.
-        old = _signal.getsignal(signal.SIGINT)
-        if not callable(old):
-            return self.wait_unheld(waiter, deadline)
+            return self._wait(waiter, deadline)
+        # What a handler raises between receiving and handling would lose the message, and in between taking the lead
+        # and leaving it the lead. So handlers are put off until that is done. They are put back each time: one that
+        # stays away would show to those who compare it with signal.default_int_handler, as asyncio does.
+        held = self._held
         while True:
+            found = held.begin()
             try:
-                _signal.signal(signal.SIGINT, self._on_interrupt)
-                done = self.wait_unheld(waiter, deadline)
+                done = self._wait(waiter, deadline)
             finally:
-                _signal.signal(signal.SIGINT, old)
-                interrupted, self._interrupted = self._interrupted, False
-                if interrupted:
-                    old(signal.SIGINT, sys._getframe())  # pyright: ignore[reportPrivateUsage]
-            # A handler of the program's own may raise nothing; then it goes on.
+                interrupted = held.end_and_run(found, report)
+            # A handler may raise nothing; then it goes on.
             if done or not interrupted or waiter.done or self._passed(deadline):
                 return waiter.done
 
-    def _on_interrupt(self, _number: int, _frame: Any) -> None:
-        self._interrupted = True
+    def _on_signal(self) -> None:
+        """A signal has come to the main thread, in the middle of anything: its wait ends, so that the handler runs."""
         turn = self._main_turn
         if turn is not None:
             turn.gate.open()
         if self._lead.leader == _MAIN:
             # The socket that wakes the leader may be in use by the very code that was interrupted.
-            Thread(target=self._inbox.wake, name="monarch-interrupt", daemon=True).start()
+            with contextlib.suppress(RuntimeError):
+                # Where the system starts no thread, the next message ends the wait.
+                Thread(target=self._inbox.wake, name="monarch-interrupt", daemon=True).start()
 
-    def wait_unheld(self, waiter: Waiter, deadline: float | None = None) -> bool:
-        """The same for where no Ctrl-C is raised; ends early with False if ``wait`` holds one."""
+    def _wait(self, waiter: Waiter, deadline: float | None) -> bool:
+        """The same for where no handler of a signal runs; ends early with False if one is put off."""
         lead, ident = self._lead, self._ident()
         if lead.is_mine():
             raise _deadlock(waiter)
         turn: Turn | None = None
-        # A handler of another signal, which runs while the main thread waits, may wait itself.
-        outer = self._main_turn
         try:
             while True:
                 if lead.take(ident, waiter):
@@ -134,16 +128,13 @@ class Pump:
                 if waiter.done or self._must_end(ident) or self._passed(deadline):
                     return waiter.done
         finally:
-            if lead.leader == ident:
-                # A handler of another signal has raised between taking the lead and receiving.
-                lead.leave()
             if turn is not None:
                 if ident == _MAIN:
-                    self._main_turn = outer
+                    self._main_turn = None
                 lead.withdraw(turn)
 
     def _must_end(self, ident: int) -> bool:
-        return self._interrupted and ident == _MAIN
+        return bool(self._held.numbers) and ident == _MAIN
 
     def _passed(self, deadline: float | None) -> bool:
         return deadline is not None and self._clock() >= deadline
@@ -203,7 +194,8 @@ class Pump:
     def _receive(self, waiter: Waiter | None, deadline: float | None) -> None:
         """Receive and handle until the waiter is done or the deadline has passed; in the leader."""
         main = waiter is not None and self._ident() == _MAIN
-        if waiter is not None and (waiter.done or (main and self._interrupted)):
+        signals = self._held.numbers
+        if waiter is not None and (waiter.done or (main and signals)):
             # Before there was a leader to be told.
             return
         recv, handle, timers, lead = self._recv, self._handle, self._timers, self._lead
@@ -231,16 +223,16 @@ class Pump:
             if frame:
                 try:
                     handle(frame)
-                except Exception:
+                except Exception as error:
                     # A message that cannot be handled must not stop those behind it.
-                    traceback.print_exc()
+                    tell_error(error)
             else:
                 while timers.posted:
                     self._run(timers.posted.popleft())
             if waiter is None:
                 if lead.asked:
                     return
-            elif waiter.done or lead.closing or (main and self._interrupted) or self._passed(deadline):
+            elif waiter.done or lead.closing or (main and signals) or self._passed(deadline):
                 return
 
     def _limit(self, deadline: float | None) -> None:
@@ -272,8 +264,8 @@ class Pump:
 def _run(action: Callable[[], None]) -> None:
     try:
         action()
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        tell_error(error)
 
 
 def _deadlock(waiter: Waiter) -> DeadlockError:

@@ -1,4 +1,6 @@
-"""The debug mode of the receive loop: what keeps the receiving thread for long is told of, with its stack."""
+"""The debug mode of the receive loop: what keeps the receiving thread for long, or runs code there that is not to run
+there, is told of with its stack.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,8 @@ import time
 import traceback
 from collections.abc import Callable
 from typing import Any
+
+from monarch._procs.receiving import Check, watched
 
 VARIABLE = "MONARCH_DEBUG"
 """Environment variable that turns it on, unless it is empty or 0."""
@@ -40,6 +44,7 @@ class Watch:
         """Written by the leader: its thread, since when, and with what it is busy."""
         if not is_on():
             return
+        self._check = Check()
         self.handle = self._watched(handle, "a message of {} bytes", len)
         self.run = self._watched(run, "{}", _title)
         threading.Thread(target=self._look, name="monarch-slow-handlers", daemon=True).start()
@@ -52,7 +57,7 @@ class Watch:
         def watched_step(what: Any) -> None:
             self._now = threading.get_ident(), time.monotonic(), text.format(about(what))
             try:
-                step(what)
+                watched(self._check, step, what)
             finally:
                 self._now = None
 
@@ -61,6 +66,8 @@ class Watch:
     def _look(self) -> None:
         told = None
         while not self._over.wait(_LOOK):
+            while self._check.found:
+                print(f"monarch: error: {self._check.found.popleft()}", file=sys.stderr, flush=True)
             now = self._now
             if now is None or now is told or time.monotonic() - now[1] < LIMIT:
                 continue

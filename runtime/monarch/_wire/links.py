@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections import deque
 from collections.abc import Sequence
-from threading import Lock
+from threading import Lock, RLock, get_ident, main_thread
 from typing import TYPE_CHECKING
 
 import zmq
 
 from monarch._wire.accepting import tolerate_full_table
 from monarch._wire.descriptors import limit_of, reserve
+from monarch._wire.held import Held
 from monarch._wire.split import PIECE, split
 
 if TYPE_CHECKING:
@@ -27,6 +29,9 @@ HEARTBEAT_MS = 1000
 LEASE_S = 5.0
 """Seconds of silence after which a host counts as lost."""
 IPC_PATH_LIMIT = 107
+_MAIN = main_thread().ident
+_held = Held(lambda: None)
+"""Of the main thread, while it sends a message of several frames."""
 
 
 def make_context() -> zmq.Context[zmq.Socket[bytes]]:
@@ -96,7 +101,8 @@ class Inbox:
         self._waker = context.socket(zmq.PUSH)
         _plain(self._waker)
         self._waker.connect(inner)
-        self._lock = Lock()
+        # Guards the two above and below; a __del__ that runs in the middle of a wake may wake as well.
+        self._lock = RLock()
         self._closed = False
 
     def wake(self) -> None:
@@ -166,9 +172,9 @@ class Inbox:
 
 
 class Link:
-    """The PUSH socket to one process; any thread may send."""
+    """The PUSH socket to one process; any thread may send, also a __del__ or a handler in the middle of a send."""
 
-    __slots__ = ("_closed", "_lock", "_pieces", "_send", "_socket", "address")
+    __slots__ = ("_added", "_closed", "_lock", "_pieces", "_send", "_socket", "address")
 
     def __init__(
         self,
@@ -180,7 +186,10 @@ class Link:
         lease: float = LEASE_S,
     ) -> None:
         self.address = address
-        self._lock = Lock()
+        # Guards all below; one message is sent at a time.
+        self._lock = RLock()
+        self._added: deque[tuple[bytes, Sequence[bytes | memoryview]]] = deque()
+        """Messages of code that has run in the middle of a send, in the same thread: sent next."""
         self._closed = False
         self._pieces = keys is not None
         socket = self._socket = _push(context, address)
@@ -200,16 +209,47 @@ class Link:
         """Queues a message; a closed link drops it, since its process is known to have ended."""
         if self._pieces and (more or len(frame) > PIECE) and (pieces := split([frame, *more])) is not None:
             frame, more = pieces[0], pieces[1:]
-        with self._lock:
-            if self._closed:
-                return
-            if not more:
-                self._send(frame)
-                return
-            self._socket.send(frame, zmq.SNDMORE)
-            for part in more[:-1]:
-                self._socket.send(part, zmq.SNDMORE, copy=len(part) < 65536)
-            self._socket.send(more[-1], copy=len(more[-1]) < 65536)
+        if not more or get_ident() != _MAIN:
+            self._send_or_add(frame, more)
+            return
+        # What a handler of a signal raises would leave half a message, which the next one would complete.
+        found = _held.begin()
+        try:
+            self._send_or_add(frame, more)
+        finally:
+            _held.end_and_run(found)
+
+    def _send_or_add(self, frame: bytes, more: Sequence[bytes | memoryview]) -> None:
+        lock = self._lock
+        if lock._is_owned():  # pyright: ignore[reportAttributeAccessIssue]
+            # A __del__ or the handler of a signal, in the middle of a message of this thread: after that.
+            self._added.append((frame, more))
+            return
+        try:
+            with lock:
+                if self._added:
+                    self._send_added()
+                self._send_now(frame, more)
+        finally:
+            while self._added:
+                with lock:
+                    self._send_added()
+
+    def _send_added(self) -> None:
+        while self._added:
+            self._send_now(*self._added.popleft())
+
+    def _send_now(self, frame: bytes, more: Sequence[bytes | memoryview]) -> None:
+        """Hand a message to ZeroMQ, with the lock held."""
+        if self._closed:
+            return
+        if not more:
+            self._send(frame)
+            return
+        self._socket.send(frame, zmq.SNDMORE)
+        for part in more[:-1]:
+            self._socket.send(part, zmq.SNDMORE, copy=len(part) < 65536)
+        self._socket.send(more[-1], copy=len(more[-1]) < 65536)
 
     def monitor(self) -> zmq.Socket[bytes]:
         """A socket that tells when the connection is lost; to be made once."""

@@ -130,7 +130,7 @@ class Segments:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self.idle_limit = idle_limit
         self.live_limit = min(8 << 30, memory // 2) if live_limit is None else live_limit
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._live: dict[int, _Segment] = {}
         self._live_bytes = 0
         self._idle: list[_Segment] = []  # the longest unused first
@@ -214,12 +214,12 @@ class Segments:
     def _take(self, capacity: int) -> _Segment:
         """The smallest idle segment that is large enough and not far too large, or a fresh one."""
         with self._lock:
-            best = None
-            for segment in reversed(self._idle):  # of equals, the one used last: its pages may be in a cache
-                if capacity <= segment.capacity <= 2 * capacity and (best is None or segment.capacity < best.capacity):
-                    best = segment
-            if best is not None:
-                self._idle.remove(best)
+            while (best := self._best(capacity)) is not None:
+                try:
+                    self._idle.remove(best)
+                except ValueError:
+                    # The handler of a signal has run in between, and has taken it.
+                    continue
                 self._idle_bytes -= best.capacity
                 return best
         try:
@@ -230,9 +230,18 @@ class Segments:
             _free(freed)
             return _Segment(capacity)
 
+    def _best(self, capacity: int) -> _Segment | None:
+        best = None
+        for segment in reversed(self._idle):  # of equals, the one used last: its pages may be in a cache
+            if capacity <= segment.capacity <= 2 * capacity and (best is None or segment.capacity < best.capacity):
+                best = segment
+        return best
+
     def _retire(self, number: int) -> list[_Segment]:
         """From live to idle, with the lock held. Returns what is to be freed for it, after the lock."""
-        segment = self._live.pop(number)
+        segment = self._live.pop(number, None)
+        if segment is None:
+            return []
         self._live_bytes -= segment.capacity
         segment.mark(0)
         self._idle.append(segment)

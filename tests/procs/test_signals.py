@@ -1,0 +1,191 @@
+"""Handlers of signals that raise while the main thread receives: no message is lost, and the error reaches the wait."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from monarch._wire.held import Held
+from monarch._wire.links import Inbox, Link, make_context
+from pumps import GUARD, Background, Rig
+
+MESSAGES = 4000
+
+
+class Rang(Exception):
+    """What the handler raises."""
+
+
+_armed: list[bool] = []
+
+
+def ring(_number: int, _frame: FrameType | None) -> None:
+    """Raise, once for each time that it is armed."""
+    if _armed:
+        _armed.pop()
+        raise Rang
+
+
+def rings(work: Callable[[], object]) -> bool:
+    """Do something that the handler may break off; whether it has."""
+    try:
+        try:
+            _armed.append(True)
+            work()
+        finally:
+            _armed.clear()
+    except Rang:
+        return True
+    return False
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    """A handler of SIGALRM that raises; SIGALRM is blocked but where a test lets it come."""
+    old = signal.signal(signal.SIGALRM, ring)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, old)
+
+
+def test_no_message_is_lost_when_a_handler_raises(rig: Rig, alarm: None) -> None:
+    """The handler raises many times in the middle of receiving; each message is handled all the same, in order."""
+    box = rig.box(MESSAGES)
+    sender = Background(lambda: [rig.send(f"say {number}") for number in range(MESSAGES)] and rig.send(MESSAGES))
+    raised = 0
+    signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
+    while not box.done:
+        raised += rings(lambda: rig.pump.wait(box, GUARD))
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    sender.join()
+    assert raised
+    assert rig.seen == [*(b"say %d" % number for number in range(MESSAGES)), str(MESSAGES).encode()]
+
+
+def test_handlers_are_back_after_a_wait(rig: Rig, alarm: None) -> None:
+    rig.pump.wait(rig.box(1), 0.01)
+    assert signal.getsignal(signal.SIGALRM) is ring
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_each_of_two_held_handlers_runs(alarm: None) -> None:
+    """What the second one raises is told with the first one as its context."""
+
+    def other(_number: int, _frame: FrameType | None) -> None:
+        raise ValueError
+
+    old = signal.signal(signal.SIGUSR1, other)
+    held = Held(lambda: None)
+    try:
+        found = held.begin()
+        _armed.append(True)
+        signal.raise_signal(signal.SIGALRM)
+        signal.raise_signal(signal.SIGUSR1)
+        with pytest.raises(ValueError) as error:
+            held.end_and_run(found)
+        assert isinstance(error.value.__context__, Rang)
+        assert signal.getsignal(signal.SIGALRM) is ring and signal.getsignal(signal.SIGUSR1) is other
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+
+
+def test_a_handler_that_waits_itself_has_its_answer(rig: Rig) -> None:
+    inner, outer = rig.box(1), rig.box(2)
+    waited: list[bool] = []
+
+    def wait(_number: int, _frame: FrameType | None) -> None:
+        rig.send(1)
+        waited.append(rig.pump.wait(inner, GUARD))
+        rig.send(2)
+
+    old = signal.signal(signal.SIGALRM, wait)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        assert rig.pump.wait(outer, GUARD)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert waited == [True]
+
+
+def test_a_message_is_sent_whole_when_a_handler_raises(tmp_path: Path, alarm: None) -> None:
+    """A message of many frames that is cut in two would be joined to the next one."""
+    context = make_context()
+    inbox = Inbox(context, f"ipc://{tmp_path}/inbox")
+    link = Link(context, f"ipc://{tmp_path}/inbox", b"hello")
+    more = [b"part"] * 40
+    sent = raised = 0
+    signal.setitimer(signal.ITIMER_REAL, 0.0001, 0.0001)
+    while sent < 3000 or raised < 20:
+        raised += rings(lambda: link.send(b"first", more))
+        sent += 1
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    link.send(b"last")
+    assert inbox.socket.recv() == b"hello"
+    while (message := inbox.socket.recv_multipart()) != [b"last"]:
+        assert message == [b"first", *more]
+    link.close()
+    inbox.close()
+    context.term()
+
+
+RANK = """
+import signal
+from monarch.actor import Actor, endpoint, this_host, shutdown_context
+
+class Late(Exception):
+    pass
+
+def late(*_):
+    raise Late("too late")
+
+class Counter(Actor):
+    def __init__(self):
+        self.count = 0
+
+    @endpoint
+    def arm(self):
+        signal.signal(signal.SIGALRM, late)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+
+    @endpoint
+    def rang(self):
+        return signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+    @endpoint
+    def add(self):
+        self.count += 1
+        return self.count
+
+if __name__ == "__main__":
+    a = this_host().spawn_procs({"gpus": 1}).spawn("counter", Counter)
+    a.arm.call_one().get(timeout=30)
+    import time
+    time.sleep(0.5)
+    assert a.rang.call_one().get(timeout=30)
+    print([a.add.call_one().get(timeout=30) for _ in range(3)])
+    shutdown_context().get(timeout=30)
+"""
+
+
+def test_a_rank_outlives_an_alarm_that_comes_when_no_endpoint_runs(tmp_path: Path) -> None:
+    """What the handler raises is told on the rank's stderr, since no code of the user waits there."""
+    path = tmp_path / "program.py"
+    path.write_text(RANK)
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[1, 2, 3]\n"
+    assert "Late: too late" in done.stderr
+    assert done.returncode == 0
