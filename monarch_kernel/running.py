@@ -182,7 +182,7 @@ class Run(Running):
         self.ranks = [view._region.base_rank(position) for view in views for position in range(len(view))]
         endpoints = [Endpoint[..., Any](view, _INSIDE, None, FUNCTION) if inside else view.run for view in views]
         super().__init__(name, [cast("Gather[Any]", endpoint.call(source, name, port)) for endpoint in endpoints])
-        Party(self.futures, (lambda: on_failure(self)) if on_failure is not None else None).join()
+        Party(self.futures, (lambda: on_failure(self)) if on_failure is not None else None, alike=True).join()
 
     def interrupt(self, tasks: Collection[Task] | None = None) -> None:
         if self._inside:

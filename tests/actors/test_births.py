@@ -49,6 +49,15 @@ class Waits(Actor):
         return current_rank().rank
 
 
+class Staggered(Actor):
+    """Rank 0 raises at once, the others when a file is there."""
+
+    def __init__(self, path: str) -> None:
+        rank = current_rank().rank
+        assert rank == 0 or wait_until(lambda: os.path.exists(path), 60)
+        raise ValueError("first" if rank == 0 else "later")
+
+
 class Owner(Actor):
     """Owns actors that are not made."""
 
@@ -109,6 +118,25 @@ def test_spawn_whose_constructors_raise_reaches_the_hook_once(
         picky.initialized.get(20)
     told.clear()
     assert nothing_comes(told)
+
+
+@pytest.mark.parametrize("hears_first", [False, True])
+def test_constructors_that_raise_later_are_told_as_well(
+    procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any, hears_first: bool
+) -> None:
+    late = procs(4).spawn("late", Staggered, str(tmp_path / "go"))
+    if hears_first:
+        with pytest.raises(ActorError, match="ValueError: first"):
+            late.initialized.get(30)
+    else:
+        assert wait_until(lambda: bool(told))
+    (tmp_path / "go").touch()
+    expected = {} if hears_first else {(0,): "ValueError: first"}
+    assert wait_until(lambda: len({rank for each in told for rank in each.ranks}) == 3 + len(expected)), told
+    # Those that came at the same time are one.
+    ranks = {each.ranks: each.reason for each in told}
+    assert set(ranks) == {*expected, (1, 2, 3)} and "__init__() raised ValueError: later" in ranks[1, 2, 3]
+    assert late._state.birth.port not in get_runtime().ports
 
 
 def read(picky: Any) -> None:
