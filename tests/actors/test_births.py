@@ -133,9 +133,11 @@ def test_constructors_that_raise_later_are_told_as_well(
     (tmp_path / "go").touch()
     expected = {} if hears_first else {(0,): "ValueError: first"}
     assert wait_until(lambda: len({rank for each in told for rank in each.ranks}) == 3 + len(expected)), told
-    # Those that came at the same time are one.
-    ranks = {each.ranks: each.reason for each in told}
-    assert set(ranks) == {*expected, (1, 2, 3)} and "__init__() raised ValueError: later" in ranks[1, 2, 3]
+    later = [each for each in told if each.ranks != (0,)]
+    # Those that come at the same time are one; how many do so depends on the machine.
+    assert sorted(rank for each in later for rank in each.ranks) == [1, 2, 3]
+    assert all(each.reason == "__init__() raised ValueError: later" for each in later)
+    assert hears_first or any(each.reason == "__init__() raised ValueError: first" for each in told)
     assert late._state.birth.port not in get_runtime().ports
 
 
