@@ -14,13 +14,14 @@ from monarch._actors.cells import FUNCTION
 from monarch._actors.fail_fast import Party
 from monarch._actors.gather import Gather
 from monarch._actors.process import get_runtime
-from monarch._actors.services import Answers, send_signal
+from monarch._actors.services import Answers
 from monarch._cells.execute import CellError, CellResult
 from monarch._core.ranks import describe_ranks
 from monarch._procs.mark import Place
 from monarch._procs.session import host_of
 from monarch._wire.messages import Dead
-from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError
+from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError, MonarchError
+from monarch_kernel.delivery import await_delivery, deliver
 
 STOPPED = "a stop has ended a collective half way; use the group again to make it anew"
 _INSIDE = "monarch._cells.inside:run_in_actor"
@@ -180,9 +181,15 @@ class Run(Running):
         self.told: set[int] = set()
         """Ranks whose errors were shown while others still ran."""
         self.ranks = [view._region.base_rank(position) for view in views for position in range(len(view))]
+        late = await_delivery()
+        if late:
+            raise MonarchError(
+                f"the cell was not run: the agent of {', '.join(late)} has not answered since the last stop, whose "
+                f"interrupt is still under way and would hit this cell; run it again, or see what suspends that process"
+            )
         endpoints = [Endpoint[..., Any](view, _INSIDE, None, FUNCTION) if inside else view.run for view in views]
         super().__init__(name, [cast("Gather[Any]", endpoint.call(source, name, port)) for endpoint in endpoints])
-        Party(self.futures, (lambda: on_failure(self)) if on_failure is not None else None).join()
+        Party(self.futures, (lambda: on_failure(self)) if on_failure is not None else None, alike=True).join()
 
     def interrupt(self, tasks: Collection[Task] | None = None) -> None:
         if self._inside:
@@ -190,7 +197,7 @@ class Run(Running):
         else:
             # Namespaces live in the main threads; and a signal reaches them whatever the thread that receives does.
             meant = self.tasks().values() if tasks is None else tasks
-            send_signal(get_runtime(), [task.proc for task in meant], signal.SIGINT)
+            deliver([task.proc for task in meant], signal.SIGINT)
 
     def failures(self) -> dict[int, CellError]:
         """The errors of the ranks that have failed by now, while others may still run."""

@@ -63,6 +63,15 @@ class Waits(Actor):
         return current_rank().rank
 
 
+class Staggered(Actor):
+    """Rank 0 raises at once, the others when a file is there."""
+
+    def __init__(self, path: str) -> None:
+        rank = current_rank().rank
+        assert rank == 0 or wait_until(lambda: os.path.exists(path), 60)
+        raise ValueError("first" if rank == 0 else "later")
+
+
 class Owner(Actor):
     """Owns actors that are not made."""
 
@@ -123,6 +132,27 @@ def test_spawn_whose_constructors_raise_reaches_the_hook_once(
         picky.initialized.get(20)
     told.clear()
     assert nothing_comes(told)
+
+
+@pytest.mark.parametrize("hears_first", [False, True])
+def test_constructors_that_raise_later_are_told_as_well(
+    procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any, hears_first: bool
+) -> None:
+    late = procs(4).spawn("late", Staggered, str(tmp_path / "go"))
+    if hears_first:
+        with pytest.raises(ActorError, match="ValueError: first"):
+            late.initialized.get(30)
+    else:
+        assert wait_until(lambda: bool(told))
+    (tmp_path / "go").touch()
+    expected = {} if hears_first else {(0,): "ValueError: first"}
+    assert wait_until(lambda: len({rank for each in told for rank in each.ranks}) == 3 + len(expected)), told
+    later = [each for each in told if each.ranks != (0,)]
+    # Those that come at the same time are one; how many do so depends on the machine.
+    assert sorted(rank for each in later for rank in each.ranks) == [1, 2, 3]
+    assert all(each.reason == "__init__() raised ValueError: later" for each in later)
+    assert hears_first or any(each.reason == "__init__() raised ValueError: first" for each in told)
+    assert late._state.birth.port not in get_runtime().ports
 
 
 def read(picky: Any) -> None:

@@ -192,6 +192,73 @@ def test_messages_that_come_after_the_stop_are_refused(procs: Any, tmp_path: Pat
         assert procs(1).spawn("next", cls, str(tmp_path / "said")).add.call_one().get(timeout=20) == 1
 
 
+class Stubborn(Actor):
+    """Ignores interrupts until a file is there."""
+
+    @endpoint
+    def insist(self, path: str) -> None:
+        while not os.path.exists(path):
+            with contextlib.suppress(KeyboardInterrupt):
+                time.sleep(0.01)
+
+    @endpoint
+    def write(self, path: str) -> None:
+        with open(path, "a") as file:
+            file.write("x")
+
+
+class StubbornAsync(Stubborn):
+    @endpoint
+    async def insist(self, path: str) -> None:
+        while not os.path.exists(path):
+            with contextlib.suppress(KeyboardInterrupt):
+                time.sleep(0.01)
+
+    @endpoint
+    async def write(self, path: str) -> None:
+        with open(path, "a") as file:
+            file.write("x")
+
+
+@pytest.mark.parametrize("cls", [Stubborn, StubbornAsync])
+def test_call_that_was_refused_by_a_stop_never_runs(procs: Any, tmp_path: Path, cls: type) -> None:
+    mesh = procs(1, env=SHORT)
+    actor = mesh.spawn("stubborn", cls)
+    go, effects = tmp_path / "go", tmp_path / "effects"
+    actor.write.call_one(str(effects)).get(20)
+    insists = actor.insist.call_one(str(go))
+    queued = [actor.write.call_one(str(effects)) for _ in range(20)]
+    with pytest.raises((MonarchError, ActorError), match="ignored two interrupts"):
+        actor.stop().get(timeout=60)
+    for call in (insists, *queued):
+        with pytest.raises(StoppedError):
+            call.get(timeout=20)
+    go.touch()
+    # Its thread ends now, and what was queued behind it is not run.
+    after = mesh.spawn("after", Stubborn)
+    after.write.call_one(str(tmp_path / "other")).get(20)
+    assert not wait_until(lambda: effects.read_text() != "x", 1.0)
+
+
+def test_effects_are_those_that_were_answered(procs: Any, tmp_path: Path) -> None:
+    class Floods(Actor):
+        @endpoint
+        def flood(self, other: Any, path: str) -> tuple[int, int]:
+            errors = [future.exception() for future in [other.write.call_one(path) for _ in range(2000)]]
+            begun = sum("the call had begun" in str(error) for error in errors)
+            assert all(error is None or "begin" in str(error) or "begun" in str(error) for error in errors)
+            return errors.count(None), begun
+
+    for turn in range(2):
+        floods, effects = procs(1).spawn("floods", Floods), tmp_path / str(turn)
+        target = procs(1, env=SHORT).spawn("target", Stubborn if turn else StubbornAsync)
+        done = floods.flood.call_one(target, str(effects))
+        assert wait_until(lambda effects=effects: effects.exists() and effects.stat().st_size > 100)
+        target.stop().get(timeout=30)
+        answered, begun = done.get(timeout=30)
+        assert begun <= 1 and answered <= effects.stat().st_size <= answered + begun
+
+
 def test_with_and_async_with_stop_at_the_end(host: Any, tmp_path: Path) -> None:
     before = set(processes())
     with this_host().spawn_procs(per_host={"gpus": 2}) as mesh:

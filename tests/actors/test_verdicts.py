@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -19,9 +20,17 @@ from monarch.exceptions import DeviceMeshError, StoppedError, SupervisionError
 
 
 class Worker(Actor):
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
     @endpoint
     def pid(self) -> int:
         return os.getpid()
+
+    @endpoint
+    def note(self, number: int) -> list[int]:
+        self.numbers.append(number)
+        return self.numbers
 
 
 @pytest.fixture
@@ -92,6 +101,48 @@ def test_wait_for_a_verdict_is_bounded_and_says_for_whom(
         monkeypatch.setattr(oversight, "VERDICT_S", 60.0)
         gate.set()
         assert len(list(workers.pid.call().get(30).values())) == 2
+
+
+@pytest.mark.parametrize("heals", [True, False])
+def test_event_loop_goes_on_while_a_verdict_is_open(
+    procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, heals: bool
+) -> None:
+    monkeypatch.setattr(oversight, "VERDICT_S", 20.0)
+    mesh, gate, asked = procs(2, name="mesh"), threading.Event(), threading.Event()
+    workers = mesh.spawn("workers", Worker)
+    pids = list(workers.pid.call().get(30).values())
+
+    def judge(failure: MeshFailure) -> Any:
+        asked.set()
+        assert gate.wait(60)
+        return heal_mesh(failure.mesh) if heals else True
+
+    async def main() -> None:
+        # Ranks that live are called at once; calls to all of them wait, and the loop does not.
+        assert await workers.slice(gpus=0).note.call_one(0) == [0]
+        calls = [workers.note.call(1), workers.note.call(2)]
+        workers.note.broadcast(3)
+        arrivals = list(workers.note.stream(4))
+        await asyncio.sleep(0.1)
+        assert not any(call.done for call in (*calls, *arrivals))
+        gate.set()
+        if heals:
+            assert list((await calls[1]).values()) == [[0, 1, 2], [1, 2]]
+            assert sorted([await each for each in arrivals]) == [[0, 1, 2, 3, 4], [1, 2, 3, 4]]
+            assert list((await workers.note.call(5)).values()) == [[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5]]
+            return
+        for each in (*calls, *arrivals):
+            with pytest.raises(SupervisionError, match="was killed by signal 9"):
+                await each
+        with pytest.raises(SupervisionError):
+            await workers.note.call(5)
+        with pytest.raises(SupervisionError):
+            workers.note.call(5).get(20)
+
+    with supervise(mesh, judge):
+        os.kill(pids[1], signal.SIGKILL)
+        assert asked.wait(20)
+        asyncio.run(main())
 
 
 def test_calls_to_what_was_stopped_are_caught_as_supervision_errors(procs: Callable[..., Any]) -> None:

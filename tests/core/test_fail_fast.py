@@ -113,3 +113,31 @@ def test_looks_are_few_and_only_the_others_are_freed(standings: list[list[Standi
     for _, command in log:
         if isinstance(command, (Free, Interrupt)):
             assert failed not in command.positions
+
+
+def test_failed_rank_of_another_call_counts_only_while_it_is_idle() -> None:
+    for busy in (True, False):
+        machine = FailFast(2, 0.0, [0, 1])
+        machine.failed(0)
+        failed, waits = at(1, 0)._replace(idle=True, busy=busy), at(0, 1)._replace(busy=True)
+        commands = [
+            machine.standing(position, each, 1.0) for _ in range(2) for position, each in ((0, failed), (1, waits))
+        ]
+        assert commands[-1] == ([] if busy else [Free((1,))]) and machine.frees != busy
+
+
+def test_call_that_is_added_is_looked_at_soon() -> None:
+    machine = FailFast(2, 0.0)
+    machine.failed(0)
+    machine.add(1, 2, 100.0)
+    assert machine.due <= 100.0 + COLLECT
+    assert machine.tick(200.0)[0] == Look((0, 1, 2, 3))
+
+
+def test_rank_that_is_idle_twice_has_ended() -> None:
+    machine = FailFast(2, 0.0)
+    machine.failed(0)
+    machine.standing(1, at(1, 0)._replace(idle=True), 1.0)
+    assert not machine.over
+    machine.standing(1, at(1, 0)._replace(idle=True), 2.0)
+    assert machine.over

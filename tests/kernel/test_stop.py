@@ -299,3 +299,31 @@ def test_a_stop_that_comes_as_a_message(notebook: Notebook) -> None:
     assert time.perf_counter() - begun < IN_TIME
     assert cell.status == "error" and "ranks 0-3: stopped by an interrupt" in cell.stream("stderr")
     assert notebook.mesh("kept == rank").ok().shown == "[ranks 0-3] True"
+
+
+def agent_of(pid: int) -> int:
+    """The host agent of a rank, which is the parent of its zygote."""
+    import psutil
+
+    return next(each.pid for each in psutil.Process(pid).parents() if each.name().startswith("monarch-agent"))
+
+
+@pytest.mark.slow
+def test_interrupt_that_comes_late_does_not_hit_the_next_cell(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.mesh("import os, time").ok()
+    rank = int(notebook.mesh("os.getpid()", "[0]").ok().shown.rpartition(" ")[2])
+    agent = agent_of(rank)
+    waits = f"print('runs')\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.01)"
+    cell = notebook.send(f"%%mesh\n{waits}")
+    cell.until(lambda: cell.said().get("runs") == ALL)
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        notebook.interrupt()
+        (tmp_path / "go").touch()
+        cell.wait()
+        following = notebook.send("%%mesh\nprint('follows')\ntime.sleep(1.5)\n'whole'")
+        time.sleep(0.5)  # the cell is to begin with the signal still under way, if anything lets it
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    following.wait()
+    assert following.ok().shown == "[ranks 0-3] 'whole'"

@@ -220,6 +220,13 @@ class ActorMesh(Grouped, MeshView, Managed):
         if lost:
             raise died(f"{self._called}.{method}()", self._name, lost, self.extent, None, self._called)
 
+    def _awaits_verdict(self) -> bool:
+        """Whether a call waits now for what is decided about its members."""
+        runtime = self._runtime
+        if runtime.closed or not runtime.oversight.is_open(self._state.procs.uid):
+            return False
+        return bool(self._state.failed) or bool(runtime.deaths and self._lost())
+
     def _has_read(self, positions: Iterable[int]) -> None:
         """Somebody was told of errors of these members."""
         if self._state.birth is not None:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from monarch._actors.failures import unpack_failure
 from monarch._actors.gather import Gather, Lost
 from monarch._core.extent import Extent
 from monarch._core.later import asyncio
@@ -19,13 +20,16 @@ if TYPE_CHECKING:
 HEARD_S = 0.2
 """Seconds after a constructor has raised in which somebody may be told, and in which others may raise as well."""
 
+_PATIENCE = 10
+"""How many times as long is waited at most for constructors that are being freed from a collective."""
+
 
 class Birth(Gather[None]):
     """Done when all actors of a spawn are made, or some time after the first constructor has raised.
 
     An error that nobody is told of goes on as a fault. Told is whoever has read it from this future or from a call to
     the actor; whoever waits for this future; and whoever keeps a call to the actor that was under way when its
-    constructor raised, since that call has the error too.
+    constructor raised, since that call has the error too. Constructors that end after it is done are heard as well.
 
     Args:
         runtime: of this process.
@@ -38,7 +42,7 @@ class Birth(Gather[None]):
             ones by whoever does that.
     """
 
-    __slots__ = ("_awaiting", "_calls", "_claims", "_coming", "_kept", "_ranks", "_told", "raised")
+    __slots__ = ("_awaiting", "_calls", "_claims", "_coming", "_kept", "_passing", "_ranks", "_told", "raised")
 
     def __init__(
         self,
@@ -62,6 +66,8 @@ class Birth(Gather[None]):
         """Calls under way to actors whose constructor has raised, if somebody keeps them, each with the base rank."""
         self._told: set[int] = set()
         """Base ranks whose failure somebody was told of, or that was passed on as a fault."""
+        self._passing = False
+        """Whether what was raised is about to be passed on."""
         self.raised: dict[int, m.Reply] = {}
         """By base rank, what constructors have raised."""
         super().__init__(runtime, targets, extent, name, "__init__", lambda _, __: None, key)
@@ -104,9 +110,12 @@ class Birth(Gather[None]):
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
         """An actor is made, or its constructor has raised."""
-        if reply.status != m.RESULT and not self.done:
+        if reply.status != m.RESULT:
             self._has_raised(reply)
-        super().reply(reply, frames)
+        if self.done:
+            self._comes_late(reply)
+        else:
+            super().reply(reply, frames)
 
     def _has_raised(self, reply: m.Reply) -> None:
         rank = self._ranks[reply.rank]
@@ -116,12 +125,50 @@ class Birth(Gather[None]):
                 return
             self.raised[rank] = reply
             self._calls.extend((rank, call) for call in calls)
-            first = len(self.raised) == 1
+            first, self._passing = not self._passing, True
         if first:
             self._runtime.pump.call_later(HEARD_S, self._pass_on)
 
-    def _pass_on(self) -> None:
-        """Gives up those that have not answered, which may wait for the failed ones, and tells of what is untold."""
+    def _comes_late(self, reply: m.Reply) -> None:
+        """The future is done without this one; whoever reads it later finds it there."""
+        with self._lock:
+            if self._replies:
+                self._replies[reply.rank] = reply
+            over = self._answered(self.targets[reply.rank])
+        if reply.status != m.RESULT:
+            self._runtime.watch.failed(self, reply.rank)
+        if over:
+            self._end()
+
+    def _answered(self, peer: Peer) -> bool:
+        """Whether this was the last one that had not answered in time; with the lock."""
+        if peer not in self.unanswered:
+            return False
+        self.unanswered = [each for each in self.unanswered if each is not peer]
+        return not self.unanswered
+
+    def _end(self) -> None:
+        self._runtime.close_port(self.port)
+        if self.party is not None:
+            self.party.completed()
+
+    def _give_up(self) -> None:
+        """Completes without those that have not answered, which are heard later."""
+        with self._lock:
+            if not self._left:
+                return
+            self.unanswered = self.waits_for()
+            self._left = 0
+        self._complete()
+
+    def _pass_on(self, patience: int = _PATIENCE) -> None:
+        """Gives up those that have not answered, and tells of what is untold.
+
+        Those that wait for the failed ones in a collective are about to be freed, and are heard in time most often.
+        """
+        if patience and not self.done and self.party is not None and self.party.frees:
+            self._runtime.pump.call_later(HEARD_S, partial(self._pass_on, patience - 1))
+            return
         self._give_up()
         for fault in self.untold():
             self._runtime.faulted.tell(fault)
@@ -131,18 +178,30 @@ class Birth(Gather[None]):
         mesh = self._runtime.meshes.get(self.actor)
         with self._lock:
             awaited = self._claims or self._kept or any(not each.cancelled() for each in self._awaiting)
-            if awaited or mesh is None or mesh._stopped is not None:
-                # Whoever has stopped it does not want it any more.
+            if awaited or mesh is None or mesh._state.birth is not self or mesh._stopped is not None:
+                # Whoever has stopped it does not want it any more, and whoever has healed it has made them again.
                 told = set(self.raised)
             else:
                 told = self._told | {rank for rank, call in self._calls if call() is not None}
+            if told & self._told or awaited:
+                # That others were freed from what they waited in is a consequence.
+                told |= {rank for rank, reply in self.raised.items() if unpack_failure(reply.body).freed}
             untold = [reply for rank, reply in sorted(self.raised.items()) if rank not in told]
             self._told.update(self.raised)
             self._calls.clear()
+            self._awaiting.clear()
+            # They have what was there so far.
+            self._kept = self._passing = False
         return [m.Fault(each.src, self.actor, self._ranks[each.rank], each.body) for each in untold]
 
     def lost(self, peer: Peer, dead: m.Dead) -> bool:
         """A process has died, unless it is known that it was dead."""
+        if self.done:
+            with self._lock:
+                over = self._answered(peer)
+            if over:
+                self._end()
+            return False
         with self._lock:
             if self._coming and any(each is dead for each in self._coming.values()):
                 return False

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from monarch._actors.cells import EXPLICIT, UNDECORATED
 from monarch._actors.channel import Port
 from monarch._actors.endpoint import Arity, methods_of
+from monarch._actors.escalation import call_hook
 from monarch._actors.future import Future
 from monarch._actors.gather import Gather, died, replaced
+from monarch._actors.later import call_later, must_wait, send_later, stream_later
+from monarch._actors.meshfailure import MeshFailure
+from monarch._actors.owed import Owed
 from monarch._actors.peers import cost_of
 from monarch._actors.room import take_room
 from monarch._actors.runtime import Runtime, current
@@ -81,15 +86,21 @@ class Endpoint(Generic[P, R]):
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
         """Sends to every actor of the mesh; gives a future for each answer, in the order in which they arrive."""
+        if must_wait(self.mesh):
+            packed = self._pack(args, kwargs)
+            return iter(stream_later(self.mesh, self.name, lambda: self._stream(packed)))
+        return iter(self._stream(self._prepare(args, kwargs)))
+
+    def _stream(self, prepared: tuple[bytes, list[memoryview]]) -> list[Future[R]]:
         mesh = self.mesh
         deaths = mesh._runtime.deaths
-        prepared = self._prepare(args, kwargs)
         targets = mesh._members_at()
         stream = Stream(mesh._runtime, mesh, targets, self.name)
         self._dispatch(prepared, targets, stream, False)
+        mesh._runtime.watch.sent(stream)
         if mesh._runtime.deaths != deaths:
             stream.check()
-        return iter(stream.futures)
+        return list(stream.futures)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Sends to every actor of the mesh and waits for nothing.
@@ -109,12 +120,20 @@ class Endpoint(Generic[P, R]):
             Endpoint[P, R](mesh, self.name, self._arity, self._flags)._send(args, kwargs)
             return
         endpoint = Endpoint[P, R](mesh, self.name, self._arity, self._flags)
-        prepared = endpoint._prepare(args, kwargs)
+        if must_wait(mesh):
+            packed = endpoint._pack(args, kwargs)
+            send_later(mesh, self.name, lambda: endpoint._relay(packed, port), lambda _: None, port.exception)
+        else:
+            endpoint._relay(endpoint._prepare(args, kwargs), port)
+
+    def _relay(self, prepared: tuple[bytes, list[memoryview]], port: Port[Any]) -> None:
+        mesh = self.mesh
         method = methods_of(mesh._state.cls).get(self.name)
         explicit = bool(self._flags & EXPLICIT) or (method is not None and method.explicit)
         targets = mesh._members_at()
         relay = _Relay(mesh, targets, self.name, port, explicit)
-        endpoint._dispatch(prepared, targets, relay, not explicit)
+        self._dispatch(prepared, targets, relay, not explicit)
+        mesh._runtime.watch.sent(relay)
         relay.check()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -127,24 +146,48 @@ class Endpoint(Generic[P, R]):
         return f"<endpoint {self.name} of {self.mesh._called}>"
 
     def _gather(self, args: tuple[Any, ...], kwargs: dict[str, Any], finish: Any) -> Future[Any]:
+        if must_wait(self.mesh):
+            packed = self._pack(args, kwargs)
+            return call_later(self.mesh, self.name, lambda: self._call(packed, finish))
+        return self._call(self._prepare(args, kwargs), finish)
+
+    def _call(self, prepared: tuple[bytes, list[memoryview]], finish: Any) -> Future[Any]:
         mesh = self.mesh
         deaths = mesh._runtime.deaths
-        prepared = self._prepare(args, kwargs)
         targets = mesh._members_at()
         gather: Gather[Any] = Gather(
             mesh._runtime, targets.peers, targets.shape.region.extent, mesh._name, self.name, finish, mesh._key
         )
         gather.view = mesh
         self._dispatch(prepared, targets, gather, True)
+        mesh._runtime.watch.sent(gather)
         if mesh._runtime.deaths != deaths:
             gather.check()
         return gather
 
     def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        prepared = self._prepare(args, kwargs)
-        self._dispatch(prepared, self.mesh._members_at(), None, True)
+        def send(prepared: tuple[bytes, list[memoryview]]) -> None:
+            self._dispatch(prepared, self.mesh._members_at(), None, True)
+
+        if must_wait(self.mesh):
+            packed = self._pack(args, kwargs)
+            send_later(self.mesh, self.name, lambda: send(packed), lambda _: None, self._not_sent)
+        else:
+            send(self._prepare(args, kwargs))
+
+    def _not_sent(self, error: BaseException) -> None:
+        """A broadcast was not sent after all, and nobody waits to be told."""
+        mesh, ranks = self.mesh, tuple(self.mesh._region.base_ranks())
+        text = f"a broadcast of {self.name}() was not sent: {error}"
+        call_hook(MeshFailure(mesh._name, mesh, ranks, text, when=time.time()))
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, list[memoryview]]:
+        return self._pack(args, kwargs, True)
+
+    def _pack(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], wait: bool = False
+    ) -> tuple[bytes, list[memoryview]]:
+        """Pickles the arguments, once it is clear that the receivers live; that may ``wait`` for a verdict."""
         if self._arity is not None:
             self._arity.check(args, kwargs)
         mesh = self.mesh
@@ -153,7 +196,8 @@ class Endpoint(Generic[P, R]):
                 f"{mesh._name}.{self.name}() was not sent: {mesh._name} was stopped ({mesh._stopped}); spawn a new one",
                 mesh=mesh._name,
             )
-        mesh._check_alive(self.name)
+        if wait:
+            mesh._check_alive(self.name)
         try:
             return dumps((args, kwargs), "", mesh._receivers)
         except SerializationError as error:
@@ -253,58 +297,64 @@ class _Arrival(Future[R]):
         self._got = part
         self._complete()
 
+    @property
+    def unread(self) -> bool:
+        """Whether it has failed, and nobody has read that."""
+        return self.done and self._error is None and self._got is not None and bool(self._got.failed_positions())
+
     def _make(self) -> R:
         assert self._got is not None
         return self._got.get()
 
 
-class Stream:
+class Stream(Owed):
     """Gives each reply, as it arrives, to the next of its futures."""
 
     def __init__(self, runtime: Runtime, mesh: ActorMesh, targets: Targets, method: str) -> None:
-        self._runtime = runtime
+        super().__init__(runtime, mesh, targets.peers)
         self._mesh = mesh
         self._method = method
         self._shape = targets.shape
-        self.label = f"{mesh._called}.{method}()"
-        self.targets: list[Peer] = targets.peers
-        self._answered = [False] * len(self.targets)
         self.futures: list[_Arrival[Any]] = [_Arrival(runtime, self) for _ in self.targets]
         self._next = 0
         self.port = runtime.open_port(self)
+
+    @property
+    def label(self) -> str:
+        """What is waited for, as errors say it."""
+        return f"{self._mesh._called}.{self._method}()"
+
+    @property
+    def unread(self) -> bool:
+        """Whether an error that has arrived was not read, and somebody may read it."""
+        return any(future.unread for future in self.futures[: self._next])
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
         """Takes an answer."""
         if not 0 <= reply.rank < len(self.targets):
             reply = replaced(reply, self.targets, self.label)
-        if not self._answered[reply.rank]:
+        if reply.rank in self.owed:
             part = self._part(reply.rank)
             part.reply(m.Reply(reply.src, part.port, 0, reply.status, 0, reply.body, reply.bulk), frames)
-            self._give(reply.rank, part)
+            self._give(reply.rank, part, bool(reply.status))
 
     def lost(self, peer: Peer, dead: m.Dead) -> bool:
         """A proc has died: each answer that it owes is an error."""
         waited = False
         for rank, target in enumerate(self.targets):
-            if target is peer and not self._answered[rank]:
+            if target is peer and rank in self.owed:
                 part = self._part(rank)
                 part.lost(peer, dead)
                 self._give(rank, part)
                 waited = True
         return waited
 
-    def check(self) -> None:
-        """Takes note of procs that died while the call was being sent."""
-        for peer in self.targets:
-            if peer.dead is not None:
-                self.lost(peer, peer.dead)
-
     def fail(self, uid: str, key: str, why: str) -> bool:
         """The mesh has failed: so does each answer that is still owed."""
         failed = False
-        for rank, answered in enumerate(self._answered):
-            part = None if answered else self._part(rank)
-            if part is not None and part.fail(uid, key, why):
+        for rank in sorted(self.owed):
+            part = self._part(rank)
+            if part.fail(uid, key, why):
                 self._give(rank, part)
                 failed = True
         return failed
@@ -314,42 +364,45 @@ class Stream:
         gather: Gather[Any] = Gather(
             self._runtime, [self.targets[rank]], one.extent, self._mesh._name, self._method, _single, self._mesh._key
         )
+        # It stands for what has arrived already, and is no call of its own.
+        gather.watched = False
         gather.view = one
         return gather
 
-    def _give(self, rank: int, part: Gather[Any]) -> None:
-        self._answered[rank] = True
+    def _give(self, rank: int, part: Gather[Any], failed: bool = False) -> None:
+        self.settle(rank, failed)
         future = self.futures[self._next]
         self._next += 1
-        if self._next == len(self.futures):
-            self._runtime.close_port(self.port)
         future.arrive(part)
 
 
-class _Relay:
+class _Relay(Owed):
     """Passes answers on to a port, which may be of another process. Explicit ports may answer more than once."""
 
     def __init__(self, mesh: ActorMesh, targets: Targets, method: str, port: Port[Any], explicit: bool) -> None:
-        self._runtime = mesh._runtime
+        super().__init__(mesh._runtime, mesh, targets.peers)
         self._mesh = mesh
         self._method = method
         self._target = port
         self._explicit = explicit
         self._shape = targets.shape
-        self.targets = targets.peers
-        self._left = set(range(len(self.targets)))
         self.port = self._runtime.open_port(self)
+
+    @property
+    def label(self) -> str:
+        """What is waited for, as errors say it."""
+        return f"{self._mesh._called}.{self._method}()"
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
         """Takes an answer."""
         if not 0 <= reply.rank < len(self.targets):
-            reply = replaced(reply, self.targets, f"{self._mesh._called}.{self._method}()")
-        if self._explicit or reply.rank in self._left:
+            reply = replaced(reply, self.targets, self.label)
+        if self._explicit or reply.rank in self.owed:
             try:
                 self._pass_on(reply, frames)
             except Exception as error:
                 self._target.exception(error)
-            self._answered(reply.rank)
+            self.settle(reply.rank, bool(reply.status), not self._explicit)
 
     def _pass_on(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
         body, buffers = reply.body, []
@@ -359,27 +412,17 @@ class _Relay:
 
     def lost(self, peer: Peer, dead: m.Dead) -> bool:
         """A proc has died: what it still owes is an error."""
-        owed = [rank for rank in self._left if self.targets[rank] is peer]
+        owed = [rank for rank in sorted(self.owed) if self.targets[rank] is peer]
         for rank in owed:
             mesh = self._mesh
-            label = f"{mesh._called}.{self._method}()"
-            self._target.exception(died(label, mesh._name, {rank: dead}, self._shape.region.extent, None, mesh._called))
-            self._answered(rank)
+            self._target.exception(
+                died(self.label, mesh._name, {rank: dead}, self._shape.region.extent, None, mesh._called)
+            )
+            self.settle(rank, False, not self._explicit)
         if self._explicit and all(target.dead is not None for target in self.targets):
             # Nobody is left that might answer more than once.
             self._runtime.close_port(self.port)
         return bool(owed)
-
-    def _answered(self, rank: int) -> None:
-        self._left.discard(rank)
-        if not self._left and not self._explicit:
-            self._runtime.close_port(self.port)
-
-    def check(self) -> None:
-        """Takes note of procs that died while the call was being sent."""
-        for peer in self.targets:
-            if peer.dead is not None:
-                self.lost(peer, peer.dead)
 
 
 def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Endpoint[..., Any]:

@@ -83,8 +83,8 @@ class Cell:
         """Why messages are refused from now on. Any thread sets it, before ``_odd``; it never changes back."""
         self._odd = False
         """Whether some messages are not handled: ``ending`` or ``_dropped`` says which. Set by any thread, last."""
-        self._dropped: set[int] = set()
-        """Identities of queued messages that were cancelled. Others add, the actor's thread takes away."""
+        self._dropped: dict[int, m.Call] = {}
+        """By identity, queued messages that were cancelled. Others add, the actor's thread takes away."""
         self._abandoned: set[int] = set()
         """Identities of messages that were answered while their code goes on; only added to."""
         self.blocked = False
@@ -92,6 +92,11 @@ class Cell:
         self.left = False
         """Whether what is queued is refused by ``leave``. Any thread sets it; it never changes back."""
         self._judging: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether its constructor has not ended; from any thread."""
+        return self.instance is None and self.failed is None and not self.left
 
     def title(self) -> str:
         """Name and coordinates, as in ``trainers[gpus=3]``."""
@@ -146,7 +151,7 @@ class Cell:
         if not self._odd:
             return False
         if id(call) in self._dropped:
-            self._dropped.discard(id(call))
+            del self._dropped[id(call)]
             self._unqueue(call)
             self._answer_error(call, KeyboardInterrupt("interrupted before it began"))
             return True
@@ -160,7 +165,7 @@ class Cell:
         """Have queued messages of a process that waits at a port be answered and not handled; whether there are any."""
         found = [call for call in list(self.queue) if call.port == port and call.src == src]
         for call in found:
-            self._dropped.add(id(call))
+            self._dropped[id(call)] = call
             self._odd = True
         return bool(found)
 
@@ -185,11 +190,21 @@ class Cell:
             return False
         return True
 
+    def _claim(self, call: m.Call) -> bool:
+        """Take a message out of the queue; False if ``leave`` was faster, which has answered it."""
+        try:
+            first = self.queue.popleft()
+        except IndexError:
+            return False
+        if first is not call:
+            # Taken in the place of the one that was answered, so nobody else answers it.
+            refuse(self.runtime, first, self.ending)
+        return first is call
+
     def _run(self, call: m.Call, more: Sequence[Any]) -> None:
         """Handles a message with a sync method, in the actor's thread."""
-        if self._odd and self.is_refused(call):
+        if (self._odd and self.is_refused(call)) or not self._claim(call):
             return
-        self.queue.popleft()
         self.running = call
         executor = self.executor
         interrupts = executor.interrupts
@@ -224,6 +239,9 @@ class Cell:
         finally:
             current.reset(token)
             self.running = None
+            if self._dropped:
+                # It had begun when it was to be dropped.
+                self._dropped.pop(id(call), None)
 
     async def run_async(self, call: m.Call, more: Sequence[Any]) -> None:
         """Handles a message as a task of the event loop."""
@@ -253,13 +271,13 @@ class Cell:
         for call in calls:
             self._abandoned.add(id(call))
             self._odd = True
-            refuse(self.runtime, call, self.ending)
+            refuse(self.runtime, call, self.ending, "the call had begun, and its code goes on")
 
     def _answer_cut(self, call: m.Call, error: BaseException) -> None:
         """Answer a message whose code raised; one that the actor's end has cut short says so."""
         if self.ending is not None and isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
             if id(call) not in self._abandoned:
-                refuse(self.runtime, call, self.ending)
+                refuse(self.runtime, call, self.ending, "the call had begun and was cut short; part of it may be done")
         else:
             self._answer_error(call, error)
 
@@ -411,24 +429,27 @@ class Cell:
         assert spec is not None
         call = m.Call(create.src, self.key, "__init__", create.port, create.view, "", 0, b"")
         token = current.set((self, call))
+        self.running = call
         try:
             with self.executor.inside():
                 self.instance = spec.cls(*spec.args, **spec.kwargs)
         except BaseException as error:
+            freed = note_failure(error) if "torch.distributed" in sys.modules else None
             if self.ending is not None and isinstance(error, KeyboardInterrupt):
                 error = StoppedError(f"{self.title()} was stopped before it was made: {self.ending}")
                 self._not_made(create, error, True)
             else:
-                self._not_made(create, error, False)
+                self._not_made(create, freed or error, False, freed is not None)
         else:
             runtime.idle()
             runtime.answer(create.src, create.port, create.view, m.RESULT, NOTHING)
         finally:
+            self.running = None
             current.reset(token)
 
-    def _not_made(self, create: m.Create, error: BaseException, own: bool) -> None:
+    def _not_made(self, create: m.Create, error: BaseException, own: bool, freed: bool = False) -> None:
         self.runtime.idle()
-        self.failed = pack_failure(error, own)
+        self.failed = pack_failure(error, own, freed)
         self.runtime.answer(create.src, create.port, create.view, m.ERROR, self.failed)
 
     def halt(self, reason: str, stopped: Callable[[bytes | None], None], process: bool = False) -> None:
@@ -485,10 +506,10 @@ def _unpicklable(cell: Cell, call: m.Call, error: BaseException) -> Serializatio
     return made
 
 
-def refuse(runtime: Runtime, call: m.Call, reason: str | None) -> None:
+def refuse(runtime: Runtime, call: m.Call, reason: str | None, fate: str = "the call did not begin") -> None:
     """Answers a message to an actor that is not here (any more)."""
     error = StoppedError(
-        f"actor {call.actor} was stopped{': ' + reason if reason else ''}"
+        f"actor {call.actor} was stopped{': ' + reason if reason else ''}; {fate}"
         if reason is not None
         else f"there is no actor {call.actor} in {runtime.proc}; it was never spawned there, or its spawn failed"
     )

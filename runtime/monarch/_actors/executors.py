@@ -38,6 +38,9 @@ class Executor:
         """Whether code of the user runs that a Ctrl-C is meant for."""
         self.interrupts: ThreadInterrupts | None = None
         """What interrupts this thread, if it is not the main one, which gets signals."""
+        self.meant: tuple[Cell, Call] | None = None
+        """The message that the SIGINT on its way is meant for, if it is for one: the next one is left alone. Set by the
+        receiving thread, taken by the handler."""
         self.unwanted: set[asyncio.Task[Any]] = set()
         """Tasks of the event loop that a Ctrl-C is meant for."""
         self._lock = threading.RLock()

@@ -9,13 +9,16 @@ import time
 from collections.abc import Callable, Sequence
 from threading import RLock
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
+from monarch._actors.procs import split_proc
 from monarch._actors.services import Answers
 from monarch._core.fail_fast import Command, FailFast, Free, Look, Standing, Tell
 from monarch._core.ranks import describe_ranks
 
 if TYPE_CHECKING:
-    from monarch._actors.gather import Gather
+    from monarch._actors.owed import Watched
+    from monarch._actors.peers import Peer
 
 _STANDING = "monarch._actors.standing:standing"
 _EXPECT = "monarch._actors.standing:expect"
@@ -24,23 +27,43 @@ _SPOIL = "monarch._actors.membership:spoil_round"
 _INTERRUPT = "monarch._actors.interrupts:interrupt"
 
 
+class _Member:
+    """A call that a party watches over. One that has ended is not kept for that: nobody may want it any more."""
+
+    def __init__(self, call: Watched) -> None:
+        self.actor, self.port, self.view = call.actor, call.port, call.view
+        self.targets = call.targets
+        # A broadcast is kept by nobody else.
+        self.call: Callable[[], Watched | None] = ref(call) if call.port else lambda: call
+
+    def waits_for(self) -> list[Peer]:
+        """The procs that have not answered, and live."""
+        call = self.call()
+        return [peer for peer in call.waits_for() if peer.dead is None] if call is not None else []
+
+
 class Party:
-    """Calls whose ranks belong together: most often one call.
+    """Calls whose ranks belong together.
 
     Timers and replies run its methods, so none of them waits or runs code of the user.
 
     Args:
-        gathers: the calls.
+        calls: at least one.
         on_failure: told once that ranks have failed while others still run, in the thread that receives.
+        alike: whether they are one call to the person, as those of a cell are: what a rank has left begun in one of
+            them, it joins in none of the others.
     """
 
-    def __init__(self, gathers: Sequence[Gather[Any]], on_failure: Callable[[], None] | None = None) -> None:
-        self._gathers = gathers
-        self._runtime = gathers[0]._runtime
+    def __init__(
+        self, calls: Sequence[Watched], on_failure: Callable[[], None] | None = None, alike: bool = False
+    ) -> None:
+        self._runtime = calls[0]._runtime
         self._on_failure = on_failure
-        self._tasks = [(gather, position) for gather in gathers for position in range(len(gather.targets))]
         self._lock = RLock()
         # All of these with the lock.
+        self._calls: list[_Member] = []
+        self._tasks: list[tuple[_Member, int]] = []
+        """Each rank of each call, by the number that the machine knows it by."""
         self._machine: FailFast | None = None
         """There once a rank has failed."""
         self._failed: set[int] = set()
@@ -48,52 +71,102 @@ class Party:
         """Of the last look."""
         self._serial = 0
         """Of the timer that counts."""
-        self._expected = False
-        """Whether all know that some are freed."""
+        self._expected: set[int] = set()
+        """Those that were told that some are about to be freed."""
+        self._expecting: set[int] = set()
+        """Those of them that have not said that they know."""
+        self._announced: list[Answers] = []
+        self._to_free: set[int] = set()
+        """Those that are freed once all know."""
+        self._alike = alike
+        self.over = False
+        """Whether it watches no more. Set once; read without the lock."""
+        self._take(calls)
 
     def join(self) -> None:
         """Watches over the calls as one; some of their ranks may have failed by now."""
-        for gather in self._gathers:
-            gather.party = self
-        for gather in self._gathers:
-            for position in gather.failed_positions():
-                self.failed(gather, position)
+        self._look_back([call for each in self._calls if (call := each.call()) is not None])
 
-    def failed(self, gather: Gather[Any], position: int) -> None:
+    def add(self, calls: Sequence[Watched]) -> bool:
+        """Watches over more calls; not if it is over."""
+        with self._lock:
+            if self.over:
+                return False
+            self._take(calls)
+        self._look_back(calls)
+        return True
+
+    def _take(self, calls: Sequence[Watched]) -> None:
+        for call in calls:
+            if any(each.call() is call for each in self._calls):
+                continue
+            if self._machine is not None:
+                self._machine.add(len(self._calls), len(call.targets), time.monotonic())
+            member = _Member(call)
+            self._calls.append(member)
+            self._tasks += [(member, position) for position in range(len(call.targets))]
+        if self._machine is not None:
+            self._schedule()
+
+    def _look_back(self, calls: Sequence[Watched]) -> None:
+        for call in calls:
+            call.party = self
+        for call in calls:
+            for position in call.failed_positions():
+                self.failed(call, position)
+
+    def failed(self, call: Watched, position: int) -> None:
         """The code of a rank has raised."""
         with self._lock:
             if self._machine is None:
-                if not any(each.waits_for() for each in self._gathers):
+                if self.over or not any(each.waits_for() for each in self._calls):
                     return
-                self._machine = FailFast(len(self._tasks), time.monotonic())
+                self._machine = FailFast(len(self._tasks), time.monotonic(), self._numbers())
                 self._schedule()
-            task = self._tasks.index((gather, position))
+            task = next(n for n, (each, place) in enumerate(self._tasks) if place == position and each.call() is call)
             self._failed.add(task)
             self._machine.failed(task)
+
+    def _numbers(self) -> list[int]:
+        """Of each task, the number of its call."""
+        if self._alike:
+            return [0] * len(self._tasks)
+        return [number for number, call in enumerate(self._calls) for _ in call.targets]
+
+    @property
+    def frees(self) -> bool:
+        """Whether ranks are about to be freed, or were and have not ended yet."""
+        with self._lock:
+            return self._machine is not None and self._machine.frees
 
     def completed(self) -> None:
         """One of the calls is about to end. Groups from which ranks were cut off are of no use to the others either."""
         with self._lock:
-            if self._machine is None or any(each.waits_for() for each in self._gathers):
-                return
-            freed, number = self._machine.freed, self._machine.round
-            self._forget()
-        if freed:
+            if self._machine is not None and not any(each.waits_for() for each in self._calls):
+                self._finish()
+
+    def _finish(self) -> None:
+        """Nobody is left to be freed; with the lock."""
+        machine, self._machine = self._machine, None
+        self.over = True
+        self._forget()
+        for each in self._announced:
+            each.close()
+        if machine is not None and machine.freed:
             # Also those that were not called: they are of the same groups.
-            meshes = {gather.view._state.procs for gather in self._gathers if gather.view is not None}
+            meshes = {call.view._state.procs for call in self._calls if call.view is not None}
             ranks = [procs.proc(rank) for procs in meshes for rank in range(procs.size)]
-            Answers(self._runtime, ranks, _SPOIL, (self._reason(), number)).close()
+            Answers(self._runtime, ranks, _SPOIL, (self._reason(machine.freed), machine.round)).close()
 
     def _forget(self) -> None:
         answers, self._answers = self._answers, []
         for each in answers:
             each.close()
 
-    def _reason(self) -> str:
-        freed = self._machine.freed if self._machine is not None else set[int]()
+    def _reason(self, freed: set[int]) -> str:
         # What others have raised since they were freed is no cause.
         causes = [self._tasks[task] for task in self._failed - freed or self._failed]
-        ranks = sorted({gather.base_rank(position) for gather, position in causes})
+        ranks = sorted({split_proc(call.targets[position].proc)[1] for call, position in causes})
         return (
             f"the collective could not end, since {describe_ranks(ranks)} failed before joining it; "
             f"use the group again to make it anew"
@@ -113,10 +186,10 @@ class Party:
             machine = self._machine
             if machine is None or serial != self._serial or self._runtime.closed:
                 return
-            waiting = {id(gather): {peer.proc for peer in gather.waits_for()} for gather in self._gathers}
-            for task, (gather, position) in enumerate(self._tasks):
-                if gather.done or gather.targets[position].proc not in waiting[id(gather)]:
-                    machine.ended(task)
+            self._note_ended(machine)
+            # Those that do not say that they know are not waited for any longer.
+            self._expecting.clear()
+            self._free()
             for command in machine.tick(time.monotonic()):
                 if isinstance(command, Look):
                     self._forget()
@@ -124,11 +197,18 @@ class Party:
                 elif isinstance(command, Tell):
                     told = True
             if machine.over:
-                self._forget()
+                self._finish()
             else:
                 self._schedule()
         if told and self._on_failure is not None:
             self._on_failure()
+
+    def _note_ended(self, machine: FailFast) -> None:
+        for call in self._calls:
+            waiting = {peer.proc for peer in call.waits_for()}
+            for task, (each, position) in enumerate(self._tasks):
+                if each is call and call.targets[position].proc not in waiting:
+                    machine.ended(task)
 
     def _heard(self, task: int, standing: Any) -> None:
         """A rank says where it is."""
@@ -136,24 +216,48 @@ class Party:
             return
         with self._lock:
             machine = self._machine
-            assert machine is not None
+            if machine is None:
+                return
             before = machine.due
             commands = machine.standing(task, standing, time.monotonic())
             if machine.due < before:
                 self._schedule()
             for command in commands:
-                self._carry_out(command)
+                self._carry_out(command, machine.freed)
+            if machine.over:
+                self._finish()
 
-    def _carry_out(self, command: Command) -> None:
+    def _carry_out(self, command: Command, freed: set[int]) -> None:
         if isinstance(command, Tell):
             return
         if isinstance(command, Free):
-            if not self._expected:
-                self._expected = True
-                self._tell(range(len(self._tasks)), _EXPECT, (self._reason(),))
-            self._tell(command.positions, _FREE, (self._reason(),))
+            self._to_free.update(command.positions)
+            self._announce(self._reason(freed))
+            self._free()
         else:
             self._tell(command.positions, _INTERRUPT, ())
+
+    def _announce(self, reason: str) -> None:
+        """Tells all that ranks are about to be freed, which may close the connections of the others.
+
+        Connections are another way than messages, so nobody is freed before all know, or the next look is due.
+        """
+        living = {n for n, (call, position) in enumerate(self._tasks) if call.targets[position].dead is None}
+        new = living - self._expected
+        self._expected |= new
+        self._expecting |= new
+        if new:
+            self._announced += self._ask(sorted(new), _EXPECT, (reason,), self._knows)
+
+    def _knows(self, task: int, _: Any) -> None:
+        with self._lock:
+            self._expecting.discard(task)
+            self._free()
+
+    def _free(self) -> None:
+        if self._machine is not None and self._to_free and not self._expecting:
+            tasks, self._to_free = sorted(self._to_free), set()
+            self._tell(tasks, _FREE, (self._reason(self._machine.freed),))
 
     def _tell(self, tasks: Sequence[int], service: str, args: tuple[Any, ...]) -> None:
         for each in self._ask(tasks, service, args):
@@ -168,18 +272,17 @@ class Party:
     ) -> list[Answers]:
         """Asks the ranks of some tasks for a service that gets the call's actor, caller and port before other args."""
         made: list[Answers] = []
-        for gather in self._gathers:
-            places = {
-                gather.targets[self._tasks[task][1]].proc: task for task in tasks if self._tasks[task][0] is gather
-            }
+        for call in self._calls:
+            places = {call.targets[self._tasks[task][1]].proc: task for task in tasks if self._tasks[task][0] is call}
             if places:
-                call = (gather.actor, self._runtime.proc, gather.port)
+                # Nobody waits for a broadcast, which may be of any process.
+                named = (call.actor, self._runtime.proc if call.port else "", call.port)
                 made.append(
                     Answers(
                         self._runtime,
                         list(places),
                         service,
-                        (*call, *args),
+                        (*named, *args),
                         lambda proc, answer, places=places: heard(places[proc], answer),
                     )
                 )

@@ -45,8 +45,12 @@ class Faults:
         mesh = self._runtime.meshes.get(fault.actor)
         uid = mesh._state.procs.uid if mesh is not None else ""
         awaited = bool(uid) and self._deaths.is_supervised(uid, fault.actor, fault.rank)
-        if mesh is not None and (
-            awaited or not _was_not_made(mesh, fault.rank) or self._is_judged_by_owner(fault.actor)
+        # What a process said before another one took its place says nothing of that, whichever is heard first.
+        current = mesh is not None and mesh._state.procs.has(fault.src)
+        if (
+            mesh is not None
+            and current
+            and (awaited or not _was_not_made(mesh, fault.rank) or self._is_judged_by_owner(fault.actor))
         ):
             # A constructor that nobody supervises is not called again by a heal that is about something else.
             mesh._state.failed.add(fault.rank)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch._actors.failures import Failure, group, pack_failure, unpack_failure
-from monarch._actors.future import Future
+from monarch._actors.future import _PENDING, Future
 from monarch._actors.procs import split_proc
 from monarch._core.extent import Extent
 from monarch._core.ranks import describe_ranks
@@ -66,6 +66,7 @@ class Gather(Future[R]):
         "unanswered",
         "view",
         "waiter",
+        "watched",
     )
 
     def __init__(
@@ -98,6 +99,8 @@ class Gather(Future[R]):
         """Watches over the others, once one has failed."""
         self.waiter: Waiter | None = None
         """What to look at again when another one has answered."""
+        self.watched = not patient
+        """Whether others are looked after once one of its ranks has failed."""
         self.port = runtime.open_port(self)
 
     def check(self) -> None:
@@ -135,22 +138,14 @@ class Gather(Future[R]):
             replies[reply.rank] = (reply, frames) if frames else reply
             self._left -= 1
             complete = not self._left
-        if reply.status:
-            self._watch_others(reply.rank)
+        if reply.status and self.actor and self.watched:
+            # Others may wait for it.
+            self._runtime.watch.failed(self, reply.rank)
         if complete:
             self._runtime.close_port(self.port)
             self._complete()
         elif self.waiter is not None:
             self._runtime.pump.notify(self.waiter)
-
-    def _watch_others(self, position: int) -> None:
-        """A rank has failed: others may wait for it."""
-        if self.party is None and self._left and self.actor and not self._patient:
-            from monarch._actors.fail_fast import Party
-
-            self.party = Party([self])
-        if self.party is not None:
-            self.party.failed(self, position)
 
     def _complete(self) -> None:
         if self.party is not None:
@@ -161,6 +156,11 @@ class Gather(Future[R]):
     def base_rank(self, position: int) -> int:
         """The rank of a position, as its mesh counts."""
         return split_proc(self.targets[position].proc)[1]
+
+    @property
+    def unread(self) -> bool:
+        """Whether nobody has read its outcome."""
+        return self._value is _PENDING and self._error is None
 
     def failed_positions(self) -> list[int]:
         """Those that have answered by now that they have failed."""

@@ -66,10 +66,13 @@ class ThreadInterrupts:
         """The thread, once it has run something."""
         self._inside = False
         self._raised = False
+        self.entered = 0
+        """How often code of the user has begun here; written by this thread."""
 
     def enter(self) -> None:
         """Code of the user begins in this thread."""
         self.ident = threading.get_ident()
+        self.entered += 1
         self._inside = True
 
     def leave(self) -> None:
@@ -85,10 +88,13 @@ class ThreadInterrupts:
         """Whether an interrupt was raised and has not come yet."""
         return self._raised and self.ident not in _arrived
 
-    def interrupt(self, inside: bool = False) -> bool:
-        """Raises it, from another thread; whether there was code to interrupt, as ``inside`` may say it."""
+    def interrupt(self, inside: bool = False, entered: int | None = None) -> bool:
+        """Raises it, from another thread; whether there was code to interrupt, as ``inside`` may say it.
+
+        With ``entered``, only what had begun by then is interrupted.
+        """
         with self._lock:
-            if not (inside or self._inside):
+            if not (inside or self._inside) or entered not in (None, self.entered):
                 return False
             if not self.pending:
                 _arrived.discard(self.ident)
@@ -124,7 +130,10 @@ def interrupt(key: str, src: str, port: int) -> bool:
         return cell.drop(src, port)
     threads = cell.executor.interrupts
     if threads is not None:
-        return threads.interrupt()
+        entered = threads.entered
+        # The call may have ended, and the next one have begun.
+        return cell.running is running and threads.interrupt(entered=entered)
+    cell.executor.meant = cell, running
     # Python's handler runs in the main thread whichever gets it; a call that sleeps there wakes up only if that does.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     return True

@@ -48,6 +48,8 @@ class Membership:
         self.lock = threading.Lock()
         self.round = 0
         self.convened = 0
+        self.roster = -1
+        """Version of the roster by which the ranks of this round were called. Lock: ``lock``."""
         self.world: World | None = None
         self.broken = ""
         """Why the groups of this round are of no use; empty while they are."""
@@ -116,11 +118,12 @@ class Membership:
 
     # Joining
 
-    def join(self, number: int, address: str, port: int, store: Any = None) -> None:
+    def join(self, number: int, address: str, port: int, roster: int, store: Any = None) -> None:
         """Takes part in a round, in a thread of its own."""
         with self.lock:
             if number <= self.round:
                 return
+            self.roster = roster
             old, self.world = self.world, None
             self.round, self.broken, self._joining = number, "", True
         threading.Thread(
@@ -247,29 +250,33 @@ def _convene(number: int) -> None:
     runtime, procs = get_runtime(), _own.procs()
     assert runtime.config is not None
     address = (runtime.config.addresses or (LOOPBACK,))[0]
-    size = procs.region().nelements
+    roster, size = procs.version, procs.region().nelements
     try:
         store, port = serve_store(address, size)
     except (OSError, RuntimeError) as error:
-        _own.join(number, address, 0)
+        _own.join(number, address, 0, roster)
         _own._settle(None, GroupError(f"no store can be served at {address}: {error}"), number)
         return
     _own.kept[:] = [*_own.kept[-1:], store]
     for rank in range(size):
         if rank != runtime.rank:
-            _ask(procs.proc(rank), "join", procs, number, address, port)
-    _own.join(number, address, port, store)
+            _ask(procs.proc(rank), "join", procs, number, address, port, roster)
+    _own.join(number, address, port, roster, store)
 
 
 @service("quick")
-def join(procs: Procs, number: int, address: str, port: int) -> None:
-    """In the other ranks: takes part in a round."""
-    _own.join(number, address, port)
+def join(procs: Procs, number: int, address: str, port: int, roster: int) -> None:
+    """In the other ranks: takes part in a round, to which the first rank calls those of a version of the roster."""
+    _own.join(number, address, port, roster)
 
 
 @service("quick")
-def renew(procs: Procs) -> None:
-    """Some ranks of a mesh were replaced; that the message has arrived tells all references in this process."""
+def renew(procs: Procs, roster: int) -> None:
+    """Some ranks of a mesh were replaced; that the message has arrived tells all references in this process.
+
+    It comes from the program, and the call to a new round from the first rank, which may be faster: a round of this
+    version of the roster is one of the new ranks, and stays.
+    """
     runtime = get_runtime()
     if runtime.config is None:
         # The program knows those that the owner does not, if that is a rank.
@@ -279,14 +286,14 @@ def renew(procs: Procs) -> None:
         spec = cell.spec
         if spec is not None and spec.whole and spec.procs == procs:
             spec.region = procs.region()
-    if runtime.config.procs == procs:
+    if runtime.config.procs == procs and _own.roster < roster:
         _own.spoil(f"ranks of {procs.name} were replaced, or came or went; use the group again to make it anew")
 
 
 def tell_of_new_ones(procs: Procs) -> None:
     """Tells all processes that this one knows which ranks of a mesh were replaced."""
     runtime = get_runtime()
-    frame = m.encode(m.Ask(runtime.proc, 0, b"", f"{_MODULE}:renew", dumps((procs,))[0]))
+    frame = m.encode(m.Ask(runtime.proc, 0, b"", f"{_MODULE}:renew", dumps((procs, procs.version))[0]))
     for proc, peer in list(runtime.peers.items()):
         if peer.dead is None and proc != runtime.proc and not proc.endswith("/agent"):
             peer.send(frame)

@@ -136,6 +136,9 @@ class Rank:
         """Handles SIGINT: it is for the endpoint that runs; if none does, there is nothing to interrupt."""
         main = self.main
         self.runtime.interrupts += 1
+        meant, main.meant = main.meant, None
+        if meant is not None and meant[0].running is not meant[1]:
+            return
         if main.interruptible:
             raise KeyboardInterrupt
         if main.unwanted and main.loop is not None and asyncio.current_task(main.loop) in main.unwanted:

@@ -24,6 +24,7 @@ from monarch._actors.oversight import Oversight
 from monarch._actors.peers import GonePeer, IpcPeer, LocalPeer, Peer, RemotePeer, only_peer
 from monarch._actors.procs import split_proc
 from monarch._actors.reach import Reach
+from monarch._actors.watch import Watch
 from monarch._core.events import Event
 from monarch._core.flow import Finished
 from monarch._core.later import asyncio
@@ -57,8 +58,6 @@ _FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch, m.Split})
 
 current: ContextVar[tuple[Cell, m.Call] | None] = ContextVar("monarch_call", default=None)
 """The actor whose code runs here, and the message that it handles."""
-
-
 _H = TypeVar("_H", bound=Callable[..., object])
 
 
@@ -147,7 +146,7 @@ class Runtime(Bulk, Reach):
         """Told of actors that have failed where nobody waited."""
         self.supervising: Supervising
         """Set before this process starts any other."""
-        self.oversight = Oversight(self)
+        self.oversight, self.watch = Oversight(self), Watch(self)
         self.on_sibling_died: Callable[[m.Dead], None] = lambda dead: None
         """Told of the death of ranks of this rank's own mesh."""
         self.on_create: Callable[[m.Create, Sequence[Any]], None] | None = None

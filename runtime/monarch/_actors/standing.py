@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from monarch._actors.functions import service
+from monarch._actors.future import Future
 from monarch._actors.membership import membership, spoil
 from monarch._actors.process import get_runtime
 from monarch._core.fail_fast import Standing
@@ -20,25 +21,48 @@ from monarch._procs.blocked import Blocked, Wait, blocked
 
 if TYPE_CHECKING:
     from monarch._actors.cells import Cell
+    from monarch._wire.messages import Call
 
 _DEPTH = 60
 """Frames that are looked through at most."""
+_WAIT_DEPTH = 20
+"""Frames between the code that waits for an answer and what its thread does meanwhile, at most."""
 
 
-def running(key: str, src: str, port: int) -> Cell | None:
-    """The actor of this process that handles a call now; None if none does."""
+def _is(call: Call | None, src: str, port: int) -> bool:
+    return call is not None and call.port == port and src in ("", call.src)
+
+
+def running(key: str, src: str, port: int) -> tuple[Cell, Call] | None:
+    """The actor of this process that handles a call now, and the call; None if none does.
+
+    Args:
+        key: of the actor's mesh.
+        src: proc that has called; empty for any.
+        port: where it waits for the answer; 0 if nobody does.
+    """
     cell = get_runtime().actors.get(key)
-    if cell is None:
-        return None
-    calls = [cell.running, *list(cell.turns.tasks.values())]
-    return cell if any(call is not None and call.port == port and call.src == src for call in calls) else None
+    calls = [cell.running, *list(cell.turns.tasks.values())] if cell is not None else []
+    return next(
+        ((cell, call) for call in calls if call is not None and _is(call, src, port) and cell is not None), None
+    )
 
 
 def waiting(key: str, src: str, port: int) -> Cell | None:
     """The actor of this process that has a call in its queue; None if none has."""
     cell = get_runtime().actors.get(key)
     queued = list(cell.queue) if cell is not None else []
-    return cell if any(call.port == port and call.src == src for call in queued) else None
+    return cell if any(_is(call, src, port) for call in queued) else None
+
+
+def _is_idle(key: str, src: str, port: int) -> bool:
+    """Whether a call neither runs here nor waits; that of a constructor waits until the actor is made."""
+    cell = get_runtime().actors.get(key)
+    return cell is None or (not cell.is_coming and waiting(key, src, port) is None)
+
+
+def _is_busy(cell: Cell) -> bool:
+    return bool(cell.running or cell.queue or cell.turns.tasks or cell.is_coming)
 
 
 def thread_of(cell: Cell) -> int:
@@ -48,8 +72,8 @@ def thread_of(cell: Cell) -> int:
 
 
 @service("quick")
-def standing(key: str, src: str, port: int) -> Standing | None:
-    """Where a call stands among the process groups of this rank; None if torch.distributed is not in use here.
+def standing(key: str, src: str, port: int) -> Standing:
+    """Where a call stands among the process groups of this rank.
 
     Args:
         key: of the actor's mesh.
@@ -58,22 +82,38 @@ def standing(key: str, src: str, port: int) -> Standing | None:
     """
     from monarch._actors.membership import uses_collectives
 
-    world = membership().world
-    if world is None and not uses_collectives():
-        return Standing(get_runtime().rank, {})
-    from monarch._tensors.world import counts
-
-    cell = running(key, src, port)
+    runtime, world = get_runtime(), membership().world
+    found = running(key, src, port)
     number = membership().round
+    busy = any(_is_busy(each) for each in list(runtime.actors.values()))
+    idle = found is None and _is_idle(key, src, port)
+    groups: dict[str, tuple[tuple[int, ...], int]] = {}
+    if world is not None or uses_collectives():
+        from monarch._tensors.world import counts
+
+        groups = counts()
     making = [] if world is None else [tuple(ranks) for ranks in list(world.making)]
-    if cell is None:
-        return Standing(get_runtime().rank, counts(), tuple(making), round=number)
-    ident = thread_of(cell)
+    if found is None:
+        return Standing(runtime.rank, groups, tuple(making), round=number, idle=idle, busy=busy)
+    ident = thread_of(found[0])
     frame = sys._current_frames().get(ident)
     if _makes_group(frame) and not making:
         making.append(())
-    place = (id(frame), frame.f_lasti, frame.f_lineno) if frame is not None else ()
-    return Standing(get_runtime().rank, counts(), tuple(making), place, blocked(ident).wait is Wait.SLEEP, number)
+    at = _caller_of_wait(frame) or frame
+    place = (id(at), at.f_lasti, at.f_lineno) if at is not None else ()
+    sleeps = blocked(ident).wait is Wait.SLEEP
+    return Standing(runtime.rank, groups, tuple(making), place, sleeps, number, idle, busy)
+
+
+def _caller_of_wait(frame: FrameType | None) -> FrameType | None:
+    """The frame that waits for an answer, whose thread receives meanwhile and so is never at one place."""
+    for _ in range(_WAIT_DEPTH):
+        if frame is None:
+            return None
+        if frame.f_code is Future.get.__code__:
+            return frame.f_back
+        frame = frame.f_back
+    return None
 
 
 def _makes_group(frame: FrameType | None) -> bool:
@@ -99,7 +139,7 @@ def expect(key: str, src: str, port: int, reason: str) -> None:
         reason: for the error that its collectives raise.
     """
     if running(key, src, port) is not None:
-        membership().free_call(src, port, reason)
+        _explain(reason)
 
 
 @service("quick")
@@ -117,13 +157,13 @@ def free(key: str, src: str, port: int, reason: str) -> Freed:
     Returns:
         What was aborted.
     """
-    cell = running(key, src, port)
-    if cell is None:
+    found = running(key, src, port)
+    if found is None:
         return Freed.NOTHING
-    ident = thread_of(cell)
+    ident = thread_of(found[0])
     what = blocked(ident)
     if _makes_group(sys._current_frames().get(ident)):
-        membership().free_call(src, port, reason)
+        _explain(reason)
         spoil(reason)
         _shut_waited(what)
         return Freed.COLLECTIVE
@@ -134,8 +174,16 @@ def free(key: str, src: str, port: int, reason: str) -> Freed:
         return Freed.WAIT
     if what.wait is Wait.SLEEP:
         return Freed.NOTHING
-    membership().free_call(src, port, reason)
+    _explain(reason)
     return Freed.COLLECTIVE if spoil(reason) else Freed.NOTHING
+
+
+def _explain(reason: str) -> None:
+    """Whatever runs here and is in a collective learns why that broke: the call, or one that it waits for."""
+    for cell in list(get_runtime().actors.values()):
+        for call in (cell.running, *list(cell.turns.tasks.values())):
+            if call is not None:
+                membership().free_call(call.src, call.port, reason)
 
 
 def _shut_waited(what: Blocked) -> int:

@@ -42,7 +42,8 @@ def prod(key: str, src: str, port: int) -> None:
         port: where it waits for the answer.
     """
     interrupts.interrupt(key, src, port)
-    cell = running(key, src, port) or waiting(key, src, port)
+    found = running(key, src, port)
+    cell = found[0] if found is not None else waiting(key, src, port)
     if cell is not None and thread_of(cell) == threading.main_thread().ident:
         _prodded[key] = interrupts.prod()
 
@@ -58,7 +59,8 @@ def doing(key: str, src: str, port: int, name: str) -> Doing | None:
         name: what the cell's frames call their file.
     """
     # A call may wait behind another one that does not stop.
-    cell = running(key, src, port) or waiting(key, src, port)
+    found = running(key, src, port)
+    cell = found[0] if found is not None else waiting(key, src, port)
     if cell is None:
         return None
     ident = thread_of(cell)

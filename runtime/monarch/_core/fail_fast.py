@@ -6,7 +6,7 @@ more. Each rank is looked at twice, so that one that goes on by itself is left a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -37,6 +37,10 @@ class Standing(NamedTuple):
     """Whether the code of the call is in a sleep."""
     round: int = 0
     """Number of the round in which its groups were made."""
+    idle: bool = False
+    """Whether the call neither runs there nor waits for its turn."""
+    busy: bool = False
+    """Whether any call runs there, or waits for its turn, which may join what others wait in."""
 
 
 def waits_in_vain(standing: Standing, failed: Iterable[Standing]) -> bool:
@@ -84,17 +88,19 @@ Command: TypeAlias = Look | Free | Interrupt | Tell
 
 
 class FailFast:
-    """One call in which ranks have failed while others run. Positions are those of the view that was addressed.
+    """Calls in which ranks have failed while others run. Positions are those of the view that was addressed.
 
     Args:
         count: how many ranks were called.
         now: when the first of them failed.
+        calls: of each position, the number of its call, if there are several. A rank that has failed in another call
+            is waited for in vain only while nothing runs there.
     """
 
-    def __init__(self, count: int, now: float) -> None:
+    def __init__(self, count: int, now: float, calls: Sequence[int] = ()) -> None:
         self.freed: set[int] = set()
         """Those that were freed."""
-        self._count = count
+        self._calls = list(calls) or [0] * count
         self._begun = now
         self._due = now + COLLECT
         self._period = CONFIRM
@@ -107,6 +113,8 @@ class FailFast:
         self._cut: dict[int, tuple[tuple[int, ...], float]] = {}
         """Of those that were freed: where they were, and when."""
         self._interrupted: set[int] = set()
+        self._in_vain: set[int] = set()
+        """Those that waited in vain when they were looked at last."""
 
     @property
     def over(self) -> bool:
@@ -114,9 +122,21 @@ class FailFast:
         return not self._left
 
     @property
+    def frees(self) -> bool:
+        """Whether some are about to be freed, or were and have not ended yet."""
+        return bool(self._in_vain & self._left)
+
+    @property
     def due(self) -> float:
         """When to call ``tick``."""
         return self._due
+
+    def add(self, call: int, count: int, now: float) -> None:
+        """Another call is under way, whose positions come after those that there are."""
+        first = len(self._calls)
+        self._calls += [call] * count
+        self._left.update(range(first, first + count))
+        self._due = min(self._due, now + COLLECT)
 
     def failed(self, position: int) -> None:
         """The code of a rank has raised."""
@@ -143,9 +163,14 @@ class FailFast:
         """A rank says where it is."""
         before, self._standings[position] = self._standings.get(position), standing
         self.round = max(self.round, standing.round)
-        failed = [self._standings[each] for each in sorted(self._failed) if each in self._standings]
-        if position not in self._left or standing.sleeps or not waits_in_vain(standing, failed):
+        if standing.idle and before is not None and before.idle:
+            # Nobody may be there to hear its answer. One look alone may be faster than a call by somebody else.
+            self.ended(position)
+        failed = [self._standings[each] for each in self._never_joining(position)]
+        self._in_vain.discard(position)
+        if position not in self._left or standing.idle or standing.sleeps or not waits_in_vain(standing, failed):
             return []
+        self._in_vain.add(position)
         if before != standing:
             # It may be on its way. One that computes is seen to move, and is not asked more often for that.
             if before is None or (before.groups, before.making) != (standing.groups, standing.making):
@@ -160,3 +185,9 @@ class FailFast:
             self._interrupted.add(position)
             return [Interrupt((position,))]
         return []
+
+    def _never_joining(self, position: int) -> list[int]:
+        """The positions that have failed, and will not join what this one waits in."""
+        call = self._calls[position]
+        known = [each for each in sorted(self._failed) if each in self._standings]
+        return [each for each in known if self._calls[each] == call or not self._standings[each].busy]
