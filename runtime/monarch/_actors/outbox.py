@@ -123,7 +123,7 @@ class Outbox:
         token = current.set(here) if here is not None else None
         try:
             sent = self._send()
-            if self._capture.behind() > self._capture.most:
+            if self._capture.left and self._capture.behind() > self._capture.most:
                 self._capture.trim(self._capture.most // 2)
             return sent
         finally:

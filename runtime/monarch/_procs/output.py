@@ -286,7 +286,8 @@ def flush_streams() -> None:
 
 def flush_own() -> None:
     """Do the same for the streams that are this package's own; runs no code of the user."""
-    for stream in (sys.__stdout__, sys.__stderr__, sys.stdout, sys.stderr):
+    # Each of them once: this runs in every rank each second, mostly with nothing to do.
+    for stream in {sys.__stdout__, sys.__stderr__, sys.stdout, sys.stderr}:
         if isinstance(stream, RankText):
             with contextlib.suppress(Exception):
                 stream.flush()
