@@ -120,6 +120,12 @@ class Lane:
         self.pool.one("keep", kind, size)
         return [self._right(size, lambda: touch(self.pool.one("fetch"))) for _ in range(count)]
 
+    def put_all(self, kind: str, size: int, count: int = 1) -> list[float]:
+        """The same to all workers."""
+        value = self._payload(kind, size)
+        expected = touch(value)
+        return _repeat(count, lambda _: self._same(expected, *set(self.pool.all("touch", value))))
+
     def put(self, kind: str, size: int, count: int = 1) -> list[float]:
         """An argument of any kind to the first worker, which reads all of it and answers with a number."""
         value = self._payload(kind, size)

@@ -20,7 +20,7 @@ SIZES = (
     16 * KB * KB,
     64 * KB * KB,
 )
-WAYS = {"put": "argument", "get": "result"}
+WAYS = {"put": "argument", "get": "result", "put_all": "argument to all 8"}
 
 
 def run(options: Options) -> list[Measure]:

@@ -12,6 +12,7 @@ import pytest
 
 from leaks import live_segments, wait_until
 from monarch._actors.process import get_runtime
+from monarch._wire.pickling import SHARED, THRESHOLD
 from monarch.actor import Actor, current_rank, endpoint
 
 MB = 1 << 20
@@ -156,6 +157,34 @@ def test_what_was_sent_is_what_it_was_when_it_was_sent(large: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["numpy", "bytes", "torch"])
+def test_buffers_below_shared_memory_go_beside_the_body(large: Any, kind: str) -> None:
+    import torch
+
+    size = (THRESHOLD + SHARED) // 2
+    array = numpy.frombuffer(os.urandom(size), numpy.uint8).copy()
+    value = {"numpy": array, "bytes": array.tobytes(), "torch": torch.from_numpy(array)}[kind]
+    before = get_runtime().segments.stats().live
+    back = large.echo.call(value).get(timeout=30)
+    assert get_runtime().segments.stats().live == before
+    assert large.live_bytes.call().get(timeout=30)[0] == 0
+    assert all(type(each) is type(value) for each in back.values())
+    assert all(bytes(each if kind == "bytes" else numpy.asarray(each)) == array.tobytes() for each in back.values())
+
+
+def test_buffers_in_frames_are_private(large: Any) -> None:
+    array = numpy.zeros(SHARED // 2, numpy.uint8)
+    futures = [large.sum.call(array)]
+    for value in range(1, 40):
+        array[:] = value
+        futures.append(large.sum.call(array))
+    array[:] = 200
+    sums = [set(future.get(timeout=30).values()) for future in futures]
+    assert sums == [{float(value * len(array))} for value in range(40)], "what was sent is what it was then"
+    assert list(large.write.call(array).get(timeout=30).values()) == [len(array), 2 * len(array)]
+    assert array[0] == 200
+
+
 def test_memory_is_bounded(large: Any) -> None:
     def load() -> None:
         for _ in range(50):

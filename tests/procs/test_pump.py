@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from leaks import wait_until
+from monarch._procs.leadership import SYSTEM, Leadership
+from monarch._procs.timers import Timers
 from monarch.exceptions import DeadlockError
 from pumps import GUARD, Background, Box, Rig
 
@@ -253,6 +257,45 @@ def test_timers_run_while_nobody_waits(rig: Rig) -> None:
     ran: list[int] = []
     rig.pump.call_later(0.02, lambda: ran.append(threading.get_ident()))
     assert wait_until(lambda: ran == [rig.pump._thread.ident])
+
+
+def test_background_gives_the_lead_up_after_a_timer(rig: Rig) -> None:
+    ran: list[int] = []
+    rig.send("message that makes the background lead")
+    assert wait_until(lambda: len(rig.seen) == 1)
+    rig.pump.call_later(0.01, lambda: ran.append(threading.get_ident()))
+    assert wait_until(lambda: len(ran) == 1 and rig.pump._lead.leader == 0), "it would have to hand the lead over"
+    rig.send("message that nobody awaits")
+    assert wait_until(lambda: len(rig.seen) == 2)
+    assert rig.by[-1] == ran[0] == rig.pump._thread.ident
+
+
+class SilentAlarm:
+    """What it was set to, and nothing else."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.set = self.seconds.append
+
+    def watch(self) -> None: ...
+    def unwatch(self) -> None: ...
+
+
+def test_alarm_is_quiet_about_timers_that_a_leader_runs(rig: Rig) -> None:
+    alarm = SilentAlarm()
+    timers = Timers(time.monotonic, threading.RLock())
+    lead = Leadership(replace(SYSTEM, alarm=lambda _: alarm), rig.inbox, timers)
+    rig.close_pump()
+    timers.add(0.0, lambda: None)
+    assert lead.take(1, rig.box(1))
+    lead.leave()
+    assert len(alarm.seconds) == 1 and alarm.seconds[0] < 1
+    assert lead.take(1, rig.box(1))
+    lead.timers_ran()
+    lead.timers_ran()
+    assert alarm.seconds[1:] == [math.inf], "it would wake a thread that has nothing to do"
+    lead.leave()
+    assert len(alarm.seconds) == 3 and alarm.seconds[2] < 1
 
 
 def test_a_timer_that_is_set_from_another_thread_is_not_slept_through(rig: Rig) -> None:

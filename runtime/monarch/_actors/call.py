@@ -22,13 +22,16 @@ from monarch._actors.runtime import Runtime, current
 from monarch._core.extent import axes_text
 from monarch._core.valuemesh import ValueMesh
 from monarch._wire import messages as m
-from monarch._wire.pickling import dumps
+from monarch._wire.links import lasting
+from monarch._wire.pickling import are_large, dumps
 from monarch.exceptions import ArgumentError, MonarchError, NotAnEndpointError, SerializationError, StoppedError
 
 if TYPE_CHECKING:
     from monarch._actors.actormesh import ActorMesh
     from monarch._actors.peers import Peer, Targets
 
+_COPIED_ONCE = 32 << 10
+"""Bytes of a frame from which it is not copied for each of its receivers."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -218,7 +221,8 @@ class Endpoint(Generic[P, R]):
             # What was let go of since the last call is free for the answers of this one.
             runtime.settle()
             take_room(runtime, targets.peers, cost, mesh, self.name)
-            bulk = _into_memory(runtime, targets, buffers, cost) if buffers and targets.near else None
+            shared = buffers and targets.near and are_large(buffers)
+            bulk = _into_memory(runtime, targets, buffers, cost) if shared else None
         except BaseException:
             if port:
                 # Nobody will answer.
@@ -257,14 +261,18 @@ def send_to_all(
     gathered: bool,
 ) -> None:
     """Sends one message to all members of a view: directly on this host, once a host to the others."""
+    # Not the caller's own memory, which may change before all is sent.
+    frames = lasting(buffers) if buffers and (targets.far or bulk is None) else ()
     if targets.near:
-        frame = m.encode(_with(call, bulk, 0 if bulk else len(buffers))) if buffers else m.encode(call)
+        frame: Any = m.encode(_with(call, bulk, 0 if bulk else len(buffers))) if buffers else m.encode(call)
+        if len(frame) >= _COPIED_ONCE and len(targets.near) > 1:
+            frame = lasting([frame])[0]
         for peer in targets.near:
-            peer.send(frame, () if bulk else buffers)
+            peer.send(frame, () if bulk else frames)
     if targets.far:
         far = m.encode(_with(call, None, len(buffers))) if buffers else m.encode(call)
         for gateway, procs in targets.far:
-            gateway.cast(runtime.proc, procs, call.port if gathered else 0, [far, *buffers])
+            gateway.cast(runtime.proc, procs, call.port if gathered else 0, [far, *frames])
 
 
 def _with(call: m.Call, bulk: m.PackedBulk | None, frames: int) -> m.Call:

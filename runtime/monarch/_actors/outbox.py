@@ -138,7 +138,7 @@ class Outbox:
             return True
         try:
             sent = self._send(running=True)
-            if self._capture.behind() > self._capture.most:
+            if self._capture.left and self._capture.behind() > self._capture.most:
                 self._capture.trim(self._capture.most // 2)
             return sent
         finally:

@@ -12,6 +12,7 @@ from monarch._core.region import Region
 from monarch._procs.session import host_of, ipc_address
 from monarch._wire.links import Link
 from monarch._wire.messages import Cast, Dead, Route, encode, pack
+from monarch._wire.pickling import SHARED
 
 if TYPE_CHECKING:
     from monarch._actors.runtime import Runtime
@@ -23,7 +24,10 @@ __all__ = ["WINDOW", "Gateway", "IpcPeer", "LocalPeer", "Peer", "RemotePeer", "S
 def cost_of(body: bytes, buffers: Sequence[memoryview]) -> int:
     """What a message takes of its sender's window. Large buffers count less: their memory has bounds of its own."""
     cost = 1 + (len(body) >> 12)
-    return cost + (sum(buffer.nbytes for buffer in buffers) >> 16) if buffers else cost
+    if not buffers:
+        return cost
+    total = sum(buffer.nbytes for buffer in buffers)
+    return cost + (total >> (16 if total >= SHARED else 12))
 
 
 class Peer:
@@ -91,7 +95,8 @@ class LocalPeer(Peer):
     __slots__ = ()
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
-        self.runtime.on_message(frame, more)
+        # What came beside it is shared with those that it is still being sent to, and the actor may write to it.
+        self.runtime.on_message(frame, [memoryview(bytearray(part)) for part in more])
 
 
 class GonePeer(Peer):

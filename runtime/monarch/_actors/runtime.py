@@ -36,7 +36,7 @@ from monarch._procs.session import Residence, host_of, ipc_address, restore_fold
 from monarch._wire import messages as m
 from monarch._wire import pickling, plain
 from monarch._wire.descriptors import reserve
-from monarch._wire.links import Inbox, make_context
+from monarch._wire.links import Inbox, lasting, make_context
 from monarch._wire.split import join
 from monarch.exceptions import PointError, ProtocolError, StoppedError
 
@@ -245,8 +245,11 @@ class Runtime(Bulk, Reach):
     def _rest(self, number: int) -> list[Any]:
         """The frames that follow the first one of a message."""
         socket, more = self.inbox.socket, []
-        while socket.get(zmq.RCVMORE):
-            more.append(socket.recv(copy=False).buffer)
+        left = socket.get(zmq.RCVMORE)
+        while left:
+            part = socket.recv(copy=False)
+            more.append(part.buffer)
+            left = part.more
         if len(more) != number:
             raise ProtocolError(f"a message of {number + 1} frames has come as {len(more) + 1}")
         return more
@@ -492,14 +495,11 @@ class Runtime(Bulk, Reach):
 
         What it raises, it raises before anything is sent or counted.
         """
-        bulk, frames = None, len(buffers)
         peer = self.peers.get(to) or self.peer(to)
-        if buffers and peer.host == self.host:
-            bulk = self.put(buffers, [to])
-            if bulk is not None:
-                buffers, frames = (), 0
+        bulk = self.put(buffers, [to]) if buffers and peer.host == self.host and pickling.are_large(buffers) else None
+        more = lasting(buffers) if buffers and bulk is None else ()
         done = (self._finished.get(to) or self._finished_of(to)).report(cost)
-        peer.send(m.encode(m.Reply(self.proc, port, rank, status, done, body, bulk, frames)), buffers)
+        peer.send(m.encode(m.Reply(self.proc, port, rank, status, done, body, bulk, len(more))), more)
 
     def answer(self, to: str, port: int, view: bytes, status: int, body: bytes) -> None:
         """Answers a message from this rank's position in the view that it addressed.

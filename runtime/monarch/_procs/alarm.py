@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import select
 import time
@@ -53,8 +54,9 @@ class Alarm:
         self._poll.register(descriptor, 0)
 
     def set(self, seconds: float) -> None:
-        """Have it ring in some seconds, and not at the time that was set before."""
-        self._spec.value_s, self._spec.value_ns = divmod(max(1, int(seconds * 1e9)), 1_000_000_000)
+        """Have it ring in some seconds, and not at the time that was set before; never if they are infinite."""
+        nanoseconds = max(1, int(seconds * 1e9)) if seconds != math.inf else 0
+        self._spec.value_s, self._spec.value_ns = divmod(nanoseconds, 1_000_000_000)
         _set(self._timer, 0, self._address, None)
 
     def watch(self) -> None:

@@ -7,7 +7,8 @@ Rules, which tests/procs/test_pump_model.py tries under many schedules:
   on that it has no use for. So nobody sleeps while nobody leads, but for the time that a woken thread takes to run.
 - While nobody leads, the alarm rings for a message that comes and for a timer that is due. The background thread takes
   the lead then, if nobody else has for a tick: so it sleeps on where messages and answers take turns, and what comes
-  while the program computes is handled within a tick, or within four after a burst of messages.
+  while the program computes is handled within a tick, or within four after a burst of messages. It leaves again when
+  it has run a timer and nothing has come.
 """
 
 from __future__ import annotations
@@ -197,14 +198,15 @@ class Leadership:
         """The leader leaves the lead to the next one."""
         # Only the leader may look at the inbox. A message that comes after this is seen by the alarm.
         now = self._clock()
-        busy = now - self._left < _BUSY
+        busy = now - self._left < _BUSY and not self.background
         quiet = not busy and not self.closing and self._mail.is_empty()
         with self._mutex:
             if self.closing:
                 self._resign()
                 self._over.open()
                 return
-            self._left = now
+            if not self.background:
+                self._left = now
             self._wake_by(self._timers.first() + TICK if quiet else now + (_BUSY_TICK if busy else TICK), now)
             if quiet and not self._watched:
                 self._watched = True
@@ -222,6 +224,13 @@ class Leadership:
         if when < self._alarm_at:
             self._alarm_at = when
             self._alarm.set(max(0.0, when - now))
+
+    def timers_ran(self) -> None:
+        """The leader has run what the alarm was to ring for; the next ``leave`` sets it again."""
+        with self._mutex:
+            if self._alarm_at < math.inf:
+                self._alarm_at = math.inf
+                self._alarm.set(math.inf)
 
     def _pass_on(self) -> None:
         for turn in self._turns:

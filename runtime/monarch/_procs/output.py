@@ -286,7 +286,9 @@ def flush_streams() -> None:
 
 def flush_own() -> None:
     """Do the same for the streams that are this package's own; runs no code of the user."""
-    for stream in (sys.__stdout__, sys.__stderr__, sys.stdout, sys.stderr):
+    # Each of them once: this runs in every rank each second, mostly with nothing to do.
+    streams = {id(stream): stream for stream in (sys.__stdout__, sys.__stderr__, sys.stdout, sys.stderr)}
+    for stream in streams.values():
         # Not isinstance, which asks an object of the user's for its class.
         if issubclass(type(stream), RankText):
             with contextlib.suppress(Exception):

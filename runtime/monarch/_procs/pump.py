@@ -205,8 +205,13 @@ class Pump:
                 if left <= 0:
                     for action in timers.due():
                         self._run(action)
-                    if waiter is not None and waiter.done:
+                    if waiter is None:
+                        if self._inbox.is_empty():
+                            # Asleep, it need not hand the lead over to a thread that waits.
+                            return
+                    elif waiter.done:
                         return
+                    lead.timers_ran()
                     continue
                 # Mostly a timer far away: nothing to set then, and no call.
                 if deadline is not None or not 100 <= left <= 2 * self._limited <= 3 * left:

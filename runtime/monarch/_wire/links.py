@@ -32,6 +32,7 @@ IPC_PATH_LIMIT = 107
 _MAIN = main_thread().ident
 _held = Held(lambda: None)
 """Of the main thread, while it sends a message of several frames."""
+_MORE = int(zmq.SNDMORE)
 
 
 def make_context() -> zmq.Context[zmq.Socket[bytes]]:
@@ -72,6 +73,11 @@ def over_network(socket: zmq.Socket[bytes], lease: float) -> None:
     socket.set(zmq.HEARTBEAT_TTL, int(lease * 1000))
     socket.set(zmq.TCP_KEEPALIVE, 1)
     socket.set(zmq.HANDSHAKE_IVL, int(lease * 1000))
+
+
+def lasting(buffers: Sequence[bytes | memoryview]) -> list[zmq.Frame]:
+    """Return copies of some memory that may be sent to many without one more copy each."""
+    return [zmq.Frame(buffer, copy=True) for buffer in buffers]
 
 
 def shut_path(path: str) -> str:
@@ -246,10 +252,10 @@ class Link:
         if not more:
             self._send(frame)
             return
-        self._socket.send(frame, zmq.SNDMORE)
+        self._send(frame, _MORE)
         for part in more[:-1]:
-            self._socket.send(part, zmq.SNDMORE, copy=len(part) < 65536)
-        self._socket.send(more[-1], copy=len(more[-1]) < 65536)
+            self._send(part, _MORE, len(part) < 65536)
+        self._send(more[-1], 0, len(more[-1]) < 65536)
 
     def monitor(self) -> zmq.Socket[bytes]:
         """A socket that tells when the connection is lost; to be made once."""

@@ -1,4 +1,4 @@
-"""Pickling of what is sent: a body of bytes, and beside it the large buffers, which travel through shared memory.
+"""Pickling of what is sent: a body of bytes, and beside it the large buffers, in frames or through shared memory.
 
 A buffer of ``THRESHOLD`` bytes or more leaves the body: array and table data, tensor storages, ``bytes`` and
 ``bytearray``. It is not copied here: what ``dumps`` returns is the object's own memory, to be copied before the
@@ -27,12 +27,14 @@ from typing import Any, Protocol
 
 import cloudpickle
 
-from monarch._wire.small import PLAIN, SMALL, dump_small, is_small
+from monarch._wire.small import LARGE, PLAIN, SMALL, dump_large, dump_small, size_of
 from monarch.exceptions import SerializationError
 
 THRESHOLD = 120 * 1024
-"""Bytes from which a buffer is sent beside the body: below, one more copy costs less than shared memory does. Copies of
+"""Bytes from which a buffer is sent beside the body: below, one copy more costs less than a frame of its own. Copies of
 128 KiB and more cost far more, since the allocator maps each again. At least pickle's frame size: see ``_Sink``."""
+SHARED = 384 * 1024
+"""Bytes of buffers from which a message has them in shared memory; below, a socket costs less."""
 
 _PLAIN_NODES = 50
 _ATOMS = frozenset({int, float, complex, bool, str, type(None)})
@@ -86,6 +88,10 @@ def dumps(
             return pickle.dumps(obj, 5), []
         if plain is SMALL:
             return dump_small(obj), []
+        if plain is LARGE:
+            sink = _Sink()
+            dump_large(obj, sink)
+            return b"".join(sink.chunks), sink.buffers
         return _dump(obj, receivers, here)
     except MemoryError:
         raise
@@ -95,6 +101,11 @@ def dumps(
         except Exception:  # by a repr, say, that raises
             text = f"{what or 'value'}: {error}"
         raise SerializationError(text) from error
+
+
+def are_large(buffers: Sequence[memoryview]) -> bool:
+    """Whether these buffers of one message go through shared memory where the receiver is on the same host."""
+    return sum(buffer.nbytes for buffer in buffers) >= SHARED
 
 
 def loads(body: bytes, buffers: Sequence[memoryview | bytes] = ()) -> Any:
@@ -115,7 +126,9 @@ def loads(body: bytes, buffers: Sequence[memoryview | bytes] = ()) -> Any:
 
 
 def _plainness(obj: Any) -> object:
-    """Whether plain pickle does: for a few objects of builtin types (PLAIN), with small arrays and tensors (SMALL)."""
+    """Whether plain pickle does: for a few objects of builtin types (PLAIN), with arrays and small tensors (SMALL), or
+    with some that go beside the body (LARGE).
+    """
     nodes = [obj]
     found: object = PLAIN
     storages: dict[int, Any] = {}
@@ -130,11 +143,13 @@ def _plainness(obj: Any) -> object:
             nodes += node.values()
         elif kind is bytes:
             if len(node) >= THRESHOLD:
-                return None
-        elif is_small(node, kind, THRESHOLD, storages):
-            found = SMALL
+                found = LARGE
         else:
-            return None
+            size = size_of(node, kind, THRESHOLD, storages)
+            if size is None:
+                return None
+            if found is not LARGE:
+                found = size
         if len(nodes) > _PLAIN_NODES:
             return None
     return found

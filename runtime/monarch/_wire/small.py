@@ -1,7 +1,7 @@
-"""Small arrays and tensors in a message of plain values: pickled without the machinery that code and large data need.
+"""Arrays and small tensors in a message of plain values: pickled without the machinery that code needs.
 
 What is sent this way arrives as it does otherwise (see ``pickling``): exact ndarrays of plain numbers in C order, and
-exact tensors of the CPU that are all of their storage and share it with no other tensor of the message.
+small exact tensors of the CPU that are all of their storage and share it with no other tensor of the message.
 """
 
 from __future__ import annotations
@@ -11,42 +11,53 @@ import pickle
 import sys
 from io import BytesIO
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
-PLAIN, SMALL = object(), object()
+PLAIN, SMALL, LARGE = object(), object(), object()
 _NUMBERS = frozenset("?bhilBHILefdgFDG")
 """Type characters of numbers in this machine's order of bytes."""
 _copy = ctypes.memmove
 _bytes_at = ctypes.string_at
 
 
+class Sink(Protocol):
+    """The file that a pickle with large buffers is written to."""
+
+    def keep(self, buffer: pickle.PickleBuffer, /) -> bool: ...
+    def write(self, data: Any, /) -> object: ...
+
+
 MOST = 32 * 1024
 """Bytes of a tensor that is copied once more than needed, which costs less than pickling it at length."""
 
 
-def is_small(node: Any, kind: type, limit: int, storages: dict[int, Any]) -> bool:
-    """Whether ``dump_small`` pickles this array, tensor or numpy scalar as ``dumps`` would.
+def size_of(node: Any, kind: type, limit: int, storages: dict[int, Any]) -> object:
+    """SMALL or LARGE if ``dump_small`` or ``dump_large`` pickles this array, tensor or numpy scalar as ``dumps`` would.
 
     Args:
         node: anything.
         kind: its type.
-        limit: bytes of data that it must be below.
+        limit: bytes of data from which it is large.
         storages: the tensors of the same message by address; this one is added.
+
+    Returns:
+        None if neither does.
     """
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         if kind is numpy.ndarray:
-            flags = node.flags
             _TABLE[kind] = _reduce_array
-            return node.dtype.char in _NUMBERS and node.dtype.isnative and flags.carray and node.nbytes < limit
+            plain = node.dtype.char in _NUMBERS and node.dtype.isnative and node.flags.carray
+            return (SMALL if node.nbytes < limit else LARGE) if plain else None
         if issubclass(kind, numpy.generic):
-            return node.dtype.char in _NUMBERS and kind.__module__ == "numpy"
+            return SMALL if node.dtype.char in _NUMBERS and kind.__module__ == "numpy" else None
     torch = sys.modules.get("torch")
-    return (
+    small = (
         torch is not None
         and kind is getattr(torch, "Tensor", None)
         and _is_small_tensor(torch, node, min(limit, MOST), storages)
     )
+    return SMALL if small else None
 
 
 def _is_small_tensor(torch: ModuleType, tensor: Any, limit: int, storages: dict[int, Any]) -> bool:
@@ -69,7 +80,7 @@ def _is_small_tensor(torch: ModuleType, tensor: Any, limit: int, storages: dict[
 
 
 def dump_small(obj: Any) -> bytes:
-    """Pickle what consists of builtin values and of what ``is_small``."""
+    """Pickle what consists of builtin values and of what is SMALL."""
     file = BytesIO()
     pickler = pickle.Pickler(file, 5)
     pickler.dispatch_table = _TABLE
@@ -77,12 +88,19 @@ def dump_small(obj: Any) -> bytes:
     return file.getvalue()
 
 
+def dump_large(obj: Any, sink: Sink) -> None:
+    """Pickle the same where something is LARGE."""
+    pickler = pickle.Pickler(sink, 5, buffer_callback=sink.keep)
+    pickler.dispatch_table = _TABLE
+    pickler.dump(obj)
+
+
 def _reduce_array(array: Any) -> Any:
-    # Written from where it is; arrives as a bytearray.
+    # Written from where it is; arrives as a bytearray, or beside the body if it is large.
     return make_array, (array.shape, array.dtype.char, pickle.PickleBuffer(array))
 
 
-def make_array(shape: tuple[int, ...], kind: str, data: bytearray) -> Any:
+def make_array(shape: tuple[int, ...], kind: str, data: bytearray | memoryview) -> Any:
     """The array, where it arrives."""
     import numpy
 
