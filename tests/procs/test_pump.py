@@ -7,7 +7,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -371,7 +371,7 @@ def test_handler_that_takes_long_is_told_of_in_debug_mode(
 
     def takes_long(frame: bytes) -> None:
         if frame == b"1":
-            assert wait_until(lambda: said.append(capfd.readouterr().err) or "takes_long" in "".join(said))
+            assert wait_until(lambda: said.append(capfd.readouterr().err) or "busy for over" in "".join(said))
 
     rig.on_frame = takes_long
     box = rig.box(1)

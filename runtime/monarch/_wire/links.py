@@ -120,27 +120,26 @@ class Inbox:
     def tend(self) -> bool:
         """Look after the file that others connect to; in the thread that receives.
 
-        It is out of sight while descriptors are short: libzmq aborts the process if it cannot accept a connection.
+        Where libzmq aborts the process if it cannot accept a connection, it is out of sight while descriptors are short.
         If somebody has removed it, such as a cleaner of /tmp, there is another one.
 
         Returns:
-            Whether it takes new connections.
+            Whether there are descriptors for new connections besides the reserve, which is given up otherwise.
 
         Raises:
             OSError: there is no file, and there cannot be one.
         """
         room = reserve.keep()
+        shut = not (room or tolerate_full_table())
         try:
-            if self._shut == room:
-                source, target = (
-                    (self._path, shut_path(self._path)) if not room else (shut_path(self._path), self._path)
-                )
+            if self._shut != shut:
+                source, target = (self._path, shut_path(self._path)) if shut else (shut_path(self._path), self._path)
                 os.rename(source, target)
-                self._shut = not room
+                self._shut = shut
             else:
                 os.stat(shut_path(self._path) if self._shut else self._path)
         except FileNotFoundError:
-            if room:
+            if not shut:
                 self._shut = False
                 self._bind_again()
         return room
