@@ -176,7 +176,7 @@ TERMINATED = (
 actors = start(2)
 actors.pid.call().get(30)
 os.kill(get_runtime().session.agent_pid, signal.SIGTERM)
-print("was lost with the host agent, which exited with code" in dies(actors), use(2))
+print("lost with the host agent, which exited with code" in dies(actors), use(2))
 """
 )
 
