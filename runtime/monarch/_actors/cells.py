@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._actors.actor import is_async
 from monarch._actors.channel import ReplyPort
 from monarch._actors.endpoint import Method, methods_of
+from monarch._actors.executors import start_task
 from monarch._actors.failures import Outcome, is_ours, pack_failure, unpack_failure
 from monarch._actors.functions import function_of
 from monarch._actors.halting import Halting
@@ -346,7 +347,7 @@ class Cell:
         def act() -> None:
             loop = self.executor.loop
             if loop is not None:
-                task = loop.create_task(self._supervise_async(failure, judged))
+                task = start_task(loop, self._supervise_async(failure, judged))
                 self._judging.add(task)
                 task.add_done_callback(self._judging.discard)
                 return
@@ -446,6 +447,12 @@ class Cell:
         with contextlib.suppress(IndexError):
             while True:
                 refuse(runtime, self.queue.popleft(), reason)
+
+    def lose_thread(self, error: BaseException) -> None:
+        """Have all messages refused, and the owner told: the thread of the actor ends by this error."""
+        self.leave(f"its event loop broke: {type(error).__name__}: {error}")
+        self.abandon(list(self.turns.tasks.values()))
+        self.fail(pack_failure(error))
 
     def let_go(self) -> None:
         """Drop the instance, and do what others have left to do; in the actor's thread, at its very end."""

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.executors import start_task
+
 if TYPE_CHECKING:
     from monarch._actors.cells import Cell
     from monarch._wire.messages import Call
@@ -89,7 +91,7 @@ class Turns:
     def _begin(self, call: Call, more: Sequence[Any]) -> asyncio.Task[Any]:
         loop = self._cell.executor.loop
         assert loop is not None
-        task = loop.create_task(self._cell.run_async(call, more))
+        task = start_task(loop, self._cell.run_async(call, more))
         self.tasks[task] = call
         task.add_done_callback(self._done)
         return task
