@@ -177,7 +177,7 @@ class Session:
         # Its zygote does this too, unless it was killed with it. Ranks end a moment after their agent.
         for pause in _SWEEPS:
             time.sleep(pause)
-            end_orphans(spare_trackers=pause < _SWEEPS[-1])
+            end_orphans()
 
     def _base_env(self, host: str) -> dict[str, str | None]:
         if host != self.runtime.host:
