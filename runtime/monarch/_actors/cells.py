@@ -383,8 +383,14 @@ class Cell:
 
     # Life
 
-    def construct(self, create: m.Create, more: Sequence[Any]) -> None:
-        """Makes the actor; in its thread, or if it is an async one on its event loop."""
+    def construct(self, create: m.Create, more: Sequence[Any], broken: bytes | None = None) -> None:
+        """Makes the actor; in its thread, or if it is an async one on its event loop.
+
+        Args:
+            create: says how.
+            more: what came beside it.
+            broken: the failure of the bootstrap of this process, if it has failed: then the actor is not made.
+        """
         try:
             spec: ActorSpec = self.runtime.load(create, more)
             if spec.whole:
@@ -396,7 +402,9 @@ class Cell:
         except BaseException as error:
             self._not_made(create, error, isinstance(error, SerializationError))
             return
-        if is_async(spec.cls):
+        if broken is not None:
+            self._broken_off(create, broken)
+        elif is_async(spec.cls):
             self.executor.enter_loop(lambda: self._initialize(create))
         else:
             self._initialize(create)
@@ -422,8 +430,11 @@ class Cell:
             current.reset(token)
 
     def _not_made(self, create: m.Create, error: BaseException, own: bool) -> None:
+        self._broken_off(create, pack_failure(error, own))
+
+    def _broken_off(self, create: m.Create, failure: bytes) -> None:
         self.runtime.idle()
-        self.failed = pack_failure(error, own)
+        self.failed = failure
         self.runtime.answer(create.src, create.port, create.view, m.ERROR, self.failed)
 
     def halt(self, reason: str, stopped: Callable[[bytes | None], None], process: bool = False) -> None:
