@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -53,7 +53,7 @@ class Looped(Actor):
 
     @endpoint
     async def break_factory(self) -> None:
-        def fail(loop: Any, work: Coroutine[Any, Any, Any], **more: Any) -> asyncio.Task[Any]:
+        def fail(loop: Any, work: Any, **more: Any) -> Any:
             work.close()
             raise LookupError("broken on purpose")
 

@@ -7,6 +7,7 @@ import contextlib
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.actor import is_async
@@ -65,6 +66,8 @@ class Cell:
         self.rank = 0
         self.instance: Any = None
         self.running: m.Call | None = None
+        self.since = 0.0
+        """When the message began that has the turn; written by the actor's thread."""
         self.queue: deque[m.Call] = deque()
         self.owned: list[Any] = []
         self.failed: bytes | None = None
@@ -191,6 +194,7 @@ class Cell:
             return
         self.queue.popleft()
         self.running = call
+        self.since = monotonic()
         executor = self.executor
         interrupts = executor.interrupts
         token = current.set((self, call))

@@ -27,6 +27,7 @@ from monarch._actors.process import set_runtime
 from monarch._actors.procs import Procs
 from monarch._actors.runtime import Runtime
 from monarch._actors.spec import RankConfig
+from monarch._procs.foreground import interrupt_programs
 from monarch._procs.forked import watch_forks
 from monarch._procs.gpus import environment_of, visible_gpus
 from monarch._procs.helpers import let_helpers_use
@@ -140,6 +141,7 @@ class Rank:
         main = self.main
         self.runtime.interrupts += 1
         if main.interruptible:
+            interrupt_programs(threading.get_native_id())
             raise KeyboardInterrupt
         if main.unwanted and main.loop is not None and asyncio.current_task(main.loop) in main.unwanted:
             main.unwanted = set()

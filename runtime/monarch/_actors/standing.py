@@ -20,6 +20,7 @@ from monarch._procs.blocked import Blocked, Wait, blocked
 
 if TYPE_CHECKING:
     from monarch._actors.cells import Cell
+    from monarch._wire.messages import Call
 
 _DEPTH = 60
 """Frames that are looked through at most."""
@@ -39,6 +40,12 @@ def waiting(key: str, src: str, port: int) -> Cell | None:
     cell = get_runtime().actors.get(key)
     queued = list(cell.queue) if cell is not None else []
     return cell if any(call.port == port and call.src == src for call in queued) else None
+
+
+def ahead_of(key: str, src: str, port: int) -> Call | None:
+    """The message that an actor of this process handles while one in its queue waits for its turn, if one does."""
+    cell = waiting(key, src, port)
+    return (cell.turns.call or cell.running) if cell is not None else None
 
 
 def thread_of(cell: Cell) -> int:
@@ -117,6 +124,10 @@ def free(key: str, src: str, port: int, reason: str) -> Freed:
     Returns:
         What was aborted.
     """
+    front = ahead_of(key, src, port)
+    if front is not None and front.src == src:
+        # What it waits for was interrupted in its place.
+        port = front.port
     cell = running(key, src, port)
     if cell is None:
         return Freed.NOTHING

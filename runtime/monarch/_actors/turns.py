@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.executors import start_task
@@ -46,6 +47,7 @@ class Turns:
             self.waiting.append((call, more))
         else:
             self.call = call
+            cell.since = monotonic()
             self.task = self._begin(call, more)
 
     def finished(self, call: Call) -> None:

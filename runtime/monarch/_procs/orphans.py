@@ -143,10 +143,10 @@ def end_descendants() -> None:
             time.sleep(_PAUSE)
 
 
-def children(pid: int) -> list[int]:
-    """Children of a process, as far as its main thread has forked or adopted them."""
+def children(pid: int, thread: int = 0) -> list[int]:
+    """Children of a process that its main thread has forked or adopted, or another one by its native id."""
     try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
+        with open(f"/proc/{pid}/task/{thread or pid}/children") as file:
             return [int(child) for child in file.read().split()]
     except OSError:
         return []
