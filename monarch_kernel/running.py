@@ -140,7 +140,9 @@ class Running:
 
     def interrupt(self, tasks: Collection[Task] | None = None) -> None:
         """Raises KeyboardInterrupt in what they run; a signal would go to whatever else is in their main threads."""
-        for each in self.ask(self.tasks().values() if tasks is None else tasks, "monarch._actors.interrupts:interrupt"):
+        meant = self.tasks().values() if tasks is None else tasks
+        # Of a call that waits behind another one, that is interrupted as well.
+        for each in self.ask(meant, "monarch._actors.interrupts:interrupt", (True,)):
             each.close()
 
     def wait(self, until: float | None = None) -> bool:

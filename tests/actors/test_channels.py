@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 from monarch.actor import Actor, Channel, Port, current_rank, endpoint
-from monarch.exceptions import SerializationError
+from monarch.exceptions import SerializationError, StoppedError
 
 
 class Teller(Actor):
@@ -82,8 +82,8 @@ def test_once_takes_one_value(host: Any, tellers: Any) -> None:
     tellers.tell.call(port, ["a", "b"]).get(timeout=20)
     assert receiver.recv().get(timeout=20) == "a"
     second = receiver.recv()
-    with pytest.raises(TimeoutError):
-        second.get(timeout=0.05)
+    with pytest.raises(StoppedError, match="has had the one value of its channel"):
+        second.get(timeout=20)
 
 
 def test_exceptions_are_raised_as_they_were_sent(tellers: Any, channel: Any) -> None:
@@ -134,3 +134,16 @@ def test_large_values(tellers: Any, channel: Any) -> None:
     array = receiver.recv().get(timeout=20)
     assert array.sum() == 499999500000
     del array
+
+
+def test_recv_of_a_closed_receiver_fails_once_all_is_read(tellers: Any) -> None:
+    port, receiver = Channel.open()
+    tellers.slice(gpus=0).tell.call_one(port, [1, 2]).get(timeout=20)
+    first = receiver.recv()
+    assert first.get(timeout=20) == 1
+    second, waits = receiver.recv(), receiver.recv()
+    assert second.get(timeout=20) == 2
+    receiver.close()
+    for late in (waits, receiver.recv()):
+        with pytest.raises(StoppedError, match="the receiver was closed"):
+            late.get(timeout=20)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from leaks import wait_until
 from monarch.actor import Actor, default_bootstrap_cmd, endpoint, proc_mesh, this_host
-from monarch.exceptions import ActorError, ArgumentError, ShapeError, SpawnError
+from monarch.exceptions import ActorError, ArgumentError, CallTimeoutError, MonarchError, ShapeError, SpawnError
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -185,3 +188,64 @@ if __name__ == "__main__":
 def test_the_host_mesh_itself() -> None:
     assert this_host().sizes == {} and len(this_host()) == 1
     assert this_host().initialized.get(timeout=20) is True
+
+
+@pytest.fixture
+def hooked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the fault hook of the program was told."""
+    told: list[Any] = []
+    monkeypatch.setattr("monarch.actor.unhandled_fault_hook", told.append)
+    return told
+
+
+@pytest.mark.parametrize("error", [OSError, SystemExit])
+def test_actors_of_a_failed_bootstrap_fail_with_its_error(
+    procs: Any, hooked: list[Any], error: type[BaseException]
+) -> None:
+    def setup() -> None:
+        raise error("no such disk")
+
+    mesh = procs(2, bootstrap=setup)
+    first, second = mesh.spawn("first", Looks), mesh.spawn("second", Looks)
+    for actors in (first, second):
+        with pytest.raises(MonarchError, match=rf"bootstrap raised {error.__name__}: no such disk"):
+            actors.cores.call().get(timeout=20)
+        with pytest.raises(MonarchError, match=rf"bootstrap raised {error.__name__}: no such disk"):
+            actors.initialized.get(timeout=20)
+    assert not hooked
+
+
+@pytest.mark.parametrize("spawns", [False, True])
+def test_a_failed_bootstrap_that_nobody_awaits_reaches_the_hook(procs: Any, hooked: list[Any], spawns: bool) -> None:
+    def setup() -> None:
+        raise OSError("no such disk")
+
+    mesh = procs(2, name="disks", bootstrap=setup)
+    actors = mesh.spawn("looks", Looks) if spawns else None
+    assert wait_until(lambda: hooked)
+    assert "bootstrap raised OSError: no such disk" in hooked[0].text and hooked[0].ranks == (0, 1)
+    assert hooked[0].mesh_name == ("looks" if actors is not None else "disks")
+
+
+def test_second_actor_is_made_after_the_bootstrap(procs: Any, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    def setup() -> None:
+        while not gate.exists():
+            time.sleep(0.01)
+        os.environ["MK_SETUP"] = "done"
+
+    class Sees(Actor):
+        def __init__(self) -> None:
+            self.seen = os.environ.get("MK_SETUP")
+
+        @endpoint
+        def what(self) -> str | None:
+            return self.seen
+
+    mesh = procs(1, bootstrap=setup)
+    first, second = mesh.spawn("first", Sees), mesh.spawn("second", Sees)
+    with pytest.raises(CallTimeoutError):
+        second.initialized.get(timeout=0.5)
+    gate.touch()
+    assert [each.what.call_one().get(timeout=20) for each in (first, second)] == ["done", "done"]

@@ -42,7 +42,18 @@ class Birth(Gather[None]):
             ones by whoever does that.
     """
 
-    __slots__ = ("_awaiting", "_calls", "_claims", "_coming", "_kept", "_passing", "_ranks", "_told", "raised")
+    __slots__ = (
+        "_awaiting",
+        "_calls",
+        "_claims",
+        "_coming",
+        "_kept",
+        "_passing",
+        "_ranks",
+        "_told",
+        "_whose",
+        "raised",
+    )
 
     def __init__(
         self,
@@ -55,6 +66,8 @@ class Birth(Gather[None]):
         coming: Mapping[int, m.Dead],
     ) -> None:
         self._ranks = list(ranks)
+        self._whose = key
+        """In faults, the key of the actors."""
         self._coming = dict(coming)
         """Lock: that of futures, as all that follows."""
         self._claims = 0
@@ -104,7 +117,7 @@ class Birth(Gather[None]):
     def _make(self) -> None:
         with self._lock:
             self._told.update(self.raised)
-        super()._make()
+        return super()._make()
 
     # What arrives
 
@@ -175,11 +188,10 @@ class Birth(Gather[None]):
 
     def untold(self) -> list[m.Fault]:
         """What constructors have raised and nobody was told of; once."""
-        mesh = self._runtime.meshes.get(self.actor)
+        unwanted = self._is_unwanted()
         with self._lock:
             awaited = self._claims or self._kept or any(not each.cancelled() for each in self._awaiting)
-            if awaited or mesh is None or mesh._state.birth is not self or mesh._stopped is not None:
-                # Whoever has stopped it does not want it any more, and whoever has healed it has made them again.
+            if awaited or unwanted:
                 told = set(self.raised)
             else:
                 told = self._told | {rank for rank, call in self._calls if call() is not None}
@@ -192,7 +204,12 @@ class Birth(Gather[None]):
             self._awaiting.clear()
             # They have what was there so far.
             self._kept = self._passing = False
-        return [m.Fault(each.src, self.actor, self._ranks[each.rank], each.body) for each in untold]
+        return [m.Fault(each.src, self._whose, self._ranks[each.rank], each.body) for each in untold]
+
+    def _is_unwanted(self) -> bool:
+        """Whether nobody cares any more: who has stopped the mesh does not, nor who has healed it and made them again."""
+        mesh = self._runtime.meshes.get(self.actor)
+        return mesh is None or mesh._state.birth is not self or mesh._stopped is not None
 
     def lost(self, peer: Peer, dead: m.Dead) -> bool:
         """A process has died, unless it is known that it was dead."""
@@ -236,6 +253,56 @@ class Birth(Gather[None]):
             self._complete()
         elif lost:
             self._runtime.pump.call_later(HEARD_S, self._give_up)
+
+
+class Booting(Birth):
+    """Done when the bootstraps of all processes of a mesh have ended.
+
+    If one raises and nobody is told, neither by this nor by an actor that is spawned there, that is a fault too.
+
+    Args:
+        runtime: of this process.
+        targets: the processes, by base rank.
+        extent: of the mesh.
+        name: of the mesh, for errors.
+        uid: of the mesh.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, runtime: Runtime, targets: Sequence[Peer], extent: Extent, name: str, uid: str) -> None:
+        super().__init__(runtime, targets, range(len(targets)), extent, name, "", {})
+        self.method = "bootstrap"
+        self._finish = _true
+        self._whose = uid
+
+    def _has_raised(self, reply: m.Reply) -> None:
+        # The others are waited for, since they have nothing to do with it.
+        with self._lock:
+            self.raised[reply.rank] = reply
+        self._runtime.pump.call_later(HEARD_S, self._pass_on)
+
+    def _pass_on(self) -> None:
+        for fault in self.untold():
+            self._runtime.faulted.tell(fault)
+
+    def _is_unwanted(self) -> bool:
+        shared = self._runtime.own_procs.get(self._whose)
+        if shared is None or shared.stopped is not None:
+            return True
+        # Its actors are not made there, and tell of it.
+        return any(mesh._state.procs.uid == self._whose for mesh in list(self._runtime.meshes.values()))
+
+
+def _true(*_: Any) -> Any:
+    return True
+
+
+def booting(runtime: Runtime, uid: str, rank: int) -> bool:
+    """Whether the bootstrap of a process has raised."""
+    shared = runtime.own_procs.get(uid)
+    known = shared.initialized if shared is not None else None
+    return isinstance(known, Booting) and rank in known.raised
 
 
 def _calls_to(runtime: Runtime, key: str, peer: Peer) -> list[Callable[[], Any]]:

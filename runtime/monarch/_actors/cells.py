@@ -7,11 +7,13 @@ import inspect
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.actor import is_async
 from monarch._actors.channel import ReplyPort
 from monarch._actors.endpoint import Method, methods_of
+from monarch._actors.executors import start_task
 from monarch._actors.failures import Outcome, is_ours, pack_failure, unpack_failure
 from monarch._actors.functions import function_of
 from monarch._actors.halting import Halting
@@ -65,6 +67,8 @@ class Cell:
         self.rank = 0
         self.instance: Any = None
         self.running: m.Call | None = None
+        self.since = 0.0
+        """When the message began that has the turn; written by the actor's thread."""
         self.queue: deque[m.Call] = deque()
         self.owned: list[Any] = []
         self.failed: bytes | None = None
@@ -206,6 +210,7 @@ class Cell:
         if (self._odd and self.is_refused(call)) or not self._claim(call):
             return
         self.running = call
+        self.since = monotonic()
         executor = self.executor
         interrupts = executor.interrupts
         token = current.set((self, call))
@@ -370,7 +375,7 @@ class Cell:
         def act() -> None:
             loop = self.executor.loop
             if loop is not None:
-                task = loop.create_task(self._supervise_async(failure, judged))
+                task = start_task(loop, self._supervise_async(failure, judged))
                 self._judging.add(task)
                 task.add_done_callback(self._judging.discard)
                 return
@@ -406,8 +411,14 @@ class Cell:
 
     # Life
 
-    def construct(self, create: m.Create, more: Sequence[Any]) -> None:
-        """Makes the actor; in its thread, or if it is an async one on its event loop."""
+    def construct(self, create: m.Create, more: Sequence[Any], broken: bytes | None = None) -> None:
+        """Makes the actor; in its thread, or if it is an async one on its event loop.
+
+        Args:
+            create: says how.
+            more: what came beside it.
+            broken: the failure of the bootstrap of this process, if it has failed: then the actor is not made.
+        """
         try:
             spec: ActorSpec = self.runtime.load(create, more)
             if spec.whole:
@@ -419,7 +430,9 @@ class Cell:
         except BaseException as error:
             self._not_made(create, error, isinstance(error, SerializationError))
             return
-        if is_async(spec.cls):
+        if broken is not None:
+            self._broken_off(create, broken)
+        elif is_async(spec.cls):
             self.executor.enter_loop(lambda: self._initialize(create))
         else:
             self._initialize(create)
@@ -448,8 +461,11 @@ class Cell:
             current.reset(token)
 
     def _not_made(self, create: m.Create, error: BaseException, own: bool, freed: bool = False) -> None:
+        self._broken_off(create, pack_failure(error, own, freed))
+
+    def _broken_off(self, create: m.Create, failure: bytes) -> None:
         self.runtime.idle()
-        self.failed = pack_failure(error, own, freed)
+        self.failed = failure
         self.runtime.answer(create.src, create.port, create.view, m.ERROR, self.failed)
 
     def halt(self, reason: str, stopped: Callable[[bytes | None], None], process: bool = False) -> None:
@@ -473,6 +489,12 @@ class Cell:
         with contextlib.suppress(IndexError):
             while True:
                 refuse(runtime, self.queue.popleft(), reason)
+
+    def lose_thread(self, error: BaseException) -> None:
+        """Have all messages refused, and the owner told: the thread of the actor ends by this error."""
+        self.leave(f"its event loop broke: {type(error).__name__}: {error}")
+        self.abandon(list(self.turns.tasks.values()))
+        self.fail(pack_failure(error))
 
     def let_go(self) -> None:
         """Drop the instance, and do what others have left to do; in the actor's thread, at its very end."""

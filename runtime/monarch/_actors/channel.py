@@ -115,6 +115,8 @@ class PortReceiver(Generic[T]):
         self._ranked = ranked
         self._arrived: deque[tuple[m.Reply, Sequence[bytes]]] = deque()
         self._waiting: deque[Promise[Any]] = deque()
+        self._closed = ""
+        """Why nothing arrives any more; empty while something may. Lock: ``peer_lock``, as those above."""
         self.port = runtime.open_port(self)
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
@@ -126,19 +128,26 @@ class PortReceiver(Generic[T]):
             waiting = self._waiting.popleft() if self._waiting else None
             if waiting is None:
                 self._arrived.append((reply, frames))
+        if self._once:
+            self._end("has had the one value of its channel")
         if waiting is not None:
             waiting.complete(lambda: self._value(reply, frames))
 
     def recv(self) -> Future[T]:
-        """The next value; values come in the order in which they arrived. An exception is raised as it was sent."""
+        """The next value; values come in the order in which they arrived. An exception is raised as it was sent.
+
+        The future raises StoppedError if the receiver is closed, or has had its one value, and nothing is left.
+        """
         promise: Promise[Any] = Promise(self._runtime, "recv()")
         with self._runtime.peer_lock:
             arrived = self._arrived.popleft() if self._arrived else None
-            if arrived is None:
+            if arrived is None and not self._closed:
                 self._waiting.append(promise)
         if arrived is not None:
             reply, frames = arrived
             promise.complete(lambda: self._value(reply, frames))
+        elif self._closed:
+            promise.complete(self._fail)
         return promise
 
     def ranked(self) -> PortReceiver[tuple[int, T]]:
@@ -147,8 +156,19 @@ class PortReceiver(Generic[T]):
         return self  # pyright: ignore[reportReturnType]
 
     def close(self) -> None:
-        """Takes no more values."""
+        """Takes no more values; those who wait for one get StoppedError."""
         self._runtime.close_port(self.port)
+        self._end("was closed")
+
+    def _end(self, why: str) -> None:
+        with self._runtime.peer_lock:
+            self._closed = self._closed or why
+            waiting, self._waiting = self._waiting, deque()
+        for each in waiting:
+            each.complete(self._fail)
+
+    def _fail(self) -> Any:
+        raise StoppedError(f"recv() cannot return: the receiver {self._closed}; open a new channel")
 
     def _value(self, reply: m.Reply, frames: Sequence[bytes]) -> Any:
         if reply.status == m.ERROR:

@@ -184,7 +184,7 @@ class Session:
         # Its zygote does this too, unless it was killed with it. Ranks end a moment after their agent.
         for pause in _SWEEPS:
             time.sleep(pause)
-            end_orphans(spare_trackers=pause < _SWEEPS[-1])
+            end_orphans()
 
     def _remove_sockets(self) -> None:
         """The ranks of an agent that has died die with it, and cannot remove what they listened on."""

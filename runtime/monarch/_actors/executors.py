@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from threading import get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,17 @@ if TYPE_CHECKING:
 
 Action = Callable[[], None]
 _MAIN = main_thread().ident
+_EXITED = (
+    "monarch: a task or callback of an async actor raised SystemExit; whoever awaits the task gets it, and the process "
+    "goes on. Use os._exit() to end it"
+)
 Item = Any
 """An action, or a message for an actor: cell, call and what came beside it."""
+
+
+def start_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """Start a task of the runtime; not by the loop's task factory, which is the user's and may raise."""
+    return asyncio.Task(work, loop=loop)
 
 
 class Executor:
@@ -160,6 +170,7 @@ class Executor:
         finally:
             with self._lock:
                 self.loop = None
+            loop.set_task_factory(None)
             rest = asyncio.all_tasks(loop)
             for task in rest:
                 task.cancel()
@@ -174,14 +185,16 @@ class Executor:
                 released()
 
     def _run_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        while True:
+        """Run the loop until the actor leaves it; a stop() by the user's code ends no more than one round."""
+        while not self._leaving:
             try:
                 loop.run_forever()
             except KeyboardInterrupt:
                 # It has come to a task that the user's code made, which has it. The others go on.
-                if not self._leaving:
-                    continue
-            return
+                pass
+            except SystemExit:
+                print(_EXITED, file=sys.stderr)
+                traceback.print_exc()
 
     def _notify(self) -> None:
         raise NotImplementedError
@@ -234,8 +247,16 @@ class ThreadExecutor(Executor):
         self.interrupts = ThreadInterrupts()
         # Not a semaphore, whose lock a __del__ that delivers in the middle of its steps would wait for.
         self._gate = Gate()
-        self._thread = threading.Thread(target=self.run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
         self._thread.start()
+
+    def _live(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:
+            # Such as a selector that the user's code has closed: no thread handles what is sent to the actor any more.
+            for cell in [each for each in list(self.runtime.actors.values()) if each.executor is self]:
+                cell.lose_thread(error)
 
     def _notify(self) -> None:
         self._gate.open()

@@ -70,6 +70,13 @@ def in_cleanup(failure: bytes) -> bytes:
     return encode(known)
 
 
+def in_bootstrap(failure: bytes) -> bytes:
+    """A packed failure, with the words that it is of the bootstrap."""
+    known = unpack_failure(failure)
+    known.kind = f"bootstrap raised {known.kind}"
+    return encode(known)
+
+
 def _pickled(error: BaseException) -> bytes | None:
     # Its traceback and context would bring the frames of the rank along, and do not survive pickling anyhow.
     try:

@@ -7,7 +7,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from monarch._actors.birth import forsake
+from monarch._actors.birth import Booting, booting, forsake
 from monarch._actors.deaths import Deaths
 from monarch._actors.escalation import Escalation, call_hook
 from monarch._actors.failures import unpack_failure, with_source
@@ -73,7 +73,11 @@ class Faults:
         for mesh in list(self._runtime.meshes.values()):
             birth = mesh._state.birth
             for fault in birth.untold() if birth is not None else ():
-                call_hook(_failure(mesh._name, mesh, fault, (fault.rank,)))
+                call_hook(self._failure(mesh._name, mesh, fault, (fault.rank,)))
+        for shared in list(self._runtime.own_procs.values()):
+            boot = shared.initialized
+            for fault in boot.untold() if isinstance(boot, Booting) else ():
+                call_hook(self._failure(shared.procs.name, None, fault, (fault.rank,)))
 
     def _report(self) -> None:
         with self._lock:
@@ -98,26 +102,30 @@ class Faults:
         mesh = runtime.meshes.get(actor)
         name = mesh._name if mesh is not None else runtime.proc_meshes.get(actor, (actor, ""))[0]
         owner = runtime.owners.get(actor) or runtime.proc_meshes.get(actor, ("", ""))[1]
-        uid = mesh._state.procs.uid if mesh is not None else ""
-        made = partial(_failure, name, mesh, faults[0])
+        uid = mesh._state.procs.uid if mesh is not None else actor if booting(runtime, actor, faults[0].rank) else ""
+        made = partial(self._failure, name, mesh, faults[0])
         ranks = tuple(sorted({fault.rank for fault in faults}))
         judge = partial(self._escalation.judge, made, uid, actor, ranks, owner, latest)
         self._deaths.begin_again(uid, ranks, judge)
+
+    def _failure(self, name: str, mesh: ActorMesh | None, fault: m.Fault, ranks: tuple[int, ...]) -> MeshFailure:
+        """What is told of a fault, for some of its ranks."""
+        failure = unpack_failure(fault.body)
+        trace = "\n".join(with_source(failure.trace))
+        text, port = f"{failure.kind}: {failure.text}\n{trace}", 0
+        whole: Any = mesh
+        if mesh is None and booting(self._runtime, fault.actor, fault.rank):
+            text = f"bootstrap raised {text}"
+            whole = self._runtime.own_procs[fault.actor].whole(self._runtime)
+        elif mesh is not None and _was_not_made(mesh, fault.rank):
+            assert mesh._state.birth is not None
+            port = mesh._state.birth.port
+            if not booting(self._runtime, mesh._state.procs.uid, fault.rank):
+                text = f"__init__() raised {text}"
+        return MeshFailure(name, whole, ranks, text, when=time.time(), port=port)
 
 
 def _was_not_made(mesh: ActorMesh, rank: int) -> bool:
     """Whether it is its constructor that has raised."""
     birth = mesh._state.birth
     return birth is not None and rank in birth.raised
-
-
-def _failure(name: str, mesh: ActorMesh | None, fault: m.Fault, ranks: tuple[int, ...]) -> MeshFailure:
-    """What is told of a fault, for some of its ranks."""
-    failure = unpack_failure(fault.body)
-    trace = "\n".join(with_source(failure.trace))
-    text, port = f"{failure.kind}: {failure.text}\n{trace}", 0
-    if mesh is not None and _was_not_made(mesh, fault.rank):
-        assert mesh._state.birth is not None
-        text, port = f"__init__() raised {text}", mesh._state.birth.port
-    anything: Any = mesh
-    return MeshFailure(name, anything, ranks, text, when=time.time(), port=port)

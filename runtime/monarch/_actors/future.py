@@ -47,6 +47,7 @@ class Future(Generic[R]):
         "done",
         "label",
         "thread",
+        "wanted",
     )
 
     def __init__(self, runtime: Runtime, label: str = "") -> None:
@@ -55,6 +56,8 @@ class Future(Generic[R]):
         """What is waited for, as errors say it."""
         self.done = False
         self.thread: Turn | None = None
+        self.wanted = False
+        """Whether a thread waits for it, as far as is known; written by those that do."""
         # Common to all futures of a runtime, held for a few steps. Guards all below, and ``done`` as it is set.
         self._lock = runtime.future_lock
         self._callbacks: list[Callable[[Future[R]], None]] | None = None
@@ -83,9 +86,13 @@ class Future(Generic[R]):
         if timeout is not None and not (timeout >= 0 and math.isfinite(timeout)):
             raise ValueError(f"timeout must be a number of seconds that is not negative, not {timeout!r}")
         deadline = None if timeout is None else time.monotonic() + timeout
+        if not self.done:
+            self.wanted = True
         if not self.done and not self._runtime.wait(self, timeout) and timeout is not None:
+            self.wanted = False
+            why = f"{self._missing()}{self._front(timeout)}"
             raise CallTimeoutError(
-                f"{self.label or 'the call'} has not finished within {timeout:g} s{self._missing()}; "
+                f"{self.label or 'the call'} has not finished within {timeout:g} s{why}; "
                 f"it goes on, and get() can be called again"
             )
         if self._value is _PENDING and self._runtime.unshown:
@@ -257,6 +264,10 @@ class Future(Generic[R]):
         raise NotImplementedError
 
     def _missing(self) -> str:
+        return ""
+
+    def _front(self, waited: float) -> str:
+        """What runs in front of it, after a wait of some seconds."""
         return ""
 
     def __repr__(self) -> str:

@@ -27,6 +27,10 @@ _HEARING = 0.05
 """Seconds after a death in which others may still answer before the call fails."""
 
 
+_WORTH = 1.0
+"""Seconds of a wait that ran out, from when on ranks are asked what they run instead."""
+
+
 class Lost:
     """In place of a reply: the proc that was to give it has died."""
 
@@ -239,6 +243,14 @@ class Gather(Future[R]):
             said = [f"rank {rank}, which {why}" for rank in ranks if (why := silence.text(self.targets[rank].proc))]
             text += "".join(f" ({each})" for each in said[:8])
         return text
+
+    def _front(self, waited: float) -> str:
+        if waited < _WORTH or self.done:
+            return ""
+        from monarch._actors.behind import ahead_now
+
+        text = ahead_now(self)
+        return f"; {text}" if text else ""
 
     def _make(self) -> R:
         values: list[Any] = []

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.executors import start_task
 from monarch._actors.failures import pack_failure
 from monarch._actors.interrupts import force
 from monarch._actors.runtime import current
@@ -70,7 +71,7 @@ class Halting:
     def _act(self) -> None:
         loop = self._cell.executor.loop
         if loop is not None:
-            self._task = loop.create_task(self._act_async())
+            self._task = start_task(loop, self._act_async())
             return
         self._cell.refuse_rest(self._reason)
         token = current.set(self._message())
@@ -117,7 +118,7 @@ class Halting:
         self._end(failure)
 
     async def _within_bounds(self, cleanup: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.ensure_future(cleanup)
+        task = start_task(asyncio.get_running_loop(), cleanup)
         done, _ = await asyncio.wait({task}, timeout=STOP_CLEANUP())
         if not done:
             task.cancel()
@@ -206,15 +207,21 @@ class Halting:
                 f"{cell.title()}.__cleanup__() did not end within {STOP_CLEANUP():g} s and was {how}; "
                 f"it may be unfinished. {STOP_CLEANUP.variable} gives it more time"
             )
-        method = running.method if running is not None else "__init__"
+        where = self._where(running)
         fate = "its process was ended" if self._process else "its thread goes on until the procs are stopped"
         return (
-            f"{cell.title()}.{method}() did not end within {STOP_DRAIN():g} s of the stop and ignored two interrupts; "
+            f"{where} did not end within {STOP_DRAIN():g} s of the stop and ignored two interrupts; "
             f"{fate}, and __cleanup__ has not run. {STOP_DRAIN.variable} gives calls more time"
         )
 
+    def _where(self, running: m.Call | None) -> str:
+        cell = self._cell
+        if running is None and cell.instance is not None:
+            return f"a task or callback of {cell.title()} that is no call"
+        return f"{cell.title()}.{running.method if running is not None else '__init__'}()"
+
     def _running(self) -> m.Call | None:
-        """The message whose code blocks the actor; None if its constructor does."""
+        """The message whose code blocks the actor; None if its constructor does, or a task or callback of its own."""
         cell = self._cell
         loop = cell.executor.loop
         task = asyncio.current_task(loop) if loop is not None else None

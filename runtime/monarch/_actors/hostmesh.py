@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.birth import Booting
 from monarch._actors.context import own_by_current
 from monarch._actors.future import Future, Promise, in_thread
 from monarch._actors.gather import Gather
@@ -151,7 +152,7 @@ class HostMesh(MeshView, Managed):
         procs = Procs(uid, called, extent.labels, self.ndim, runtime.proc, roster)
         here = current.get()
         peers = [runtime.peer(procs.proc(rank), starting=True) for rank in range(extent.nelements)]
-        gather: Gather[Any] = Gather(runtime, peers, extent, called, "bootstrap", lambda _, __: True)
+        gather: Gather[Any] = Booting(runtime, peers, extent, called, uid)
         shared = _Shared(procs, True)
         shared.initialized = gather
         mesh = ProcMesh(shared, procs.region(), runtime)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING
 
 from monarch._actors.functions import service
 from monarch._core.later import asyncio
+from monarch._procs.foreground import interrupt_programs
 from monarch._wire.held import harmless
 
 if TYPE_CHECKING:
     from monarch._actors.cells import Cell
+    from monarch._wire.messages import Call
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = [ctypes.c_ulong, ctypes.py_object]
@@ -64,6 +67,8 @@ class ThreadInterrupts:
         self._lock = threading.RLock()
         self.ident = 0
         """The thread, once it has run something."""
+        self.native = 0
+        """Its native id; written as ``ident`` is."""
         self._inside = False
         self._raised = False
         self.entered = 0
@@ -71,6 +76,8 @@ class ThreadInterrupts:
 
     def enter(self) -> None:
         """Code of the user begins in this thread."""
+        if not self.native:
+            self.native = threading.get_native_id()
         self.ident = threading.get_ident()
         self.entered += 1
         self._inside = True
@@ -104,13 +111,14 @@ class ThreadInterrupts:
 
 
 @service("quick")
-def interrupt(key: str, src: str, port: int) -> bool:
+def interrupt(key: str, src: str, port: int, front: bool = False) -> bool:
     """Interrupts a call that an actor of this process handles.
 
     Args:
         key: of the actor's mesh.
         src: proc that has called.
         port: where its caller waits for the answer.
+        front: whether the call that it waits behind is interrupted as well, if that has the same caller.
 
     Returns:
         Whether the call was being handled, or waited for its turn.
@@ -124,22 +132,36 @@ def interrupt(key: str, src: str, port: int) -> bool:
     cell.runtime.interrupts += 1
     loop = cell.executor.loop
     if loop is not None:
-        return _on_loop(cell, src, port)
+        return _on_loop(cell, src, port, front)
     running = cell.running
     if running is None or running.port != port or running.src != src:
-        return cell.drop(src, port)
+        queued = cell.drop(src, port)
+        if not front or not queued or running is None or running.src != src:
+            return queued
+        _tell_of_front(cell, running)
     threads = cell.executor.interrupts
     if threads is not None:
         entered = threads.entered
+        elsewhere = threads.ident != threading.get_ident()
         # The call may have ended, and the next one have begun.
-        return cell.running is running and threads.interrupt(entered=entered)
+        raised = cell.running is running and threads.interrupt(entered=entered)
+        if raised and elsewhere:
+            # What the thread waits for in C ends by this, and then it takes the interrupt.
+            interrupt_programs(threads.native)
+        return raised
     cell.executor.meant = cell, running
     # Python's handler runs in the main thread whichever gets it; a call that sleeps there wakes up only if that does.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     return True
 
 
-def _on_loop(cell: Cell, src: str, port: int) -> bool:
+def _tell_of_front(cell: Cell, front: Call) -> None:
+    """On the stderr of the rank, which its caller sees."""
+    text = f"monarch: {cell.title()}.{front.method}() is interrupted: the call that was stopped waits behind it"
+    print(text, file=sys.stderr, flush=True)
+
+
+def _on_loop(cell: Cell, src: str, port: int, also_front: bool) -> bool:
     loop = cell.executor.loop
     assert loop is not None
     found = {task for task, call in list(cell.turns.tasks.items()) if call.port == port and call.src == src}
@@ -147,9 +169,18 @@ def _on_loop(cell: Cell, src: str, port: int) -> bool:
     done = threading.Event()
 
     def cancel() -> None:
+        front = cell.turns.call
+        waits = any(call.port == port and call.src == src for call, _ in cell.turns.waiting)
+        if also_front and waits and front is not None and front.src == src:
+            _tell_of_front(cell, front)
+            cell.turns.cancel(src, front.port, "interrupted")
         cell.turns.cancel(src, port, "interrupted")
         done.set()
 
+    front, task = cell.turns.call, cell.turns.task
+    if also_front and known and not found and task is not None and front is not None and front.src == src:
+        # A loop that does not come to a cancelled task is kept by this one.
+        found.add(task)
     loop.call_soon_threadsafe(cancel)
 
     def insist() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from monarch._actors import membership
 from monarch._actors.cells import NOTHING, Cell
 from monarch._actors.executors import Executor, MainExecutor, ThreadExecutor
-from monarch._actors.failures import in_cleanup, pack_failure
+from monarch._actors.failures import in_bootstrap, in_cleanup, pack_failure
 from monarch._actors.faults import Faults
 from monarch._actors.functions import service
 from monarch._actors.halting import is_stuck, longest
@@ -28,6 +28,7 @@ from monarch._actors.procs import Procs
 from monarch._actors.runtime import Runtime
 from monarch._actors.spec import RankConfig
 from monarch._procs.aside import flush as flush_told
+from monarch._procs.foreground import interrupt_programs
 from monarch._procs.forked import watch_forks
 from monarch._procs.gpus import environment_of, visible_gpus
 from monarch._procs.helpers import let_helpers_use
@@ -58,6 +59,10 @@ class Rank:
         self._set_up: tuple[int, bytes] | None = None
         """What it is to learn."""
         self._birth = threading.Lock()
+        self._booted = threading.Event()
+        """Set when the bootstrap has ended; no actor is made before."""
+        self._broken: bytes | None = None
+        """The failure of the bootstrap; written before ``_booted`` is set, and read after that."""
         runtime.secret = config.secret
         pickling.in_rank = True
         if not config.bound:
@@ -94,10 +99,12 @@ class Rank:
                 self._bootstrap(config.bootstrap)
         except BaseException as error:
             status, body = m.ERROR, pack_failure(error)
+            self._broken = in_bootstrap(body)
         self.outbox.flush()
         with self._birth:
             self._set_up = status, body
             self._tell_owner()
+        self._booted.set()
         self._tick()
         self.main.run()
         flush_told(_LAST_WORDS)
@@ -140,6 +147,7 @@ class Rank:
         if meant is not None and meant[0].running is not meant[1]:
             return
         if main.interruptible:
+            interrupt_programs(threading.get_native_id())
             raise KeyboardInterrupt
         if main.unwanted and main.loop is not None and asyncio.current_task(main.loop) in main.unwanted:
             main.unwanted = set()
@@ -172,7 +180,12 @@ class Rank:
             executor = self.main
         cell = Cell(self.runtime, create.actor, executor)
         self.runtime.actors[create.actor] = cell
-        executor.post(lambda: cell.construct(create, more))
+        executor.post(lambda: self._construct(cell, create, more))
+
+    def _construct(self, cell: Cell, create: m.Create, more: Sequence[Any]) -> None:
+        """In the thread of the actor, which may be there before the bootstrap has ended."""
+        self._booted.wait()
+        cell.construct(create, more, self._broken)
 
     def _halt(self, halt: m.Halt) -> None:
         runtime = self.runtime

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from monarch._actors.behind import Behind
 from monarch._actors.functions import service
 from monarch._actors.procs import split_proc
 from monarch._actors.runtime import Runtime
@@ -45,6 +46,7 @@ class Silence:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._behind = Behind(runtime)
         self.bounds: dict[str, float] = {}
         self.since: dict[str, float] = {}
         self._asked: dict[str, float] = {}
@@ -64,6 +66,7 @@ class Silence:
         runtime, now = self._runtime, time.monotonic()
         if runtime.closed:
             return
+        self._behind.tick(now)
         self.ask(runtime.waited_for(), now)
         for proc, asked in list(self._asked.items()):
             if proc not in self.since and now - asked >= self.bounds.get(split_proc(proc)[0], USUAL):

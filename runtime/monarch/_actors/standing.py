@@ -65,6 +65,12 @@ def _is_busy(cell: Cell) -> bool:
     return bool(cell.running or cell.queue or cell.turns.tasks or cell.is_coming)
 
 
+def ahead_of(key: str, src: str, port: int) -> Call | None:
+    """The message that an actor of this process handles while one in its queue waits for its turn, if one does."""
+    cell = waiting(key, src, port)
+    return (cell.turns.call or cell.running) if cell is not None else None
+
+
 def thread_of(cell: Cell) -> int:
     """The thread that the code of an actor runs in."""
     interrupts = cell.executor.interrupts
@@ -157,6 +163,10 @@ def free(key: str, src: str, port: int, reason: str) -> Freed:
     Returns:
         What was aborted.
     """
+    front = ahead_of(key, src, port)
+    if front is not None and front.src == src:
+        # What it waits for was interrupted in its place.
+        port = front.port
     found = running(key, src, port)
     if found is None:
         return Freed.NOTHING

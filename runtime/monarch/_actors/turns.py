@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.executors import start_task
 from monarch._core.later import asyncio
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ class Turns:
             self.waiting.append((call, more))
         else:
             self.call = call
+            cell.since = monotonic()
             self.task = self._begin(call, more)
 
     def finished(self, call: Call) -> None:
@@ -90,7 +93,7 @@ class Turns:
     def _begin(self, call: Call, more: Sequence[Any]) -> asyncio.Task[Any]:
         loop = self._cell.executor.loop
         assert loop is not None
-        task = loop.create_task(self._cell.run_async(call, more))
+        task = start_task(loop, self._cell.run_async(call, more))
         self.tasks[task] = call
         task.add_done_callback(self._done)
         return task

@@ -41,7 +41,7 @@ def prod(key: str, src: str, port: int) -> None:
         src: proc that has called.
         port: where it waits for the answer.
     """
-    interrupts.interrupt(key, src, port)
+    interrupts.interrupt(key, src, port, True)
     found = running(key, src, port)
     cell = found[0] if found is not None else waiting(key, src, port)
     if cell is not None and thread_of(cell) == threading.main_thread().ident:

@@ -27,7 +27,7 @@ from monarch._procs.casts import Casts
 from monarch._procs.children import Child, Children
 from monarch._procs.mark import take_mark
 from monarch._procs.mishaps import AgentMishaps
-from monarch._procs.orphans import TRACKER_GRACE, end_descendants, end_orphans, end_orphans_in_time
+from monarch._procs.orphans import end_descendants, end_orphans, end_orphans_in_time
 from monarch._procs.posix import memfd, proc_start_time, set_child_subreaper, set_comm
 from monarch._procs.session import (
     TEND,
@@ -59,6 +59,8 @@ _GATHER = 0.05
 """Seconds for which replies wait for those of other ranks, to go as one message."""
 _RELIEVE, _RELIEVE_SOON = 1.0, 0.1
 """Seconds between looks at how much output ranks have not taken, and where one is far behind."""
+_TIDY = 0.5
+"""Seconds between looks at what tidies up after dead ranks."""
 _PATIENCE = 1.0
 """Seconds after which a proc that nobody has asked for yet counts as unknown."""
 
@@ -89,6 +91,8 @@ class Agent:
         self._lost_hosts: set[str] = set()
         self.closing = False
         self._relieving = False
+        self._tidying = False
+        """Whether what tidies up after dead ranks is looked for now and then."""
         self.listening: m.Listening | None = None
         self._raw: dict[int, Callable[[], None]] = {}
         self._handlers: dict[type, Callable[[Any, list[Any]], None]] = {
@@ -434,16 +438,20 @@ class Agent:
             dead = self.children.ended(pid, status)
             if dead is not None:
                 deaths.append(dead)
-        if deaths and end_orphans(spare_trackers=True):
-            self._later(TRACKER_GRACE, self._end_orphans)
+        if deaths and not self._tidying:
+            self._end_orphans()
+        elif deaths:
+            end_orphans()
         for dead in deaths:
             self._died(dead)
         if not self.forks.busy():
             self.children.forget_early()
 
-    @staticmethod
-    def _end_orphans() -> None:
-        end_orphans()
+    def _end_orphans(self) -> None:
+        """Until those that tidy up after others have done so."""
+        self._tidying = bool(end_orphans())
+        if self._tidying:
+            self._later(_TIDY, self._end_orphans)
 
     def _on_zygote(self) -> None:
         self.forks.work(self.children)

@@ -311,7 +311,7 @@ class Server:
                         os.kill(pid, signal.SIGKILL)
             if not left and not any(session.token for session in self._sessions):
                 self._untidy = 0.0
-                end_orphans(spare_trackers=True)
+                end_orphans()
 
     def _left(self) -> list[int]:
         """Children that have come from agents that are dead."""

@@ -16,14 +16,18 @@ from functools import cache
 
 from monarch._procs.posix import proc_start_time
 
-TRACKER_GRACE = 0.5
+TRACKER_GRACE = 5.0
 """Seconds in which those that tidy up after others, such as multiprocessing's resource tracker, may do so and end."""
 _FLAG = 1 << 62
 # The kernel has no pids above 2 ** 22.
 _PID_BITS = 22
 _START_BITS = 62 - _PID_BITS
-_TRACKERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
+_SLOW_TRACKER = b"torch_shm_manager"
+"""It waits for 2 s, before it removes the shared memory of processes that have died; nobody waits for that."""
+_TRACKERS = (b"multiprocessing.resource_tracker", _SLOW_TRACKER)
 _PAUSE = 0.005
+_seen: dict[int, float] = {}
+"""When this process first saw each tracker that is an orphan; of the one thread that ends orphans here."""
 
 
 def mark_rank() -> None:
@@ -86,23 +90,19 @@ def find_orphans() -> list[int]:
     return found
 
 
-def end_orphans(*, spare_trackers: bool = False) -> bool:
-    """Kill orphans until there are no more.
-
-    Args:
-        spare_trackers: leave those that tidy up after others; call this again after TRACKER_GRACE.
+def end_orphans() -> list[int]:
+    """Kill orphans until there are no more, but for those that tidy up after others: they get TRACKER_GRACE.
 
     Returns:
-        Whether any were spared.
+        Pids of those that were spared; call this again while there are some.
     """
     # A process may fork while /proc is read, so one look that finds nothing is not enough.
-    quiet, spared = 0, False
+    quiet, spared = 0, list[int]()
     killed: set[int] = set()
     while quiet < 2:
         found = find_orphans()
-        trackers = {pid for pid in found if is_tracker(pid)} if spare_trackers else set[int]()
-        spared = bool(trackers)
-        fresh = [pid for pid in found if pid not in trackers and pid not in killed]
+        spared = _young_trackers(found)
+        fresh = [pid for pid in found if pid not in spared and pid not in killed]
         for pid in fresh:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -111,17 +111,25 @@ def end_orphans(*, spare_trackers: bool = False) -> bool:
     return spared
 
 
+def _young_trackers(found: list[int]) -> list[int]:
+    """Those of some orphans that tidy up after others and still may."""
+    now = time.monotonic()
+    since = {pid: _seen.get(pid, now) for pid in found if is_tracker(pid)}
+    _seen.clear()
+    _seen.update(since)
+    return [pid for pid, when in since.items() if now - when < TRACKER_GRACE]
+
+
 def end_orphans_in_time() -> None:
-    """Kill orphans; those that tidy up after others get TRACKER_GRACE to do so. Takes no time where there are none."""
-    deadline = time.monotonic() + TRACKER_GRACE
-    while end_orphans(spare_trackers=time.monotonic() < deadline):
+    """Kill orphans, and wait for quick ones of those that tidy up after others. Takes no time where there are none."""
+    while any(not is_slow_tracker(pid) for pid in end_orphans()):
         time.sleep(_PAUSE)
 
 
 def end_descendants() -> None:
     """Kill and reap all descendants of this process, which must be their subreaper; trackers as above."""
     deadline = time.monotonic() + TRACKER_GRACE
-    while found := children(os.getpid()):
+    while found := [pid for pid in children(os.getpid()) if not is_slow_tracker(pid)]:
         spared = [pid for pid in found if is_tracker(pid)] if time.monotonic() < deadline else []
         for pid in found:
             if pid not in spared:
@@ -135,10 +143,10 @@ def end_descendants() -> None:
             time.sleep(_PAUSE)
 
 
-def children(pid: int) -> list[int]:
-    """Children of a process, as far as its main thread has forked or adopted them."""
+def children(pid: int, thread: int = 0) -> list[int]:
+    """Children of a process that its main thread has forked or adopted, or another one by its native id."""
     try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
+        with open(f"/proc/{pid}/task/{thread or pid}/children") as file:
             return [int(child) for child in file.read().split()]
     except OSError:
         return []
@@ -146,12 +154,21 @@ def children(pid: int) -> list[int]:
 
 def is_tracker(pid: int) -> bool:
     """Whether a process tidies up after others that have died, and ends then by itself."""
+    command = _command(pid)
+    return any(name in command for name in _TRACKERS)
+
+
+def is_slow_tracker(pid: int) -> bool:
+    """Whether it takes seconds for that, in which nobody needs to wait for it."""
+    return _SLOW_TRACKER in _command(pid)
+
+
+def _command(pid: int) -> bytes:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
-            command = file.read()
+            return file.read()
     except OSError:
-        return False
-    return any(name in command for name in _TRACKERS)
+        return b""
 
 
 def _owner(name: str) -> int:

@@ -80,7 +80,7 @@ def make_folder() -> str:
     while True:
         try:
             base = _base(_with_room())
-            end_orphans(spare_trackers=True)
+            end_orphans()
             sweep(base)
             folder = base / name
             folder.mkdir(mode=0o700)

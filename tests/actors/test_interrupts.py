@@ -1,0 +1,119 @@
+"""An interrupt of a call reaches what the call waits for: programs that it has started, and calls that are in front."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leaks import processes, wait_until
+from monarch._actors.process import get_runtime
+from monarch._actors.services import ask
+from monarch.actor import Actor, endpoint
+from monarch.exceptions import ActorError, CallTimeoutError
+
+INTERRUPT = "monarch._actors.interrupts:interrupt"
+
+
+class Runs(Actor):
+    @endpoint
+    def run(self, command: str) -> int:
+        return subprocess.run(command, shell=True).returncode
+
+    @endpoint
+    def have_worker(self) -> int:
+        import multiprocessing
+
+        self.queue = multiprocessing.get_context("fork").Queue()
+        self.worker = multiprocessing.get_context("fork").Process(target=self.queue.get, daemon=True)
+        self.worker.start()
+        return self.worker.pid or 0
+
+    @endpoint
+    def worker_lives(self) -> bool:
+        return self.worker.is_alive()
+
+
+def interrupt(actors: Any, call: Any) -> Any:
+    return ask(actors, INTERRUPT, actors._key, get_runtime().proc, call.port, True).get(20)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_interrupt_ends_programs_that_the_call_has_started(procs: Any, tmp_path: Path, place: int) -> None:
+    mesh = procs(1)
+    runs = [mesh.spawn(name, Runs) for name in ("first", "second")][place]
+    runs.have_worker.call_one().get(timeout=20)
+    begun = tmp_path / "begun"
+    call = runs.run.call_one(f"touch {begun}; sleep 1000; true")
+    assert wait_until(begun.exists) and wait_until(lambda: "sleep" in processes().values())
+    assert interrupt(runs, call) == {0: True}
+    with pytest.raises(ActorError, match="KeyboardInterrupt"):
+        call.get(timeout=20)
+    assert wait_until(lambda: "sleep" not in processes().values(), 5)
+    assert runs.worker_lives.call_one().get(timeout=20)
+
+
+class Spins(Actor):
+    @endpoint
+    def loop(self) -> None:
+        while True:
+            pass
+
+    @endpoint
+    def ok(self) -> int:
+        return 1
+
+
+class SpinsAsync(Actor):
+    @endpoint
+    async def loop(self) -> None:
+        await asyncio.Event().wait()
+
+    @endpoint
+    async def ok(self) -> int:
+        return 1
+
+
+@pytest.fixture(params=[("first", Spins), ("second", Spins), ("first", SpinsAsync), ("second", SpinsAsync)])
+def spins(request: pytest.FixtureRequest, procs: Any) -> Any:
+    """An actor in the main thread of its rank or in one of its own, sync or async."""
+    name, cls = request.param
+    mesh = procs(1)
+    actors = {each: mesh.spawn(each, cls) for each in ("first", "second")}
+    actors[name].ok.call_one().get(timeout=20)
+    yield actors[name]
+    for each in actors.values():
+        interrupt(each, each.ok.call_one())
+
+
+def test_interrupt_of_a_call_reaches_the_one_in_front(spins: Any) -> None:
+    front = spins.loop.call_one()
+    behind = spins.ok.call_one()
+    assert interrupt(spins, behind) == {0: True}
+    for call in (front, behind):
+        with pytest.raises(ActorError, match=r"KeyboardInterrupt|CancelledError"):
+            call.get(timeout=20)
+    assert spins.ok.call_one().get(timeout=20) == 1
+
+
+def test_a_wait_behind_another_call_says_which(spins: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    front = spins.loop.call_one()
+    behind = spins.ok.call_one()
+    with pytest.raises(CallTimeoutError, match=r"ok\(\) has not .*rank 0 still runs \w+.loop\(\), begun \d+ s ago; it"):
+        behind.get(timeout=1)
+    waiter = threading.Thread(target=behind.get)
+    waiter.start()
+    said: list[str] = []
+
+    def is_said() -> bool:
+        said.append(capfd.readouterr().err)
+        return "ok() waits: rank 0 still runs" in "".join(said)
+
+    assert wait_until(is_said), said
+    interrupt(spins, front)
+    assert behind.get(timeout=20) == 1
+    waiter.join(20)
