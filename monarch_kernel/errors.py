@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import traceback
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from monarch._actors.failures import is_ours
@@ -50,22 +50,36 @@ def show(
             return
         if stopped is not None:
             print(stopped.text(), file=sys.stderr)
-    for frame, number in traceback.walk_tb(tb):
+    for frame, number in _of_person(tb) if isinstance(error, KeyboardInterrupt) else traceback.walk_tb(tb):
         name = frame.f_code.co_filename
-        if is_ours(name) or name.startswith(_HERE) or f"{os.sep}IPython{os.sep}" in name or name == argparse.__file__:
+        if _is_internal(name) or f"{os.sep}IPython{os.sep}" in name or name == argparse.__file__:
             continue
         lines.append(f"  {_place(shell, name)} line {number}: {_as_typed(linecache.getline(name, number).strip())}")
     shell._showtraceback(kind, error, [lines[0], *lines[1:][-5:]])
 
 
+def _of_person(tb: TracebackType | None) -> list[tuple[FrameType, int]]:
+    """The frames of an interrupt that are of cells; of a cell's own code all, down to where it has called this package."""
+    frames = list(traceback.walk_tb(tb))
+    ours = [at for at, (frame, _) in enumerate(frames) if _is_internal(frame.f_code.co_filename)]
+    return frames[: ours[0]] + [each for each in frames[ours[0] :] if _is_of_cell(each[0])] if ours else frames
+
+
 def _waits(tb: TracebackType | None) -> bool:
-    """Whether the code of a cell was in the middle of a wait of this package."""
-    innermost = ""
-    for frame, _ in traceback.walk_tb(tb):
-        # The handler of the interrupt is on top of what was interrupted.
-        if not frame.f_code.co_filename.startswith(_HERE):
-            innermost = frame.f_code.co_filename
-    return is_ours(innermost)
+    """Whether an interrupt has come in the middle of a call of this package, and not in code of a cell that it runs."""
+    inside = False
+    # The handler of the interrupt is on top of what was interrupted.
+    for frame, _ in list(traceback.walk_tb(tb))[:-1]:
+        inside = not _is_of_cell(frame) and (inside or _is_internal(frame.f_code.co_filename))
+    return inside
+
+
+def _is_of_cell(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__") == "__main__"
+
+
+def _is_internal(name: str) -> bool:
+    return is_ours(name) or name.startswith(_HERE)
 
 
 def stop_calls(shell: Any) -> Stopped | None:

@@ -57,7 +57,7 @@ class MeshMagics(Magics):
         super().__init__(shell)
         self.meshes = meshes or Meshes(shell.user_ns)
         self._streams: Streams | None = None
-        self._verbs = Verbs(shell, self.meshes, lambda: self._attach_streams().log)
+        self._verbs = Verbs(shell, self.meshes, self._attach_streams)
         self.editor = Editor(shell, self.meshes)
         self._spawning = Spawning(shell, self.meshes, self.editor)
         self._verbs.more.update(update=self.editor.update, reload=self.editor.reload, run=self.run_program)
@@ -184,7 +184,8 @@ class MeshMagics(Magics):
         ordered = sorted(results.items())
         values = _values(run, results)
         self.shell.user_ns["_mesh"] = values
-        if header.out:
+        if header.out and stopped is None and not any(result.error is not None for result in results.values()):
+            # As of an assignment, whose right side has raised.
             self.shell.user_ns[header.out] = values
         if not header.quiet:
             shown = [(rank, result.bundle) for rank, result in ordered if result.bundle is not None]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from threading import Lock, get_ident
 from typing import Any
 
+from monarch._actors.gather import Gather
 from monarch._actors.output import in_units, show_blocks
 from monarch._actors.runtime import Runtime
 from monarch._core.excerpt import Excerpt, left_out
@@ -96,12 +97,12 @@ class Streams:
         if len(self._parents) > _REMEMBERED:
             self._parents.popitem(last=False)
 
-    def calls_of(self, cell: str) -> list[Any]:
+    def calls_of(self, cell: str) -> list[Gather[Any]]:
         """The calls of a cell, by its message id, that have no answer yet."""
         gathers = self._runtime._gathers
-        return [
-            gathers[port] for port, parent in list(self._parents.items()) if port in gathers and _id_of(parent) == cell
-        ]
+        mine = [gathers.get(port) for port, parent in list(self._parents.items()) if _id_of(parent) == cell]
+        # Others wait for deaths, and for nothing that could be stopped.
+        return [each for each in mine if isinstance(each, Gather)]
 
     def take(self, blocks: Sequence[Block]) -> None:
         """Shows lines in the cells that they belong to: all that follow each other there as one message."""
