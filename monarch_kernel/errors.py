@@ -16,7 +16,7 @@ from monarch._actors.failures import is_ours
 from monarch.exceptions import MonarchError
 from monarch_kernel.render import CellStopped
 from monarch_kernel.running import Running
-from monarch_kernel.stop import Stopped, stop_ranks
+from monarch_kernel.stop import Stopped, uninterrupted
 
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(?P<kind>cell|line)_magic\('(?P<name>\w+)', '(?P<line>(?:[^'\\]|\\.)*)'")
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -33,7 +33,12 @@ def install(shell: Any) -> None:
 def show(
     shell: Any, kind: type[BaseException], error: BaseException, tb: TracebackType | None, tb_offset: Any = None
 ) -> None:
-    """Shows an error: where the notebook was, and what it says."""
+    """Shows an error: where the notebook was, and what it says. IPython drops a function of this kind that raises."""
+    with uninterrupted():
+        _show(shell, kind, error, tb)
+
+
+def _show(shell: Any, kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
     lines = [f"{kind.__name__}: {error}" if str(error) else kind.__name__]
     if isinstance(error, asyncio.CancelledError):
         if not getattr(getattr(shell, "kernel", None), "stopped_await", False):
@@ -46,7 +51,7 @@ def show(
         stopped = stop_calls(shell)
         if stopped is None and not error.args and not _waits(tb):
             # The notebook's own code was stopped, and no rank.
-            shell.showtraceback((kind, error, tb))
+            shell.showtraceback((kind, error, _without_handler(tb)))
             return
         if stopped is not None:
             print(stopped.text(), file=sys.stderr)
@@ -58,8 +63,19 @@ def show(
     shell._showtraceback(kind, error, [lines[0], *lines[1:][-5:]])
 
 
+def _without_handler(tb: TracebackType | None) -> TracebackType | None:
+    """A traceback that ends where the interrupt has come."""
+    last = tb
+    while last is not None and last.tb_next is not None:
+        if last.tb_next.tb_next is None and last.tb_next.tb_frame.f_code.co_filename.startswith(_HERE):
+            last.tb_next = None
+            break
+        last = last.tb_next
+    return tb
+
+
 def _of_person(tb: TracebackType | None) -> list[tuple[FrameType, int]]:
-    """The frames of an interrupt that are of cells; of a cell's own code all, down to where it has called this package."""
+    """The frames of an interrupt down to where a cell has called this package, and those of cells below that."""
     frames = list(traceback.walk_tb(tb))
     ours = [at for at, (frame, _) in enumerate(frames) if _is_internal(frame.f_code.co_filename)]
     return frames[: ours[0]] + [each for each in frames[ours[0] :] if _is_of_cell(each[0])] if ours else frames
@@ -92,8 +108,7 @@ def stop_calls(shell: Any) -> Stopped | None:
     futures = magics.calls_of(cell)
     if not futures:
         return None
-    # Actors keep their state; what does not stop is the person's to replace.
-    return stop_ranks(Running("", futures))
+    return magics.stop_calls(Running("", futures), None)
 
 
 def _as_typed(line: str) -> str:

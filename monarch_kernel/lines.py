@@ -168,8 +168,12 @@ class Verbs:
 
     def do_table(self, words: list[str]) -> None:
         """Shows the meshes and their ranks."""
+        coming = self._meshes.coming()
+        for name in coming:
+            print(f"mesh {name!r} is being restarted")
         if not self._meshes.by_name:
-            print("there is no mesh; start one by %mesh up")
+            if not coming:
+                print("there is no mesh; start one by %mesh up")
             return
         for mesh in self._meshes.by_name.values():
             mesh.look()
@@ -197,12 +201,9 @@ class Verbs:
         mesh = self._meshes.restart(name, self._shell.user_ns, self._tell())
         self._ready(mesh, "is up again, with empty namespaces", progress)
 
-    def _tell(self) -> Callable[[str], object]:
+    def _tell(self) -> Callable[[str], None]:
         """Shows a line in the cell that runs now, also when it has ended."""
-        kernel = getattr(self._shell, "kernel", None)
-        parent = kernel.get_parent("shell") if kernel is not None else None
-        streams = self._streams()
-        return lambda text: streams.write(text + "\n", "stderr", parent)
+        return self._streams().place().write
 
     def do_push(self, words: list[str]) -> None:
         """Copies variables of the notebook to all ranks."""

@@ -12,7 +12,6 @@ from typing import Any
 from monarch._actors.actormesh import ActorMesh
 from monarch._actors.channel import Channel
 from monarch._actors.future import Future, in_thread, to_its_end
-from monarch._actors.healing import replace_ranks
 from monarch._actors.process import get_runtime
 from monarch._actors.procmesh import ProcMesh
 from monarch._actors.services import Answers, ask
@@ -105,10 +104,6 @@ class Mesh:
             for mesh in found
             if mesh._state.procs == self.procs._state.procs and mesh._stopped is None and mesh != self.cells
         ]
-
-    def replace(self, ranks: list[int]) -> None:
-        """Puts new processes in the place of some ranks; namespaces and actors are there as they were at first."""
-        replace_ranks(self.procs, ranks, 20.0)
 
     def dead(self) -> list[int]:
         """The ranks that have died."""
@@ -282,7 +277,7 @@ class Meshes:
         self.add(mesh)
         return mesh
 
-    def restart(self, name: str | None, names: Mapping[str, Any], told: Callable[[str], object]) -> Mesh:
+    def restart(self, name: str | None, names: Mapping[str, Any], told: Callable[[str], None]) -> Mesh:
         """Ends a mesh and starts it anew, empty; goes on to its end also if who waits for it here is interrupted.
 
         Args:
@@ -318,6 +313,10 @@ class Meshes:
             return new
         finally:
             self._changing.pop(mesh.name, None)
+
+    def coming(self) -> list[str]:
+        """The meshes that are being restarted and are not there yet."""
+        return [name for name, change in list(self._changing.items()) if not change.done and name not in self.by_name]
 
     def get(self, name: str | None) -> Mesh:
         """A mesh by its name; the one in use if none is given. One that is being restarted is waited for."""

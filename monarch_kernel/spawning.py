@@ -64,6 +64,8 @@ class Spawning:
         self._shell = shell
         self._meshes = meshes
         self._editor = editor
+        self._arguments_of: dict[str, str] = {}
+        """Of meshes of actors, by key: the arguments that they were spawned with."""
 
     def run(self, order: Order, cell: str) -> None:
         """Runs the cell in the notebook, and makes actors of the class that it defines last."""
@@ -83,6 +85,12 @@ class Spawning:
         living = self._shell.user_ns.get(order.name)
         if isinstance(living, ActorMesh) and living._stopped is None and not living._runtime.closed:
             if not order.anew and self._editor.renew(living, cls):
+                if order.arguments != self._arguments_of.get(living._state.key, order.arguments):
+                    print(
+                        f"{order.name}: the arguments ({order.arguments}) are not used, since the actors keep their "
+                        f"state; --anew makes new ones",
+                        file=sys.stderr,
+                    )
                 return
             if not order.anew:
                 raise HeaderError(
@@ -103,6 +111,7 @@ class Spawning:
                 print(f"{order.name}: the spawn was stopped, and there are no such actors", file=sys.stderr)
             raise
         self._shell.user_ns[order.name] = actors
+        self._arguments_of[actors._state.key] = order.arguments
         ranks = describe_ranks([actors._region.base_rank(at) for at in range(len(actors))])
         count = f"{len(actors)} actor{'s' if len(actors) > 1 else ''}"
         print(f"{order.name}: {count} of {cls.__name__}, on {ranks} of {self._where(order)}")

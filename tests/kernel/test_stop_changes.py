@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +18,7 @@ from monarch.actor import Actor, endpoint
 class Slow(Actor):
     def __init__(self, path=''):
         import os, time
-        print('constructs', flush=True)
+        if path: open('-'.join([path, str(os.getpid()), str(time.time())]), 'w').close()
         while path and not os.path.exists(path): time.sleep(0.05)
     @endpoint
     def get(self): return 1
@@ -63,15 +64,28 @@ def test_stopped_start_leaves_nothing_and_says_so(notebook: Notebook) -> None:
         notebook.run("%mesh down other").ok()
 
 
-def test_stopped_spawn_leaves_no_actors(notebook: Notebook, tmp_path: object) -> None:
-    for _ in range(2):
+def test_stopped_spawn_leaves_no_actors(notebook: Notebook, tmp_path: Path) -> None:
+    for times in (1, 2):
         cell = notebook.send(SPAWN.format(f"slow('{tmp_path}/go')"))
-        stop_after(notebook, cell, "constructs")
+        cell.until(lambda times=times: len(list(tmp_path.glob("go-*"))) == 4 * times)
+        notebook.interrupt()
+        cell.wait()
         assert cell.reply["ename"] == "KeyboardInterrupt"
         assert "slow: the spawn was stopped, and there are no such actors" in cell.stream("stderr")
         assert "slow" not in notebook.run("%mesh").ok().stream()
-    open(f"{tmp_path}/go", "w").close()
+    (tmp_path / "go").touch()
     cell = notebook.run(SPAWN.format("slow")).ok()
     assert "slow: 4 actors of Slow" in cell.stream() and "keep" not in cell.text and "nothing to edit" not in cell.text
     assert notebook.run("set(slow.get.call().get().values())").ok().shown == "{1}"
     notebook.run("slow.stop().get()").ok()
+
+
+def test_changed_arguments_of_living_actors_are_said_to_be_unused(notebook: Notebook) -> None:
+    cell = (
+        "%%mesh spawn kept({0})\nfrom monarch.actor import Actor\nclass Kept(Actor):\n"
+        "    def __init__(self, x): self.x = x"
+    )
+    assert "not used" not in notebook.run(cell.format(1)).ok().text
+    assert "not used" not in notebook.run(cell.format(1)).ok().text
+    assert "the arguments (5) are not used" in notebook.run(cell.format(5)).ok().stream("stderr")
+    notebook.run("kept.stop().get()").ok()

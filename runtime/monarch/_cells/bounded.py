@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Iterable, Sized
 from itertools import islice
 from typing import Any
 
@@ -110,11 +110,14 @@ class _Cut:
 
 
 def _mapping(pairs: list[tuple[object, object]], more: list[_Shown]) -> object:
-    try:
-        made = dict(pairs)
-    except TypeError:
-        made = {_Shown(repr(key)): each for key, each in pairs}
-    return {**made, **{each: _Shown("…") for each in more}}
+    # What stands for a key may not be hashable.
+    made: dict[object, object] = {key if _is_plain(key) else _Shown(repr(key)): each for key, each in pairs}
+    made.update((each, _Shown("…")) for each in more)
+    return made
+
+
+def _is_plain(key: object) -> bool:
+    return isinstance(key, (str, int, float, _Shown))
 
 
 def _braces(kind: type, parts: list[Any]) -> str:
@@ -124,6 +127,5 @@ def _braces(kind: type, parts: list[Any]) -> str:
 
 def _beginning(value: Any) -> _Shown:
     """What a type says of itself, which is quicker than laying it out."""
-    show: Callable[[Any], str] = type(value).__repr__
-    text = show(value)
+    text = repr(value)
     return _Shown(text if len(text) <= TEXT else f"{text[:TEXT]} … {len(value)} items in all")
