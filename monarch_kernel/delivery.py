@@ -28,7 +28,7 @@ class Delivery:
         """As a Waiter has it."""
         # Agents handle messages in the order in which they come.
         self._answers = [
-            Answers(runtime, [f"{host}/agent"], "states", ([],), self._heard, plain=True) for host in self.hosts
+            Answers(runtime, [f"{host}/agent"], "states", ([],), self._heard, plain=True) for host in list(self.hosts)
         ]
 
     @property
