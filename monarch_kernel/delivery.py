@@ -28,7 +28,7 @@ class Delivery:
         """As a Waiter has it."""
         # Agents handle messages in the order in which they come.
         self._answers = [
-            Answers(runtime, [f"{host}/agent"], "states", ([],), self._heard, plain=True) for host in self.hosts
+            Answers(runtime, [f"{host}/agent"], "states", ([],), self._heard, plain=True) for host in list(self.hosts)
         ]
 
     @property
@@ -51,7 +51,7 @@ class Delivery:
 
 
 _under_way: list[Delivery] = []
-"""Of the thread that runs cells only."""
+"""Appended to by the threads that stop cells, emptied by the one that runs them, in single steps."""
 
 
 def deliver(procs: Collection[str], number: int) -> None:
@@ -61,5 +61,7 @@ def deliver(procs: Collection[str], number: int) -> None:
 
 def await_delivery() -> list[str]:
     """Waits for the signals that are under way; the hosts whose agents do not say that they were sent on."""
-    deliveries, _under_way[:] = list(_under_way), []
+    deliveries: list[Delivery] = []
+    while _under_way:
+        deliveries.append(_under_way.pop(0))
     return sorted({host for each in deliveries if not each.wait() for host in each.hosts})

@@ -9,14 +9,14 @@ import os
 import re
 import sys
 import traceback
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from monarch._actors.failures import is_ours
 from monarch.exceptions import MonarchError
 from monarch_kernel.render import CellStopped
 from monarch_kernel.running import Running
-from monarch_kernel.stop import Stopped, stop_ranks
+from monarch_kernel.stop import Stopped, uninterrupted
 
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(?P<kind>cell|line)_magic\('(?P<name>\w+)', '(?P<line>(?:[^'\\]|\\.)*)'")
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -33,7 +33,12 @@ def install(shell: Any) -> None:
 def show(
     shell: Any, kind: type[BaseException], error: BaseException, tb: TracebackType | None, tb_offset: Any = None
 ) -> None:
-    """Shows an error: where the notebook was, and what it says."""
+    """Shows an error: where the notebook was, and what it says. IPython drops a function of this kind that raises."""
+    with uninterrupted():
+        _show(shell, kind, error, tb)
+
+
+def _show(shell: Any, kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
     lines = [f"{kind.__name__}: {error}" if str(error) else kind.__name__]
     if isinstance(error, asyncio.CancelledError):
         if not getattr(getattr(shell, "kernel", None), "stopped_await", False):
@@ -46,26 +51,51 @@ def show(
         stopped = stop_calls(shell)
         if stopped is None and not error.args and not _waits(tb):
             # The notebook's own code was stopped, and no rank.
-            shell.showtraceback((kind, error, tb))
+            shell.showtraceback((kind, error, _without_handler(tb)))
             return
         if stopped is not None:
             print(stopped.text(), file=sys.stderr)
-    for frame, number in traceback.walk_tb(tb):
+    for frame, number in _of_person(tb) if isinstance(error, KeyboardInterrupt) else traceback.walk_tb(tb):
         name = frame.f_code.co_filename
-        if is_ours(name) or name.startswith(_HERE) or f"{os.sep}IPython{os.sep}" in name or name == argparse.__file__:
+        if _is_internal(name) or f"{os.sep}IPython{os.sep}" in name or name == argparse.__file__:
             continue
         lines.append(f"  {_place(shell, name)} line {number}: {_as_typed(linecache.getline(name, number).strip())}")
     shell._showtraceback(kind, error, [lines[0], *lines[1:][-5:]])
 
 
+def _without_handler(tb: TracebackType | None) -> TracebackType | None:
+    """A traceback that ends where the interrupt has come."""
+    last = tb
+    while last is not None and last.tb_next is not None:
+        if last.tb_next.tb_next is None and last.tb_next.tb_frame.f_code.co_filename.startswith(_HERE):
+            last.tb_next = None
+            break
+        last = last.tb_next
+    return tb
+
+
+def _of_person(tb: TracebackType | None) -> list[tuple[FrameType, int]]:
+    """The frames of an interrupt down to where a cell has called this package, and those of cells below that."""
+    frames = list(traceback.walk_tb(tb))
+    ours = [at for at, (frame, _) in enumerate(frames) if _is_internal(frame.f_code.co_filename)]
+    return frames[: ours[0]] + [each for each in frames[ours[0] :] if _is_of_cell(each[0])] if ours else frames
+
+
 def _waits(tb: TracebackType | None) -> bool:
-    """Whether the code of a cell was in the middle of a wait of this package."""
-    innermost = ""
-    for frame, _ in traceback.walk_tb(tb):
-        # The handler of the interrupt is on top of what was interrupted.
-        if not frame.f_code.co_filename.startswith(_HERE):
-            innermost = frame.f_code.co_filename
-    return is_ours(innermost)
+    """Whether an interrupt has come in the middle of a call of this package, and not in code of a cell that it runs."""
+    inside = False
+    # The handler of the interrupt is on top of what was interrupted.
+    for frame, _ in list(traceback.walk_tb(tb))[:-1]:
+        inside = not _is_of_cell(frame) and (inside or _is_internal(frame.f_code.co_filename))
+    return inside
+
+
+def _is_of_cell(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__") == "__main__"
+
+
+def _is_internal(name: str) -> bool:
+    return is_ours(name) or name.startswith(_HERE)
 
 
 def stop_calls(shell: Any) -> Stopped | None:
@@ -78,8 +108,7 @@ def stop_calls(shell: Any) -> Stopped | None:
     futures = magics.calls_of(cell)
     if not futures:
         return None
-    # Actors keep their state; what does not stop is the person's to replace.
-    return stop_ranks(Running("", futures))
+    return magics.stop_calls(Running("", futures), None)
 
 
 def _as_typed(line: str) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import FrameType
@@ -20,6 +21,10 @@ from monarch._procs.forked import leave_if_forked, watch_forks
 _RUN_CODE = InteractiveShell.run_code.__code__
 _AGAIN = 0.02
 """Seconds after which a Ctrl-C that came too early for the code of a cell comes again."""
+
+
+_BREATH = 0.1
+"""Seconds for what handles a Ctrl-C, in which the next one does not cut it off."""
 
 
 class MonarchKernel(IPythonKernel):
@@ -40,6 +45,9 @@ class MonarchKernel(IPythonKernel):
         watch_forks()
         # A child that a cell has forked is no kernel: it ends where the cell does.
         self.shell.events.register("post_execute", leave_if_forked)  # pyright: ignore[reportOptionalMemberAccess]
+        if threading.current_thread() is threading.main_thread():
+            # Between two messages; ipykernel has another one while it handles a message, and then this again.
+            signal.signal(signal.SIGINT, lambda *_: threading.Thread(target=self._say_what_runs, daemon=True).start())
         # While the person reads, the process that ranks are forked from imports torch.
         threading.Thread(target=_warm_up, name="monarch-warm-up", daemon=True).start()
 
@@ -49,11 +57,14 @@ class MonarchKernel(IPythonKernel):
             await super().execute_request(stream, ident, parent)
             return
         over = threading.Event()
+        last = 0.0
 
         def stop(number: int, frame: FrameType | None) -> None:
-            if _runs_cell(frame):
+            nonlocal last
+            if _runs_cell(frame) and time.monotonic() - last > _BREATH:
+                last = time.monotonic()
                 raise KeyboardInterrupt
-            # Just before the code of the cell, or after it; then nobody takes it.
+            # Just before the code of the cell, or after it, when nobody takes it; or right after another one.
             again = threading.Timer(_AGAIN, lambda: over.is_set() or os.kill(os.getpid(), number))
             again.daemon = True
             again.start()
@@ -63,8 +74,16 @@ class MonarchKernel(IPythonKernel):
             await super().execute_request(stream, ident, parent)
         finally:
             over.set()
-            # Until the next message, whose handler it gets then.
+            # Until the end of the message, when that of the idle kernel is there again.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def _say_what_runs(self) -> None:
+        """Says what a Stop that comes while no cell runs leaves as it is; in a thread of its own."""
+        magics = _shell(self).magics_manager.registry.get("MeshMagics")
+        if magics is None:
+            return
+        for text in magics.unended():
+            magics.streams().place().write(f"no cell of the notebook runs, so nothing was stopped; {text}")
 
     @contextmanager
     def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Generator[None]:

@@ -11,10 +11,10 @@ from typing import Any
 from monarch.actor import Restart
 from monarch_kernel.header import OPTIONS, HeaderError
 from monarch_kernel.keeping import KeptRecipe, kept_recipe
-from monarch_kernel.log import OutputLog
-from monarch_kernel.meshes import Meshes
+from monarch_kernel.meshes import Mesh, Meshes
 from monarch_kernel.progress import Progress
 from monarch_kernel.recipe import DEVICES, Recipe, roles_of, usual_axes
+from monarch_kernel.streams import Streams
 
 USAGE = """\
 %mesh up [NAME] [--procs N | --gpus N] [--hosts N] [--env K=V] [--device cpu|cuda]
@@ -78,13 +78,13 @@ class Verbs:
     Args:
         shell: of the notebook.
         meshes: of the notebook.
-        log: gives the log of all that ranks have printed.
+        streams: gives where the output of ranks goes.
     """
 
-    def __init__(self, shell: Any, meshes: Meshes, log: Callable[[], OutputLog]) -> None:
+    def __init__(self, shell: Any, meshes: Meshes, streams: Callable[[], Streams]) -> None:
         self._shell = shell
         self._meshes = meshes
-        self._log = log
+        self._streams = streams
         self.more: dict[str, Callable[[list[str]], Any]] = {}
         """Verbs that others have added."""
 
@@ -158,16 +158,22 @@ class Verbs:
     def _up(self, recipe: Recipe, what: str) -> None:
         progress = Progress()
         progress.show(f"starting mesh {recipe.name!r}")
-        mesh = self._meshes.up(recipe, self._shell.user_ns, progress.wait)
+        self._ready(self._meshes.up(recipe, self._shell.user_ns, progress.wait), what, progress)
+
+    def _ready(self, mesh: Mesh, what: str, progress: Progress) -> None:
         sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
         progress.end(f"mesh {mesh.name!r} {what}: {sizes}, in {progress.elapsed:.2f} s")
-        if isinstance(recipe, KeptRecipe):
-            print(recipe.says())
+        if isinstance(mesh.recipe, KeptRecipe):
+            print(mesh.recipe.says())
 
     def do_table(self, words: list[str]) -> None:
         """Shows the meshes and their ranks."""
+        coming = self._meshes.coming()
+        for name in coming:
+            print(f"mesh {name!r} is being restarted")
         if not self._meshes.by_name:
-            print("there is no mesh; start one by %mesh up")
+            if not coming:
+                print("there is no mesh; start one by %mesh up")
             return
         for mesh in self._meshes.by_name.values():
             mesh.look()
@@ -189,9 +195,15 @@ class Verbs:
 
     def do_restart(self, words: list[str]) -> None:
         """Ends a mesh and starts it anew."""
-        mesh = self._meshes.get(_one(words, "restart"))
-        self._meshes.down(mesh.name)
-        self._up(mesh.recipe, "is up again, with empty namespaces")
+        name = self._meshes.get(_one(words, "restart")).name
+        progress = Progress()
+        progress.show(f"restarting mesh {name!r}")
+        mesh = self._meshes.restart(name, self._shell.user_ns, self._tell())
+        self._ready(mesh, "is up again, with empty namespaces", progress)
+
+    def _tell(self) -> Callable[[str], None]:
+        """Shows a line in the cell that runs now, also when it has ended."""
+        return self._streams().place().write
 
     def do_push(self, words: list[str]) -> None:
         """Copies variables of the notebook to all ranks."""
@@ -226,9 +238,9 @@ class Verbs:
         path = parser.parse_args(words).save
         if path:
             with open(path, "w", encoding="utf-8", errors="surrogatepass") as file:
-                file.writelines(self._log().read())
+                file.writelines(self._streams().log.read())
             return
-        for piece in self._log().tail(_LOG_SHOWN):
+        for piece in self._streams().log.tail(_LOG_SHOWN):
             sys.stdout.write(piece)
 
 

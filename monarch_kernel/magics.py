@@ -6,19 +6,21 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from threading import Lock
 from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class  # pyright: ignore[reportUnknownVariableType]
 
 from monarch._actors.actormesh import ActorMesh
 from monarch._actors.future import in_thread
+from monarch._actors.healing import replace_procs
 from monarch._actors.process import open_runtime
 from monarch._cells.execute import CellResult
 from monarch._core.extent import Extent
 from monarch._core.ranks import describe_ranks
 from monarch._core.stop_ladder import Ending, Freed
 from monarch._core.valuemesh import Deferred, ValueMesh
-from monarch.exceptions import DeviceMeshError
+from monarch.exceptions import DeviceMeshError, MonarchError
 from monarch_kernel.displays import Displays
 from monarch_kernel.edit import Editor
 from monarch_kernel.elastic import Elastic
@@ -29,10 +31,10 @@ from monarch_kernel.lines import Verbs
 from monarch_kernel.meshes import Mesh, Meshes, choose, with_hint
 from monarch_kernel.programs import hand_out, parse_run
 from monarch_kernel.render import CellStopped, MeshCellError, bundle_of_ranks, error_lines
-from monarch_kernel.running import Run
+from monarch_kernel.running import Run, Running
 from monarch_kernel.saving import Saving
 from monarch_kernel.spawning import Spawning, parse_spawn
-from monarch_kernel.stop import Stopped, stop_ranks
+from monarch_kernel.stop import Stopped, stop_ranks, uninterrupted
 from monarch_kernel.streams import Streams
 
 
@@ -57,7 +59,7 @@ class MeshMagics(Magics):
         super().__init__(shell)
         self.meshes = meshes or Meshes(shell.user_ns)
         self._streams: Streams | None = None
-        self._verbs = Verbs(shell, self.meshes, lambda: self._attach_streams().log)
+        self._verbs = Verbs(shell, self.meshes, self._attach_streams)
         self.editor = Editor(shell, self.meshes)
         self._spawning = Spawning(shell, self.meshes, self.editor)
         self._verbs.more.update(update=self.editor.update, reload=self.editor.reload, run=self.run_program)
@@ -65,6 +67,7 @@ class MeshMagics(Magics):
         self._verbs.more.update(Saving(shell, self.meshes).verbs())
         self.keeping = Keeping(shell, self.meshes, self._verbs.do_down)
         self._verbs.more.update(self.keeping.verbs())
+        shell.events.register("pre_run_cell", self._cell_begins)
         shell.events.register("post_run_cell", self._cell_ended)
 
     @line_magic("mesh")
@@ -92,26 +95,28 @@ class MeshMagics(Magics):
             where = describe_ranks(finishing)
             print(
                 f"waiting for {where}, still inside a C call of a cell that was stopped; Stop replaces it, and its "
-                f"variables are lost",
+                f"variables and its actors' state are lost",
                 file=sys.stderr,
             )
+            self._attach_streams().told([call for each in mesh.unfinished for call in each.futures] if mesh else [])
         try:
             run, displays = self._start(actors, header, cell, mesh is None)
         except DeviceMeshError as error:
             raise error if mesh is None else with_hint(error, mesh.name) from None
         if header.nowait:
             return self._handle(mesh, header, run, displays, len(actors))
+        self._attach_streams().calls.name(run.futures, run.name)
         stopped: Stopped | None = None
         try:
             until = None if header.timeout is None else time.monotonic() + header.timeout
             if not run.wait(until):
-                stopped = self._stop(mesh, run, finishing)
+                stopped = self._stop(mesh, run)
                 stopped.timeout = header.timeout
             elif run.missing():
                 # A rank has died, so the cell has failed; the others need not go on.
                 run.interrupt()
         except KeyboardInterrupt:
-            stopped = self._stop(mesh, run, finishing)
+            stopped = self._stop(mesh, run)
         displays.close()
         return self._finish(mesh, len(actors), header, run, stopped)
 
@@ -134,11 +139,42 @@ class MeshMagics(Magics):
         mesh = self.meshes.get(name)
         return mesh, mesh.cells
 
-    def _stop(self, mesh: Mesh | None, run: Run, finishing: list[int]) -> Stopped:
-        """Stops a cell; ranks that cannot be stopped otherwise are replaced, those inside C at the second stop."""
+    def stop_calls(self, run: Running, mesh: Mesh | None) -> Stopped:
+        """Stops calls, and the earlier ones that they wait for; ranks that nothing else stops are replaced.
+
+        Those of actors are replaced at the second stop, as they have a state; and those inside C calls.
+        """
+        with uninterrupted():
+            return self._stop_calls(run, mesh)
+
+    def _stop_calls(self, run: Running, mesh: Mesh | None) -> Stopped:
+        calls = self._attach_streams().calls
+        ahead = calls.ahead(run.futures)
+        others = [each for each in ahead if calls.is_stoppable(each.call)]
+        every = Running(run.name, [*(each.call for each in others), *run.futures], run.main)
+        # Where a cell with a handle runs, its end is the person's to choose.
+        spared = frozenset(proc for each in ahead if calls.handle(each.call) for proc in each.procs)
+        stopped = stop_ranks(every, calls, mesh is not None, lambda text: print(text, file=sys.stderr), spared)
+        stopped.notes = [f"with {calls.title(each.call)}, for which it waited" for each in others]
+        for each in ahead:
+            handle = calls.handle(each.call)
+            if handle:
+                text = (
+                    f"had not begun; {calls.title(each.call)}, for which it waited, goes on; {handle}.cancel() ends it"
+                )
+                stopped.waited.update(dict.fromkeys(each.ranks, text))
+        if stopped.doomed:
+            try:
+                # That renews the groups as well.
+                replace_procs(open_runtime(), stopped.doomed, 20.0)
+            except MonarchError as error:
+                stopped.notes.append(f"the new processes are not all ready: {error}")
+        return stopped
+
+    def _stop(self, mesh: Mesh | None, run: Run) -> Stopped:
+        """Stops a cell."""
         errors = {rank: error for rank, error in run.failures().items() if not error.interrupted}
-        # Actors of the person's own keep their state; what does not stop is theirs to replace.
-        stopped = stop_ranks(run, mesh is not None, finishing, lambda text: print(text, file=sys.stderr))
+        stopped = self.stop_calls(run, mesh)
         stopped.errors = errors
         for rank, error in run.failures().items():
             if error.freed:
@@ -147,13 +183,9 @@ class MeshMagics(Magics):
         if mesh is None:
             return stopped
         left = stopped.ranks(Ending.LEFT)
-        doomed = stopped.ranks(Ending.RESTARTED)
         if left:
             mesh.unfinished.append(run)
-        if doomed:
-            # That renews the groups as well.
-            mesh.replace(doomed)
-        else:
+        if not stopped.doomed:
             mesh.check_groups(stopped.cut or bool(left))
         return stopped
 
@@ -184,7 +216,8 @@ class MeshMagics(Magics):
         ordered = sorted(results.items())
         values = _values(run, results)
         self.shell.user_ns["_mesh"] = values
-        if header.out:
+        if header.out and stopped is None and not any(result.error is not None for result in results.values()):
+            # As of an assignment, whose right side has raised.
             self.shell.user_ns[header.out] = values
         if not header.quiet:
             shown = [(rank, result.bundle) for rank, result in ordered if result.bundle is not None]
@@ -238,23 +271,33 @@ class MeshMagics(Magics):
     def _handle(self, mesh: Mesh | None, header: Header, run: Run, displays: Displays, total: int) -> Handle:
         """A cell that the notebook does not wait for."""
 
+        streams = self._attach_streams()
+        once = Lock()
+
         def finish() -> ValueMesh[Any]:
-            displays.close()
-            if run.missing():
-                # A rank has died, so the cell has failed; the others need not go on.
-                run.interrupt()
             results = run.results()
             errors = {rank: result.error for rank, result in results.items() if result.error is not None}
             values = _values(run, results)
-            self._record(mesh, header, run, [rank for rank in sorted(results) if rank not in errors])
+            with once:
+                # No code of the person's runs in this.
+                if not handle.recorded:
+                    handle.recorded = True
+                    displays.close()
+                    if run.missing():
+                        # A rank has died, so the cell has failed; the others need not go on.
+                        run.interrupt()
+                    self._record(mesh, header, run, [rank for rank in sorted(results) if rank not in errors])
             if errors:
                 raise MeshCellError(run.name, errors, total, values)
             return values
 
-        handle = Handle(run, finish, lambda: self._stop(mesh, run, []))
+        name = header.out or f"Out[{self.shell.displayhook.prompt_count}]"
+        handle = Handle(run, finish, lambda: self._stop(mesh, run), name, streams.place())
+        streams.calls.name(run.futures, run.name, name)
         self.shell.user_ns["_mesh"] = handle
         if header.out:
             self.shell.user_ns[header.out] = handle
+        handle.watch()
         return handle
 
     def _record(self, mesh: Mesh | None, header: Header, run: Run, good: list[int]) -> None:
@@ -275,20 +318,30 @@ class MeshMagics(Magics):
         """The calls of actors' endpoints that a cell of the notebook has made and that have no answer yet."""
         if self._streams is None:
             return []
-        return [each for each in self._streams.calls_of(cell) if each.actor and not each.method.startswith("__")]
+        return self._streams.calls.of_cell(self._streams.calls_of(cell))
+
+    def unended(self) -> list[str]:
+        """What still runs that no cell of the notebook waits for, in words."""
+        return self._streams.calls.unended() if self._streams is not None else []
 
     def streams(self) -> Streams:
         """Where the output of ranks goes."""
         return self._attach_streams()
 
+    def _cell_begins(self, _: Any) -> None:
+        if self._streams is not None:
+            self._streams.begin()
+
     def _cell_ended(self, _: Any) -> None:
         """Shows the end of a cell's output, where there was too much to show all."""
         if self._streams is not None:
+            self._streams.end()
             self._streams.finish()
 
     def _attach_streams(self) -> Streams:
         runtime = open_runtime()
         if self._streams is None or runtime.session.output.on_blocks != self._streams.take:
             self._streams = Streams(runtime, getattr(self.shell, "kernel", None))
+            self._streams.begin()
             self._streams.attach(runtime.session.output)
         return self._streams

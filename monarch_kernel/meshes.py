@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from math import prod
@@ -10,7 +11,7 @@ from typing import Any
 
 from monarch._actors.actormesh import ActorMesh
 from monarch._actors.channel import Channel
-from monarch._actors.healing import replace_ranks
+from monarch._actors.future import Future, in_thread, to_its_end
 from monarch._actors.process import get_runtime
 from monarch._actors.procmesh import ProcMesh
 from monarch._actors.services import Answers, ask
@@ -103,10 +104,6 @@ class Mesh:
             for mesh in found
             if mesh._state.procs == self.procs._state.procs and mesh._stopped is None and mesh != self.cells
         ]
-
-    def replace(self, ranks: list[int]) -> None:
-        """Puts new processes in the place of some ranks; namespaces and actors are there as they were at first."""
-        replace_ranks(self.procs, ranks, 20.0)
 
     def dead(self) -> list[int]:
         """The ranks that have died."""
@@ -238,6 +235,8 @@ class Meshes:
         self.by_name: dict[str, Mesh] = {}
         self.used: str | None = None
         self._variables = variables if variables is not None else {}
+        self._changing: dict[str, Future[Mesh]] = {}
+        """Restarts that are under way, by name; added by the main thread, taken away by that of the restart."""
 
     def add(self, mesh: Mesh) -> bool:
         """Takes a mesh, makes it the one in use, and a variable of its name; whether there could be one."""
@@ -268,17 +267,64 @@ class Meshes:
             mesh = Mesh(recipe, procs, cells, release)
             stage("ranks run", procs.initialized)
             stage("namespaces are ready", cells.initialized)
-        except BaseException:
-            # Nothing is left behind of what did not come to be.
-            with contextlib.suppress(MonarchError):
-                mesh.end() if mesh is not None else release()
+        except BaseException as error:
+            # Nothing is left behind of what did not come to be; a second interrupt ends only the wait for that.
+            with contextlib.suppress(MonarchError, KeyboardInterrupt):
+                to_its_end(get_runtime(), f"end of {name}", mesh.end if mesh is not None else release)
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(f"mesh {name!r} was not started; what had begun of it is ended") from None
             raise
         self.add(mesh)
         return mesh
 
+    def restart(self, name: str | None, names: Mapping[str, Any], told: Callable[[str], None]) -> Mesh:
+        """Ends a mesh and starts it anew, empty; goes on to its end also if who waits for it here is interrupted.
+
+        Args:
+            name: of the mesh; None for the one in use.
+            names: the variables of the notebook.
+            told: is given what came of it, in words, if nobody waited any more.
+
+        Raises:
+            KeyboardInterrupt: the wait was interrupted; its text says what goes on.
+        """
+        mesh = self.get(name)
+        used = self.used
+        try:
+            self._changing[mesh.name] = change = in_thread(
+                get_runtime(), f"restart of {mesh.name}", lambda: self._restart(mesh, used, names)
+            )
+            return change.get()
+        except KeyboardInterrupt:
+            change = self._changing.get(mesh.name)
+            if change is None:
+                raise
+            change.add_done_callback(lambda _: told(_outcome(mesh.name, change)))
+            raise KeyboardInterrupt(
+                f"the restart of mesh {mesh.name!r} goes on, and its variables are lost; cells wait until it is up"
+            ) from None
+
+    def _restart(self, mesh: Mesh, used: str | None, names: Mapping[str, Any]) -> Mesh:
+        try:
+            self.down(mesh.name)
+            new = self.up(mesh.recipe, names, lambda _, future: (future.get(), None)[1])
+            # Whichever was in use still is.
+            self.used = used if used in self.by_name else new.name
+            return new
+        finally:
+            self._changing.pop(mesh.name, None)
+
+    def coming(self) -> list[str]:
+        """The meshes that are being restarted and are not there yet."""
+        return [name for name, change in list(self._changing.items()) if not change.done and name not in self.by_name]
+
     def get(self, name: str | None) -> Mesh:
-        """A mesh by its name; the one in use if none is given."""
-        wanted = name or self.used
+        """A mesh by its name; the one in use if none is given. One that is being restarted is waited for."""
+        wanted = name or self.used or next(iter(self._changing), None)
+        change = self._changing.get(wanted or "")
+        if change is not None and not change.done and wanted not in self.by_name:
+            print(f"waiting for mesh {wanted!r}, which is being restarted", file=sys.stderr)
+            return change.get()
         if wanted is None:
             raise NoMesh("there is no mesh yet; start one by %mesh up, or %mesh up --procs 4")
         if wanted not in self.by_name:
@@ -302,6 +348,12 @@ class Meshes:
             del self._variables[mesh.name]
         mesh.end()
         return mesh
+
+
+def _outcome(name: str, change: Future[Mesh]) -> str:
+    """What came of a restart, in words."""
+    error = change.exception()
+    return f"mesh {name!r} is up again" if error is None else f"the restart of mesh {name!r} has failed: {error}"
 
 
 def with_hint(error: DeviceMeshError, name: str) -> DeviceMeshError:

@@ -110,7 +110,7 @@ class MeshCellError(Exception):
                 found.setdefault(error.trace, []).append(rank)
         if not found:
             return None
-        causes = {rank for rank, error in self.errors.items() if not error.freed}
+        causes = {rank for rank, error in self.errors.items() if not _follows(error)}
         if causes:
             # What was freed because of the others says nothing more.
             found = {trace: ranks for trace, ranks in found.items() if causes & set(ranks)}
@@ -125,7 +125,7 @@ class MeshCellError(Exception):
         """What IPython shows: the ranks' own frames, and none of the notebook's."""
         if self.folded:
             return [f"MeshCellError: {self.lines[0]}", *self.lines[1:]]
-        rank = min(self.errors, key=lambda rank: (self.errors[rank].freed, rank))
+        rank = min(self.errors, key=lambda rank: (_follows(self.errors[rank]), rank))
         first = self.errors[rank]
         return [
             f"MeshCellError: {self.lines[0]}",
@@ -135,18 +135,23 @@ class MeshCellError(Exception):
         ]
 
 
+def _follows(error: CellError) -> bool:
+    """Whether it only says what others have brought about."""
+    return error.freed or error.cut_off
+
+
 def error_lines(name: str, errors: dict[int, CellError], total: int) -> list[str]:
     """Which ranks failed how; those that failed alike in one line."""
     groups: dict[tuple[str, str, int], list[int]] = {}
     for rank, error in sorted(errors.items()):
         groups.setdefault((error.kind, error.text, error.line), []).append(rank)
-    causes = [rank for rank, error in errors.items() if not error.freed] or list(errors)
-    freed = errors.keys() - set(causes)
+    causes = [rank for rank, error in errors.items() if not _follows(error)] or list(errors)
+    freed = {rank for rank, error in errors.items() if error.freed} - set(causes)
     lines = [f"{name} failed on {describe_ranks(causes, total)}"]
     if freed:
         lines[0] += f"; {describe_ranks(freed)} waited for {'it' if len(causes) == 1 else 'them'} in a collective"
     # What has caused the others comes first.
-    order = sorted(groups.items(), key=lambda each: (errors[each[1][0]].freed, each[0][0] != "SupervisionError"))
+    order = sorted(groups.items(), key=lambda each: (_follows(errors[each[1][0]]), each[0][0] != "SupervisionError"))
     for (kind, text, line), ranks in order:
         where = f" at {name} line {line}" if line else ""
         said = text.strip().splitlines()

@@ -21,10 +21,12 @@ from monarch._procs.mark import Place
 from monarch._procs.session import host_of
 from monarch._wire.messages import Dead
 from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError, MonarchError
+from monarch_kernel.calls import ahead_of
 from monarch_kernel.delivery import await_delivery, deliver
 
 STOPPED = "a stop has ended a collective half way; use the group again to make it anew"
 _INSIDE = "monarch._cells.inside:run_in_actor"
+_INTERRUPT = "monarch._actors.interrupts:interrupt"
 _DEAD = "SupervisionError"
 
 
@@ -55,12 +57,13 @@ class Running:
     Args:
         name: what the frames of their code call its file, if it is a cell.
         futures: of the calls.
+        main: keys of actors that live in main threads and run cells; a signal reaches them whatever receives does.
     """
 
-    def __init__(self, name: str, futures: list[Gather[Any]]) -> None:
+    def __init__(self, name: str, futures: list[Gather[Any]], main: frozenset[str] = frozenset()) -> None:
         self.name = name
         self.futures = futures
-        self._numbers: dict[tuple[int, int], int] = {}
+        self.main = main
 
     @property
     def done(self) -> bool:
@@ -139,10 +142,20 @@ class Running:
         ]
 
     def interrupt(self, tasks: Collection[Task] | None = None) -> None:
-        """Raises KeyboardInterrupt in what they run; a signal would go to whatever else is in their main threads."""
-        meant = self.tasks().values() if tasks is None else tasks
-        # Of a call that waits behind another one, that is interrupted as well.
-        for each in self.ask(meant, "monarch._actors.interrupts:interrupt", (True,)):
+        """Raises KeyboardInterrupt in these calls, and not in earlier ones that they wait for."""
+        meant = list(self.tasks().values() if tasks is None else tasks)
+        runtime = get_runtime()
+        queued = {
+            (future.port, proc)
+            for future in self.futures
+            for each in ahead_of(runtime, [future])
+            for proc in each.procs
+        }
+        signalled = [task for task in meant if task.key in self.main and (task.port, task.proc) not in queued]
+        if signalled:
+            deliver([task.proc for task in signalled], signal.SIGINT)
+        # A signal would go to whatever else is in their main threads.
+        for each in self.ask([task for task in meant if task not in signalled], _INTERRUPT):
             each.close()
 
     def wait(self, until: float | None = None) -> bool:
@@ -179,7 +192,6 @@ class Run(Running):
     ) -> None:
         self.views = views
         self.source = source
-        self._inside = inside
         self.told: set[int] = set()
         """Ranks whose errors were shown while others still ran."""
         self.ranks = [view._region.base_rank(position) for view in views for position in range(len(view))]
@@ -190,16 +202,12 @@ class Run(Running):
                 f"interrupt is still under way and would hit this cell; run it again, or see what suspends that process"
             )
         endpoints = [Endpoint[..., Any](view, _INSIDE, None, FUNCTION) if inside else view.run for view in views]
-        super().__init__(name, [cast("Gather[Any]", endpoint.call(source, name, port)) for endpoint in endpoints])
+        futures = [cast("Gather[Any]", endpoint.call(source, name, port)) for endpoint in endpoints]
+        super().__init__(name, futures, frozenset() if inside else frozenset(future.actor for future in futures))
+        for future in futures:
+            # When a rank dies, the others are interrupted.
+            future.goes_on = False
         Party(self.futures, (lambda: on_failure(self)) if on_failure is not None else None, alike=True).join()
-
-    def interrupt(self, tasks: Collection[Task] | None = None) -> None:
-        if self._inside:
-            super().interrupt(tasks)
-        else:
-            # Namespaces live in the main threads; and a signal reaches them whatever the thread that receives does.
-            meant = self.tasks().values() if tasks is None else tasks
-            deliver([task.proc for task in meant], signal.SIGINT)
 
     def failures(self) -> dict[int, CellError]:
         """The errors of the ranks that have failed by now, while others may still run."""
@@ -213,6 +221,7 @@ class Run(Running):
     def results(self) -> dict[int, CellResult]:
         """What came of it on each rank that has ended; what cannot be had is an error of that rank."""
         found: dict[int, CellResult] = {}
+        dead: list[int] = []
         for view, future in zip(self.views, self.futures, strict=True):
             ranks = [view._region.base_rank(position) for position in range(len(view))]
             if not future.done:
@@ -223,15 +232,21 @@ class Run(Running):
             except (ActorError, DeviceMeshError) as error:
                 failed = error
                 values = list(error.results.values()) if error.results is not None else [None] * len(ranks)
+            gone = [ranks[position] for position, peer in enumerate(future.targets) if peer.dead is not None]
             for position, (rank, value) in enumerate(zip(ranks, values, strict=True)):
-                found[rank] = value if value is not None else self._failed(failed, future.targets[position].dead)
-        dead = [rank for rank, result in found.items() if result.error is not None and result.error.kind == _DEAD]
+                death = future.targets[position].dead
+                if value is None and death is not None:
+                    dead.append(rank)
+                found[rank] = value if value is not None else self._failed(failed, death, gone)
         if dead:
             found = {rank: _freed(result, sorted(dead)) for rank, result in found.items()}
         return found
 
-    def _failed(self, error: BaseException | None, dead: Dead | None) -> CellResult:
-        """A rank that gave no answer: it has died, or was given up when others had."""
+    def _failed(self, error: BaseException | None, dead: Dead | None, gone: list[int]) -> CellResult:
+        """A rank that gave no answer: it has died, or was given up and interrupted since those that are gone had."""
+        if dead is None and gone:
+            text = f"interrupted in the cell, since {describe_ranks(gone)} died"
+            return CellResult(None, None, CellError("Interrupted", text, 0, "", "", True, cut_off=True), 0.0)
         if dead is None:
             text = str(error).splitlines()[0].partition("failed: ")[2] if error is not None else "no answer"
             return CellResult(None, None, CellError(type(error).__name__, text, 0, "", str(error), False), 0.0)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 from monarch._actors.actormesh import ActorMesh
+from monarch._actors.process import get_runtime
 from monarch._actors.procmesh import ProcMesh
 from monarch._core.ranks import describe_ranks
-from monarch.exceptions import ActorError, DeviceMeshError
 from monarch_kernel.edit import Editor, actor_classes
 from monarch_kernel.header import HeaderError, parse, ranks_of
 from monarch_kernel.meshes import Meshes
@@ -63,6 +64,8 @@ class Spawning:
         self._shell = shell
         self._meshes = meshes
         self._editor = editor
+        self._arguments_of: dict[str, str] = {}
+        """Of meshes of actors, by key: the arguments that they were spawned with."""
 
     def run(self, order: Order, cell: str) -> None:
         """Runs the cell in the notebook, and makes actors of the class that it defines last."""
@@ -82,6 +85,12 @@ class Spawning:
         living = self._shell.user_ns.get(order.name)
         if isinstance(living, ActorMesh) and living._stopped is None and not living._runtime.closed:
             if not order.anew and self._editor.renew(living, cls):
+                if order.arguments != self._arguments_of.get(living._state.key, order.arguments):
+                    print(
+                        f"{order.name}: the arguments ({order.arguments}) are not used, since the actors keep their "
+                        f"state; --anew makes new ones",
+                        file=sys.stderr,
+                    )
                 return
             if not order.anew:
                 raise HeaderError(
@@ -90,14 +99,19 @@ class Spawning:
                 )
             living.stop().get(15)
         args, kwargs = self._arguments(order)
-        actors = self._place(order).spawn(order.name, cls, *args, **kwargs)
+        place = self._place(order)
+        before = set(get_runtime().meshes)
         try:
+            actors = place.spawn(order.name, cls, *args, **kwargs)
             actors.initialized.get()
-        except (ActorError, DeviceMeshError):
-            # Nobody can use them, so no heal is to make them again.
-            actors.stop("some of them could not be made")
+        except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt)
+            _forsake(order.name, before, "its spawn was stopped" if stopped else "some of them could not be made")
+            if stopped:
+                print(f"{order.name}: the spawn was stopped, and there are no such actors", file=sys.stderr)
             raise
         self._shell.user_ns[order.name] = actors
+        self._arguments_of[actors._state.key] = order.arguments
         ranks = describe_ranks([actors._region.base_rank(at) for at in range(len(actors))])
         count = f"{len(actors)} actor{'s' if len(actors) > 1 else ''}"
         print(f"{order.name}: {count} of {cls.__name__}, on {ranks} of {self._where(order)}")
@@ -132,3 +146,10 @@ class Spawning:
                 f"name ranks by axes, as in [{procs.extent.labels[0]}=0:4:2]"
             )
         return procs.slice(**{procs.extent.labels[0]: slice(chosen[0], chosen[-1] + 1, step)})
+
+
+def _forsake(name: str, before: set[str], reason: str) -> None:
+    """Stops actors that nobody can use, so that no heal makes them again and no later spawn takes them for living."""
+    for key, mesh in list(get_runtime().meshes.items()):
+        if key not in before and mesh._name == name and mesh._stopped is None:
+            mesh.stop(reason)

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from monarch._core.stop_ladder import (
     Restart,
     StopLadder,
 )
+from monarch_kernel.calls import Calls
 from monarch_kernel.running import STOPPED, Running
 
 _FREE = "monarch._actors.standing:free"
@@ -46,15 +47,19 @@ class Stopped:
     Args:
         endings: how it ended, by rank.
         left: of those that still run, what they do, in words.
-        restartable: whether the next stop restarts those that still run.
+        doomed: processes that are to be replaced.
     """
 
-    def __init__(self, endings: dict[int, Ending], left: dict[int, str], restartable: bool) -> None:
+    def __init__(self, endings: dict[int, Ending], left: dict[int, str], doomed: list[str]) -> None:
         self._endings = endings
         self._freed: dict[int, Freed] = {}
         """What those were freed from that were."""
         self._left = left
-        self._restartable = restartable
+        self.doomed = doomed
+        self.notes: list[str] = []
+        """What else was stopped, or goes on."""
+        self.waited: dict[int, str] = {}
+        """Of ranks that had not begun, what they waited for."""
         self.cut = False
         """Whether process groups were aborted, which has not freed a rank if it was in something else."""
         self.timeout: float | None = None
@@ -79,13 +84,16 @@ class Stopped:
             groups.setdefault(self._meaning(rank, ending), []).append(rank)
         parts = [f"{describe_ranks(ranks)}: {text}" for text, ranks in groups.items()]
         head = f"stopped after {self.timeout:g} s" if self.timeout is not None else "stopped"
-        return f"{head}: " + "; ".join(parts or ["nothing ran any more"])
+        return f"{head}: " + "; ".join([*(parts or ["nothing ran any more"]), *self.notes])
 
     def _meaning(self, rank: int, ending: Ending) -> str:
         if ending is Ending.RESTARTED:
-            return "replaced by a new process, with its variables lost, since nothing else stopped it"
+            lost = "with its variables and its actors' state lost"
+            return f"replaced by a new process, {lost}, since nothing else stopped it"
         if ending is Ending.LEFT:
-            return self._left[rank] + ("; stop again to replace" if self._restartable else "")
+            return self._left[rank]
+        if rank in self.waited:
+            return self.waited[rank]
         if self._freed.get(rank) is Freed.COLLECTIVE:
             return "freed from a collective by closing its connections"
         if self._freed.get(rank) is Freed.CONNECTION:
@@ -95,24 +103,25 @@ class Stopped:
 
 def stop_ranks(
     run: Running,
+    calls: Calls,
     restartable: bool = False,
-    again: Collection[int] = (),
     say: Callable[[str], object] = lambda text: None,
+    spared: frozenset[str] = frozenset(),
 ) -> Stopped:
     """Stops a cell on the ranks where it still runs, within about 1.5 s for any number of them.
 
     Args:
         run: the cell.
-        restartable: whether ranks that nothing else stops are to be restarted; the caller does so afterwards.
-        again: ranks of which the last stop said that the next one restarts them.
+        calls: of the notebook: know where the last stop said that the next one restarts ranks.
+        restartable: whether ranks that swallow interrupts are restarted at once.
         say: tells the person that ranks are about to be restarted.
+        spared: processes that neither this stop nor the next one restarts.
     """
-    with _uninterrupted():
-        return _Climb(run, restartable, again, say).run()
+    return _Climb(run, calls, restartable, say, spared).run()
 
 
 @contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """A second Ctrl-C does not cut off the ladder, which ends soon by itself."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -128,13 +137,14 @@ class _Climb:
     """One stop. It waits for news of all ranks at once; those come from the thread that receives."""
 
     def __init__(
-        self, running: Running, restartable: bool, again: Collection[int], say: Callable[[str], object]
+        self, running: Running, calls: Calls, restartable: bool, say: Callable[[str], object], spared: frozenset[str]
     ) -> None:
         self._running = running
+        self._spared = spared
+        self._calls = calls
         self._say = say
         self._tasks = running.tasks()
-        self._restartable = restartable
-        again = {number for number, task in self._tasks.items() if task.rank in again}
+        again = {number for number, task in self._tasks.items() if calls.is_left(task.port, task.proc)}
         self._ladder = StopLadder(self._tasks, restartable, again)
         self._numbers = {(task.proc, task.port): number for number, task in self._tasks.items()}
         self._by_proc: dict[str, list[int]] = {}
@@ -211,7 +221,10 @@ class _Climb:
                 self._answers += running.states(tasks, self._state)
             elif isinstance(command, Announce):
                 ranks = describe_ranks(task.rank for task in tasks)
-                self._say(f"{ranks}: does not stop, and is replaced by a new process now; its variables are lost")
+                self._say(
+                    f"{ranks}: does not stop, and is replaced by a new process now; its variables and the state of its "
+                    f"actors are lost"
+                )
             else:
                 assert isinstance(command, Restart)
 
@@ -254,12 +267,19 @@ class _Climb:
     def _verdict(self) -> Stopped:
         endings: dict[int, Ending] = {}
         left: dict[int, str] = {}
+        doomed: list[str] = []
         for number, ending in self._ladder.endings.items():
-            rank = self._tasks[number].rank
-            endings[rank] = ending
+            task = self._tasks[number]
+            # A rank may have been at one call while another waited; it has stopped when both have.
+            endings[task.rank] = max(ending, endings.get(task.rank, ending), key=lambda each: each.value)
             if ending is Ending.LEFT:
-                left[rank] = self._does(number)
-        stopped = Stopped(endings, left, self._restartable)
+                if task.proc not in self._spared:
+                    self._calls.leave(task.port, task.proc)
+                more = "; stop again to replace" if self._calls.is_left(task.port, task.proc) else ""
+                left.setdefault(task.rank, self._does(number) + more)
+            elif ending is Ending.RESTARTED:
+                doomed.append(task.proc)
+        stopped = Stopped(endings, left, doomed)
         for number, freed in self._freed.items():
             if self._ladder.endings[number] is Ending.FREED:
                 stopped.note_freed(self._tasks[number].rank, freed)
@@ -272,7 +292,7 @@ class _Climb:
         where = f" ({doing.call} at line {doing.line})" if doing is not None and doing.call and doing.line else ""
         activity = self._ladder.activity(number)
         if activity is Activity.PYTHON:
-            return "goes on after each interrupt; stop the actors, or restart their mesh, to end it"
+            return "goes on after each interrupt"
         if activity is Activity.WAITING:
             return f"waiting for a lock, a socket or another thread{where}, which no interrupt ends"
         if activity is Activity.SUSPENDED:

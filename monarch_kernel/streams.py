@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from threading import Lock, get_ident
 from typing import Any
 
+from monarch._actors.gather import Gather
 from monarch._actors.output import in_units, show_blocks
 from monarch._actors.runtime import Runtime
 from monarch._core.excerpt import Excerpt, left_out
 from monarch._core.fold import Block
 from monarch._core.ranks import describe_ranks
+from monarch_kernel.calls import Calls
 from monarch_kernel.log import OutputLog
 
 _REMEMBERED = 10_000
@@ -26,6 +28,8 @@ _LAST = 8192
 _COLLECTED = 8 << 20
 """Characters of the beginning and of the end that are kept of what a cell with ``--no-stream`` prints."""
 _MORE = "… more lines of this cell are kept: %mesh log shows them; the last ones follow at its end\n"
+_PATIENCE = 1.0
+"""Seconds between two looks at what a cell waits for."""
 _UNFINISHED = 200
 """Characters of a line that has not ended."""
 
@@ -64,6 +68,13 @@ class Streams:
         self.log = OutputLog()
         self.hidden: dict[int, Excerpt | None] = {}
         """Of ports whose output is not to be shown: where it is collected, or None."""
+        self.calls = Calls(runtime)
+        # Single steps on each, by the threads that run cells and by the one that receives.
+        self._running: dict[str, Any] = {}
+        """The cells that run, by their message ids."""
+        self._told: set[tuple[str, int]] = set()
+        """The calls that a cell was said to wait for."""
+        self._watching = False
         self._hiding: dict[int, bool] = {}
         """Threads whose calls are to be hidden from their beginning; whether their output is collected."""
         runtime.on_open = self.opened
@@ -92,16 +103,56 @@ class Streams:
             self.hidden[port] = Excerpt(_COLLECTED, _COLLECTED) if collect else None
         if self._kernel is None:
             return
+        self.calls.opened(port, self._kernel.shell.displayhook.prompt_count)
+        self._watch()
         self._parents[port] = self._kernel.get_parent("shell")
         if len(self._parents) > _REMEMBERED:
             self._parents.popitem(last=False)
 
-    def calls_of(self, cell: str) -> list[Any]:
+    # What cells wait for
+
+    def begin(self) -> None:
+        """A cell begins."""
+        parent = self._kernel.get_parent("shell") if self._kernel is not None else None
+        self._running[_id_of(parent)] = parent
+
+    def end(self) -> None:
+        """It has ended."""
+        cell = _id_of(self._kernel.get_parent("shell") if self._kernel is not None else None)
+        self._running.pop(cell, None)
+        self._told = {each for each in self._told if each[0] != cell}
+
+    def told(self, calls: Sequence[Gather[Any]]) -> None:
+        """The cell that runs was said to wait for these."""
+        cell = _id_of(self._kernel.get_parent("shell") if self._kernel is not None else None)
+        self._told.update((cell, call.port) for call in calls)
+
+    def _watch(self) -> None:
+        """Looks in a while what the cells that run wait for."""
+        if not self._watching and self._running:
+            self._watching = True
+            self._runtime.pump.call_later(_PATIENCE, self._look)
+
+    def _look(self) -> None:
+        """Says of each earlier call that a cell waits for that it does."""
+        self._watching = False
+        waiting = [
+            (cell, parent, found) for cell, parent in list(self._running.items()) if (found := self.calls_of(cell))
+        ]
+        for cell, parent, found in waiting:
+            for each in self.calls.ahead(found):
+                if (cell, each.call.port) not in self._told:
+                    self._told.add((cell, each.call.port))
+                    self.write(self.calls.reason(each) + "\n", "stderr", parent)
+        if waiting:
+            self._watch()
+
+    def calls_of(self, cell: str) -> list[Gather[Any]]:
         """The calls of a cell, by its message id, that have no answer yet."""
         gathers = self._runtime._gathers
-        return [
-            gathers[port] for port, parent in list(self._parents.items()) if port in gathers and _id_of(parent) == cell
-        ]
+        mine = [gathers.get(port) for port, parent in list(self._parents.items()) if _id_of(parent) == cell]
+        # Others wait for deaths, and for nothing that could be stopped.
+        return [each for each in mine if isinstance(each, Gather)]
 
     def take(self, blocks: Sequence[Block]) -> None:
         """Shows lines in the cells that they belong to: all that follow each other there as one message."""
@@ -210,6 +261,18 @@ class Streams:
         else:
             self.write(text, "stderr", self._parents.get(port) or self._kernel.get_parent("shell"))
 
+    def place(self) -> Place:
+        """Where the cell that runs now shows things, also when it has ended."""
+        return Place(self, self._kernel.get_parent("shell") if self._kernel is not None else None)
+
+    def update(self, name: str, text: str, parent: Any) -> None:
+        """Shows another text in place of what was displayed by a name."""
+        if self._kernel is not None:
+            content = {"data": {"text/plain": text}, "metadata": {}, "transient": {"display_id": name}}
+            self._kernel.session.send(
+                self._kernel.iopub_socket, "update_display_data", content, parent=parent, ident=b"update_display_data"
+            )
+
     def write(self, text: str, stream: str, parent: Any) -> None:
         """Sends text to the output of a cell."""
         kernel = self._kernel
@@ -223,6 +286,31 @@ class Streams:
             parent=parent,
             ident=f"stream.{stream}".encode(),
         )
+
+
+class Place:
+    """The output of one cell.
+
+    Args:
+        streams: of the notebook.
+        parent: of the cell.
+    """
+
+    def __init__(self, streams: Streams, parent: Any) -> None:
+        self._streams = streams
+        self._parent = parent
+
+    def write(self, text: str) -> None:
+        """Shows a line of an error."""
+        self._streams.write(text + "\n", "stderr", self._parent)
+
+    def update(self, name: str, text: str) -> None:
+        """Shows another text in place of what was displayed by a name."""
+        self._streams.update(name, text, self._parent)
+
+    def finish(self) -> None:
+        """The cell has ended."""
+        self._streams.finish(self._parent)
 
 
 def _id_of(parent: Any) -> str:

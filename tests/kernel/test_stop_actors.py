@@ -181,6 +181,7 @@ def test_the_notebook_s_own_code_stops_as_ever(book: Notebook) -> None:
     cell.until(lambda: "begun" in cell.stream())
     book.interrupt()
     assert cell.wait().reply["ename"] == "KeyboardInterrupt" and "Traceback (most recent call last)" in cell.text
+    assert "kernel.py" not in cell.text
     cell = book.send("import asyncio\nprint('begun', flush=True)\nawait asyncio.sleep(60)")
     cell.until(lambda: "begun" in cell.stream())
     begun = time.perf_counter()

@@ -207,7 +207,7 @@ class Birth(Gather[None]):
         return [m.Fault(each.src, self._whose, self._ranks[each.rank], each.body) for each in untold]
 
     def _is_unwanted(self) -> bool:
-        """Whether nobody cares any more: who has stopped the mesh does not, nor who has healed it and made them again."""
+        """Whether nobody cares any more: the mesh was stopped, or a heal has made its actors again."""
         mesh = self._runtime.meshes.get(self.actor)
         return mesh is None or mesh._state.birth is not self or mesh._stopped is not None
 

@@ -88,7 +88,7 @@ class Cell:
         self._odd = False
         """Whether some messages are not handled: ``ending`` or ``_dropped`` says which. Set by any thread, last."""
         self._dropped: dict[int, m.Call] = {}
-        """By identity, queued messages that were cancelled. Others add, the actor's thread takes away."""
+        """By identity, queued messages that ``drop`` answers. Others add, the actor's thread takes away."""
         self._abandoned: set[int] = set()
         """Identities of messages that were answered while their code goes on; only added to."""
         self.blocked = False
@@ -151,13 +151,11 @@ class Cell:
         return method is not None and method.concurrent and not call.flags & FUNCTION
 
     def is_refused(self, call: m.Call) -> bool:
-        """Whether a message is not to be handled any more; it is answered then. In the actor's thread."""
+        """Whether a message is not to be handled, and was answered or is now; in the actor's thread."""
         if not self._odd:
             return False
         if id(call) in self._dropped:
-            del self._dropped[id(call)]
-            self._unqueue(call)
-            self._answer_error(call, KeyboardInterrupt("interrupted before it began"))
+            self._dropped.pop(id(call), None)
             return True
         if self.ending is not None:
             if self._unqueue(call):
@@ -166,11 +164,19 @@ class Cell:
         return False
 
     def drop(self, src: str, port: int) -> bool:
-        """Have queued messages of a process that waits at a port be answered and not handled; whether there are any."""
+        """Answer queued messages of a process that waits at a port instead of handling them; whether there are any.
+
+        At once, whatever the actor does: in the thread that received the request for it.
+        """
         found = [call for call in list(self.queue) if call.port == port and call.src == src]
         for call in found:
             self._dropped[id(call)] = call
             self._odd = True
+            # Whichever thread takes it out of the queue answers it.
+            if not self._unqueue(call):
+                self._dropped.pop(id(call), None)
+            else:
+                _reject(self.runtime, call, KeyboardInterrupt("interrupted before it began"), False)
         return bool(found)
 
     def cancelled(self, call: m.Call, why: str) -> None:
@@ -195,15 +201,23 @@ class Cell:
         return True
 
     def _claim(self, call: m.Call) -> bool:
-        """Take a message out of the queue; False if ``leave`` was faster, which has answered it."""
+        """Take a message out of the queue; False if ``leave`` or ``drop`` was faster, which has answered it."""
         try:
             first = self.queue.popleft()
         except IndexError:
+            self._dropped.pop(id(call), None)
             return False
-        if first is not call:
+        if first is call:
+            return True
+        if self._dropped.pop(id(call), None) is None:
             # Taken in the place of the one that was answered, so nobody else answers it.
             refuse(self.runtime, first, self.ending)
-        return first is call
+            return False
+        # Its own turn is still to come.
+        self.queue.appendleft(first)
+        if self.left:
+            self.leave(self.ending or "")
+        return False
 
     def _run(self, call: m.Call, more: Sequence[Any]) -> None:
         """Handles a message with a sync method, in the actor's thread."""
@@ -535,8 +549,13 @@ def refuse(runtime: Runtime, call: m.Call, reason: str | None, fate: str = "the 
         if reason is not None
         else f"there is no actor {call.actor} in {runtime.proc}; it was never spawned there, or its spawn failed"
     )
+    _reject(runtime, call, error, True)
+
+
+def _reject(runtime: Runtime, call: m.Call, error: BaseException, own: bool) -> None:
+    """Answers a message that is not handled with an error; from any thread."""
     runtime.has_finished(call.src, call.cost, bool(call.port))
-    failure = pack_failure(error, True)
+    failure = pack_failure(error, own)
     if call.port:
         runtime.answer(call.src, call.port, call.view, m.ERROR, failure)
     else:

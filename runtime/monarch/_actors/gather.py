@@ -62,6 +62,7 @@ class Gather(Future[R]):
         "_why",
         "actor",
         "extent",
+        "goes_on",
         "mesh",
         "method",
         "party",
@@ -97,6 +98,8 @@ class Gather(Future[R]):
         self._why = ""
         self.view: Any = None
         """The mesh that was addressed, for errors: a slice of it has ranks of its own."""
+        self.goes_on = True
+        """Whether the call goes on where it has no answer when a death ends the wait; set by who makes the call."""
         self.unanswered: list[Peer] = []
         """The procs that had not answered when a death ended the wait for them."""
         self.party: Party | None = None
@@ -286,7 +289,7 @@ class Gather(Future[R]):
         if lost or failures:
             some = len(lost) + len(failures) + len(self.unanswered) < len(values)
             error = self._error_of(failures, lost, ValueMesh(self.extent, values) if some else None)
-            if self.unanswered:
+            if self.unanswered and self.goes_on:
                 ranks = [rank for rank, peer in enumerate(self.targets) if peer in self.unanswered]
                 add_note(error, f"{describe_ranks(ranks)} had not answered by then; the call goes on there")
             raise error

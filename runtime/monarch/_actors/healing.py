@@ -12,6 +12,7 @@ from monarch._actors.changing import changing
 from monarch._actors.future import Future, Ready
 from monarch._actors.gather import Gather
 from monarch._actors.procmesh import ProcMesh, _Shared
+from monarch._actors.procs import split_proc
 from monarch._actors.queries import actors_of, dead_ranks, reaches
 from monarch._actors.replace import create, replace
 from monarch._actors.runtime import Runtime
@@ -57,7 +58,19 @@ def heal(
 
 def replace_ranks(mesh: ProcMesh, ranks: Sequence[int], timeout: float) -> None:
     """Replace the processes of some ranks, living ones included, and restart their actors."""
-    shared, runtime = mesh._state, mesh._runtime
+    _replace(mesh._state, mesh._runtime, ranks, timeout)
+
+
+def replace_procs(runtime: Runtime, procs: Sequence[str], timeout: float) -> None:
+    """Replace living processes of meshes that this process owns, and restart their actors."""
+    ranks: dict[str, list[int]] = {}
+    for uid, rank in map(split_proc, procs):
+        ranks.setdefault(uid, []).append(rank)
+    for uid, each in ranks.items():
+        _replace(runtime.own_procs[uid], runtime, sorted(set(each)), timeout)
+
+
+def _replace(shared: _Shared, runtime: Runtime, ranks: Sequence[int], timeout: float) -> None:
     until = time.monotonic() + timeout
     with changing(shared, runtime, "healed", timeout):
         for each in replace(shared, runtime, ranks):

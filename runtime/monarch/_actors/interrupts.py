@@ -36,15 +36,21 @@ def listen() -> None:
 
 
 def _notice(*_: object) -> None:
+    notice()
+
+
+def notice() -> None:
+    """A handler of signals runs in the main thread, so Python code goes on there.
+
+    That of SIGINT counts as well: where it raises, Python may leave the other signal pending until the next one.
+    """
     global noticed
     noticed += 1
 
 
-def prod() -> int:
-    """Has the main thread show whether its Python code goes on; how often it has shown that before."""
-    before = noticed
+def prod() -> None:
+    """Has the main thread show whether its Python code goes on, by ``noticed``."""
     signal.pthread_kill(threading.main_thread().ident or 0, NOTICE)
-    return before
 
 
 class Interrupt(KeyboardInterrupt):

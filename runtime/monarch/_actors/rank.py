@@ -21,7 +21,7 @@ from monarch._actors.failures import in_bootstrap, in_cleanup, pack_failure
 from monarch._actors.faults import Faults
 from monarch._actors.functions import service
 from monarch._actors.halting import is_stuck, longest
-from monarch._actors.interrupts import NOTICE, listen
+from monarch._actors.interrupts import NOTICE, listen, notice
 from monarch._actors.outbox import Outbox
 from monarch._actors.process import set_runtime
 from monarch._actors.procs import Procs
@@ -142,6 +142,7 @@ class Rank:
     def interrupt(self, *_: Any) -> None:
         """Handles SIGINT: it is for the endpoint that runs; if none does, there is nothing to interrupt."""
         main = self.main
+        notice()
         self.runtime.interrupts += 1
         meant, main.meant = main.meant, None
         if meant is not None and meant[0].running is not meant[1]:

@@ -41,11 +41,13 @@ def prod(key: str, src: str, port: int) -> None:
         src: proc that has called.
         port: where it waits for the answer.
     """
-    interrupts.interrupt(key, src, port, True)
+    before = interrupts.noticed
+    interrupts.interrupt(key, src, port)
     found = running(key, src, port)
     cell = found[0] if found is not None else waiting(key, src, port)
     if cell is not None and thread_of(cell) == threading.main_thread().ident:
-        _prodded[key] = interrupts.prod()
+        _prodded[key] = before
+        interrupts.prod()
 
 
 @service("threaded")

@@ -44,6 +44,8 @@ class CellError:
     """Whether it only says that the cell was freed from a collective, because of other ranks or of a stop."""
     broken: bool = False
     """Whether it is of a collective whose connections broke."""
+    cut_off: bool = False
+    """Whether it only says that the cell was interrupted there, since other ranks had died."""
 
 
 class Sealed:

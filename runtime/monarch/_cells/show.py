@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
+import secrets
 import sys
 from typing import Any
 
+from monarch._cells.bounded import bounded
 from monarch._core.tables import is_array, value_text
+from monarch._wire.pickling import dumps
+from monarch.exceptions import SerializationError
 
 Bundle = dict[str, Any]
 """MIME type to data; binary data in base64."""
@@ -22,6 +27,8 @@ _METHODS = {
     "application/json": "_repr_json_",
 }
 _TEXT_LIMIT = 20_000
+DIGEST = "digest"
+"""Key of a bundle that is no MIME type and is not shown: the digest of a value that is only shown in part."""
 
 
 def bundle_of(value: object) -> Bundle:
@@ -42,18 +49,34 @@ def bundle_of(value: object) -> Bundle:
         if data is not None and mime not in bundle:
             bundle[mime] = base64.b64encode(data).decode() if isinstance(data, bytes) else data
     if "text/plain" not in bundle:
-        bundle["text/plain"] = _text(value)
+        _add_text(bundle, value)
     return bundle
 
 
-def _text(value: object) -> str:
+def _add_text(bundle: Bundle, value: object) -> None:
     import pprint
 
+    shown = value
     try:
-        text = pprint.pformat(value, width=100, compact=True, sort_dicts=False)
+        shown = bounded(value)
+        text = pprint.pformat(shown, width=100, compact=True, sort_dicts=False)
     except Exception as error:
         text = f"<{type(value).__name__} whose repr raised {type(error).__name__}: {error}>"
-    return portable(text)
+    bundle["text/plain"] = portable(text)
+    if shown is not value or len(text) > _TEXT_LIMIT:
+        # Values that differ only in what is left out are not to be taken for equal ones.
+        bundle[DIGEST] = _digest(value)
+
+
+def _digest(value: object) -> str:
+    try:
+        body, buffers = dumps(value)
+    except SerializationError:
+        return secrets.token_hex(16)
+    found = hashlib.sha256(body)
+    for buffer in buffers:
+        found.update(buffer)
+    return found.hexdigest()
 
 
 def portable(text: str) -> str:

@@ -136,7 +136,7 @@ class StopLadder:
 
     Args:
         ranks: those that have not ended yet.
-        restartable: whether a rank may be restarted; actors' state is the person's own, so they are not.
+        restartable: whether one that swallows interrupts is restarted at once; actors only at the second stop.
         again: ranks of which the last stop said that the next one restarts them.
     """
 
@@ -238,7 +238,7 @@ class StopLadder:
         return self._close()
 
     def _is_doomed(self, rank: int) -> bool:
-        return self._restartable and (rank in self._again or self.activity(rank) is Activity.PYTHON)
+        return rank in self._again or (self._restartable and self.activity(rank) is Activity.PYTHON)
 
     def _close(self) -> list[Command]:
         self._stage = _Stage.OVER

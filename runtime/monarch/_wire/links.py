@@ -120,7 +120,7 @@ class Inbox:
     def tend(self) -> bool:
         """Look after the file that others connect to; in the thread that receives.
 
-        Where libzmq aborts the process if it cannot accept a connection, it is out of sight while descriptors are short.
+        Where libzmq aborts a process that cannot accept a connection, it is out of sight while descriptors are short.
         If somebody has removed it, such as a cleaner of /tmp, there is another one.
 
         Returns:

@@ -1,0 +1,173 @@
+"""Cells that the notebook does not wait for, and calls that nobody waited for: what stands behind them says so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernels import ALL, Cell, Notebook
+from leaks import Kit
+
+pytestmark = pytest.mark.slow
+
+WAITS = "import os, time\nprint('runs')\nwhile not os.path.exists('{0}'): time.sleep(0.01)\n"
+SWALLOWS = "import time\nprint('runs')\nwhile True:\n    try: time.sleep(0.1)\n    except KeyboardInterrupt: pass"
+ACTORS = """
+from monarch.actor import Actor, endpoint
+class Works(Actor):
+    def __init__(self): self.count = 0
+    @endpoint
+    def inc(self):
+        self.count += 1
+        return self.count
+    @endpoint
+    def loop(self):
+        print('runs', flush=True)
+        while True: pass
+    @endpoint
+    def sleep(self):
+        import time
+        print('runs', flush=True)
+        time.sleep(1000)
+    @endpoint
+    def swallow(self):
+        import time
+        print('runs', flush=True)
+        while True:
+            try: time.sleep(0.1)
+            except KeyboardInterrupt: pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def same_ranks(notebook: Notebook, leaks: Kit) -> Iterator[None]:
+    """Ranks that were replaced are no leak."""
+    yield
+    notebook.run("1").ok()
+    leaks.rebase()
+
+
+@pytest.fixture(scope="module")
+def book(notebook: Notebook) -> Iterator[Notebook]:
+    notebook.run(f"%%mesh spawn works\n{ACTORS}").ok()
+    yield notebook
+
+
+def background(notebook: Notebook, body: str, line: str = "--nowait --out h") -> Cell:
+    """A cell that the notebook does not wait for, once it runs on all ranks."""
+    cell = notebook.mesh(body, line).ok()
+    return cell.until(lambda: cell.said().get("runs") == ALL)
+
+
+def updates(cell: Cell) -> str:
+    """What has taken the place of what it has displayed."""
+    return "\n".join(each["data"]["text/plain"] for each in cell.contents("update_display_data"))
+
+
+def said_by_stop(cell: Cell) -> str:
+    (line,) = [line for line in cell.stream("stderr").splitlines() if line.startswith("stopped:")]
+    return line
+
+
+def test_end_of_a_background_cell_is_shown_in_its_output(notebook: Notebook, tmp_path: Path) -> None:
+    cell = background(notebook, WAITS.format(tmp_path / "go") + "rank")
+    assert "runs on ranks 0-3" in cell.shown and not updates(cell)
+    (tmp_path / "go").touch()
+    cell.until(lambda: "has ended" in updates(cell))
+    assert notebook.run("list(h.result().values())").ok().shown == "[0, 1, 2, 3]"
+    assert "has ended" in notebook.run("h").ok().shown
+
+
+def test_failure_of_a_background_cell_is_shown_in_its_output(notebook: Notebook) -> None:
+    cell = notebook.mesh("1 / rank", "--nowait").ok()
+    cell.until(lambda: "has failed" in updates(cell) and "ZeroDivisionError" in cell.stream("stderr"))
+    assert "rank 0: ZeroDivisionError: division by zero at cell" in cell.stream("stderr")
+
+
+def test_stop_of_an_idle_notebook_names_the_background_cell(notebook: Notebook) -> None:
+    cell = background(notebook, "print('runs')\nwhile True: pass")
+    last = notebook.run("1").ok()
+    notebook.interrupt()
+    last.until(lambda: "h.cancel() ends it" in last.stream("stderr"))
+    assert re.search(r"cell \[\d+\] \(--nowait\) goes on on ranks 0-3", last.stream("stderr"))
+    waits = notebook.send("print('waits', flush=True)\nh.result()")
+    waits.until(lambda: "waits" in waits.stream())
+    notebook.interrupt()
+    waits.wait()
+    assert waits.reply["ename"] == "KeyboardInterrupt"
+    assert "runs on ranks 0-3 and goes on; h.cancel() ends it" in waits.text
+    assert notebook.run("h.done").ok().shown == "False"
+    assert "ranks 0-3: stopped by an interrupt" in notebook.run("h.cancel()").ok().shown
+    cell.until(lambda: "was stopped" in updates(cell))
+
+
+def test_cell_behind_a_background_cell_says_so_and_is_stopped_alone(notebook: Notebook) -> None:
+    first = background(notebook, "kept = 7\nprint('runs')\nwhile True: pass")
+    behind = notebook.send("%%mesh\nprint('behind')\nrank")
+    behind.until(lambda: "waiting for cell [" in behind.stream("stderr"))
+    assert re.search(
+        r"ranks 0-3: waiting for cell \[\d+\] \(--nowait\), which still runs; .*h.cancel\(\)", behind.stream("stderr")
+    )
+    notebook.interrupt()
+    behind.wait()
+    line = said_by_stop(behind)
+    assert "ranks 0-3: had not begun; cell [" in line and "goes on; h.cancel() ends it" in line
+    assert "behind" not in behind.stream("stdout") and not behind.shown
+    assert notebook.run("h.done").ok().shown == "False" and not updates(first)
+    assert "stopped by an interrupt" in notebook.run("h.cancel()").ok().shown
+    assert notebook.mesh("kept").ok().shown == "[ranks 0-3] 7"
+
+
+def test_background_cell_that_swallows_interrupts_is_called_that(notebook: Notebook) -> None:
+    background(notebook, SWALLOWS)
+    text = notebook.run("h.cancel()").ok().text
+    assert "C call" not in text and "replaced by a new process" in text
+    assert notebook.mesh("world_size").ok().shown == "[ranks 0-3] 4"
+
+
+@pytest.mark.parametrize("again", ["works.inc.call().get()", "%%mesh works\nself.count"])
+def test_actor_inside_c_is_replaced_by_the_second_stop(book: Notebook, again: str) -> None:
+    book.mesh("kept = 7").ok()
+    cell = book.send("works.slice(procs=1).sleep.call().get()")
+    cell.until(lambda: cell.said().get("runs") == {1})
+    book.interrupt()
+    cell.wait()
+    assert "rank 1: inside a C call" in said_by_stop(cell) and "stop again to replace" in said_by_stop(cell)
+    waits = book.send(again)
+    waits.until(lambda: "rank 1: waiting for works[" in waits.stream("stderr"))
+    assert "was stopped and has not ended; Stop replaces the process" in waits.stream("stderr")
+    assert "the state of its actors are lost" in waits.stream("stderr")
+    book.interrupt()
+    waits.wait()
+    line = said_by_stop(waits)
+    assert "rank 1: replaced by a new process, with its variables and its actors' state lost" in line
+    book.run("works.inc.call().get()").ok()
+    assert book.mesh("'kept' in globals()").ok().shown.splitlines() == ["[ranks 0,2-3] True", "[rank 1] False"]
+
+
+def test_actor_that_swallows_interrupts_is_replaced_by_the_second_stop(book: Notebook) -> None:
+    cell = book.send("works.slice(procs=2).swallow.call().get()")
+    cell.until(lambda: cell.said().get("runs") == {2})
+    book.interrupt()
+    assert "rank 2: goes on after each interrupt; stop again to replace" in said_by_stop(cell.wait())
+    waits = book.send("works.inc.call().get()")
+    waits.until(lambda: "rank 2: waiting for" in waits.stream("stderr"))
+    book.interrupt()
+    assert "rank 2: replaced by a new process" in said_by_stop(waits.wait())
+    book.run("works.inc.call().get()").ok()
+
+
+def test_call_that_nobody_waits_for_is_named_and_stopped_with_those_behind(book: Notebook) -> None:
+    first = book.run("forgotten = works.loop.call()").ok()
+    first.until(lambda: first.said().get("runs") == ALL)
+    waits = book.send("works.inc.call().get()")
+    waits.until(lambda: "ranks 0-3: waiting for works.loop(), called in cell [" in waits.stream("stderr"))
+    assert "which has not ended" in waits.stream("stderr") and "Stop stops it too" in waits.stream("stderr")
+    book.interrupt()
+    line = said_by_stop(waits.wait())
+    assert "ranks 0-3: stopped by an interrupt" in line and "with works.loop(), called in cell [" in line
+    assert book.run("forgotten.done").ok().shown == "True"
+    book.run("works.inc.call().get()").ok()

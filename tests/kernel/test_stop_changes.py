@@ -1,0 +1,91 @@
+"""Stop while a mesh or actors are being made: what is begun goes on to its end or leaves nothing, and is said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernels import Cell, Notebook
+from leaks import Kit
+
+pytestmark = pytest.mark.slow
+
+SPAWN = """%%mesh spawn {0}
+from monarch.actor import Actor, endpoint
+class Slow(Actor):
+    def __init__(self, path=''):
+        import os, time
+        if path: open('-'.join([path, str(os.getpid()), str(time.time())]), 'w').close()
+        while path and not os.path.exists(path): time.sleep(0.05)
+    @endpoint
+    def get(self): return 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def same_ranks(notebook: Notebook, leaks: Kit) -> Iterator[None]:
+    yield
+    notebook.run("1").ok()
+    leaks.rebase()
+
+
+def stop_after(notebook: Notebook, cell: Cell, words: str, times: int = 1) -> Cell:
+    cell.until(lambda: words in cell.stream())
+    for _ in range(times):
+        notebook.interrupt()
+        time.sleep(0.02)
+    return cell.wait()
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_stopped_restart_goes_on_and_says_so(notebook: Notebook, times: int) -> None:
+    notebook.mesh("kept = 1").ok()
+    cell = stop_after(notebook, notebook.send("%mesh restart"), "restarting", times)
+    if cell.status == "error":
+        # It may have been faster than the Stop.
+        assert "the restart of mesh 'mesh' goes on" in cell.text
+        assert "Traceback" not in cell.text and "threading" not in cell.text
+    after = notebook.mesh("'kept' in globals()").ok()
+    assert after.shown == "[ranks 0-3] False"
+    if cell.status == "error":
+        cell.until(lambda: "mesh 'mesh' is up again" in cell.stream("stderr"))
+
+
+def test_stopped_start_leaves_nothing_and_says_so(notebook: Notebook) -> None:
+    cell = stop_after(notebook, notebook.send("%mesh up other --procs 2"), "starting mesh", 2)
+    if cell.status == "error":
+        assert "mesh 'other' was not started; what had begun of it is ended" in cell.text
+        assert "Traceback" not in cell.text and "AttributeError" not in cell.text
+        assert "other" not in notebook.run("%mesh").ok().stream()
+    else:
+        notebook.run("%mesh down other").ok()
+
+
+def test_stopped_spawn_leaves_no_actors(notebook: Notebook, tmp_path: Path) -> None:
+    for times in (1, 2):
+        cell = notebook.send(SPAWN.format(f"slow('{tmp_path}/go')"))
+        cell.until(lambda times=times: len(list(tmp_path.glob("go-*"))) == 4 * times)
+        notebook.interrupt()
+        cell.wait()
+        assert cell.reply["ename"] == "KeyboardInterrupt"
+        assert "slow: the spawn was stopped, and there are no such actors" in cell.stream("stderr")
+        assert "slow" not in notebook.run("%mesh").ok().stream()
+    (tmp_path / "go").touch()
+    cell = notebook.run(SPAWN.format("slow")).ok()
+    assert "slow: 4 actors of Slow" in cell.stream() and "keep" not in cell.text and "nothing to edit" not in cell.text
+    assert notebook.run("set(slow.get.call().get().values())").ok().shown == "{1}"
+    notebook.run("slow.stop().get()").ok()
+
+
+def test_changed_arguments_of_living_actors_are_said_to_be_unused(notebook: Notebook) -> None:
+    cell = (
+        "%%mesh spawn kept({0})\nfrom monarch.actor import Actor\nclass Kept(Actor):\n"
+        "    def __init__(self, x): self.x = x"
+    )
+    assert "not used" not in notebook.run(cell.format(1)).ok().text
+    assert "not used" not in notebook.run(cell.format(1)).ok().text
+    assert "the arguments (5) are not used" in notebook.run(cell.format(5)).ok().stream("stderr")
+    notebook.run("kept.stop().get()").ok()
