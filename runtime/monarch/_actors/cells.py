@@ -184,26 +184,19 @@ class Cell:
         self._odd = True
 
     def _unqueue(self, call: m.Call) -> bool:
+        """Take a message out of the queue, where two senders may have put theirs in another order than they are run in.
+
+        False if ``leave`` was faster, which has answered it.
+        """
         try:
             self.queue.remove(call)
         except ValueError:
             return False
         return True
 
-    def _claim(self, call: m.Call) -> bool:
-        """Take a message out of the queue; False if ``leave`` was faster, which has answered it."""
-        try:
-            first = self.queue.popleft()
-        except IndexError:
-            return False
-        if first is not call:
-            # Taken in the place of the one that was answered, so nobody else answers it.
-            refuse(self.runtime, first, self.ending)
-        return first is call
-
     def _run(self, call: m.Call, more: Sequence[Any]) -> None:
         """Handles a message with a sync method, in the actor's thread."""
-        if (self._odd and self.is_refused(call)) or not self._claim(call):
+        if (self._odd and self.is_refused(call)) or not self._unqueue(call):
             return
         self.running = call
         executor = self.executor
