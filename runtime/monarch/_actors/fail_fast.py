@@ -176,7 +176,10 @@ class Party:
             each.close()
         if machine is not None and machine.freed:
             # Also those that were not called: they are of the same groups.
-            meshes = {call.view._state.procs for call in self._calls if call.view is not None}
+            # A spawn has no view, and its mesh may be gone.
+            known = self._runtime.meshes
+            views = [known.get(call.actor) if call.view is None else call.view for call in self._calls]
+            meshes = {view._state.procs for view in views if view is not None}
             ranks = [procs.proc(rank) for procs in meshes for rank in range(procs.size)]
             Answers(self._runtime, ranks, _SPOIL, (self._reason(machine.freed), machine.round)).close()
 
@@ -185,10 +188,14 @@ class Party:
         for each in answers:
             each.close()
 
+    def _proc(self, task: int) -> str:
+        call, position = self._tasks[task]
+        return call.targets[position].proc
+
     def _reason(self, freed: set[int]) -> str:
-        # What others have raised since they were freed is no cause.
-        causes = [self._tasks[task] for task in self._failed - freed or self._failed]
-        ranks = sorted({split_proc(call.targets[position].proc)[1] for call, position in causes})
+        failed, cut = ({self._proc(task) for task in tasks} for tasks in (self._failed, freed))
+        # What others have raised since they were freed is no cause, also where each failure is a call of its own.
+        ranks = sorted({split_proc(proc)[1] for proc in failed - cut or failed})
         return (
             f"the collective could not end, since {describe_ranks(ranks)} failed before joining it; "
             f"use the group again to make it anew"
@@ -237,8 +244,7 @@ class Party:
         seen: dict[tuple[bool, str, str], int] = {}
         kept: list[int] = []
         for task in tasks:
-            call, position = self._tasks[task]
-            proc, failed = call.targets[position].proc, task in self._failed
+            call, proc, failed = self._tasks[task][0], self._proc(task), task in self._failed
             alone = failed and not call.waits_for()
             key = (failed, "" if alone else call.actor, proc)
             seen[key] = seen.get(key, 0) + 1
@@ -311,8 +317,7 @@ class Party:
         made: list[Answers] = []
         places_of: dict[_Member, dict[str, int]] = {}
         for task in tasks:
-            call, position = self._tasks[task]
-            places_of.setdefault(call, {})[call.targets[position].proc] = task
+            places_of.setdefault(self._tasks[task][0], {})[self._proc(task)] = task
         for call, places in places_of.items():
             # Nobody waits for a broadcast, which may be of any process.
             named = (call.actor, self._runtime.proc if call.port else "", call.port)
