@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -154,3 +155,45 @@ def test_rank_gives_the_gil_up_after_a_millisecond(procs: Any) -> None:
     own = mesh.spawn("two", Computes)
     own.switch_interval.call_one(0.004).get(timeout=20)
     assert own.switch_interval.call_one().get(timeout=20) == pytest.approx(0.004)
+
+
+class Target(Actor):
+    def __init__(self) -> None:
+        self.count = 0
+
+    @endpoint
+    def add(self) -> int:
+        self.count += 1
+        return self.count
+
+
+class Neighbour(Actor):
+    """Lives in the same process as the target, so its calls are delivered by its own thread."""
+
+    @endpoint
+    def interleave(self, target: Any) -> None:
+        """The first to queue a call for the target goes on once another thread has delivered one after it."""
+        executor = get_runtime().actors[target._key].executor
+        deliver, first, other = executor.deliver, threading.Lock(), threading.Event()
+
+        def wait_first(*args: Any) -> None:
+            if first.acquire(blocking=False):
+                assert other.wait(30)
+                deliver(*args)
+            else:
+                deliver(*args)
+                other.set()
+
+        executor.deliver = wait_first  # pyright: ignore[reportAttributeAccessIssue]
+
+    @endpoint
+    def add(self, target: Any) -> int:
+        return target.add.call_one().get(timeout=60)
+
+
+def test_calls_of_two_threads_at_once_both_run(procs: Any) -> None:
+    mesh = procs(1)
+    target = mesh.spawn("target", Target)
+    near = [mesh.spawn(name, Neighbour) for name in ("first", "second")]
+    near[0].interleave.call(target).get(timeout=30)
+    assert sorted(each.get(timeout=60) for each in [each.add.call_one(target) for each in near]) == [1, 2]

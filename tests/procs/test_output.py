@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -270,3 +271,17 @@ def test_a_very_long_text_is_written_piece_by_piece(files: dict[str, int]) -> No
     fd = stream.fileno()
     stream.detach()
     os.close(fd)
+
+
+def test_long_text_is_not_encoded_as_a_whole() -> None:
+    """Encoding is one step of C, in which no interrupt comes."""
+    long = "x" * (32 * text.STEP)
+    with open(os.devnull, "wb") as file:
+        stream = text.rank_text(file.fileno())
+        tracemalloc.start()
+        try:
+            assert stream.write(long) == len(long)
+            stream.flush()
+            assert tracemalloc.get_traced_memory()[1] < 8 * text.STEP
+        finally:
+            tracemalloc.stop()

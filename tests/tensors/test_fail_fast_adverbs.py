@@ -156,15 +156,51 @@ def test_error_frees_those_that_wait_for_actors_that_wait(procs: Callable[..., A
     works(trainers)
 
 
-def test_constructors_that_wait_for_a_failed_one_are_freed(procs: Callable[..., Any]) -> None:
-    mesh = procs(3)
-    built = mesh.spawn("built", Builder)
-    with pytest.raises(ActorError, match="bad sample 17"):
-        built.initialized.get(20)
+def freed(built: Any) -> None:
     birth = built._state.birth
     # Those that came to the collective later than the others' failure was told end too, and say why.
     assert wait_until(lambda: not birth.unanswered)
-    assert all(FREED in str(unpack_failure(birth.raised[rank].body).text) for rank in (0, 2))
+    assert all("the collective could not end" in unpack_failure(birth.raised[rank].body).text for rank in (0, 2))
+
+
+def test_constructors_that_wait_for_a_failed_one_are_freed(procs: Callable[..., Any]) -> None:
+    mesh = procs(3)
+    trainers = mesh.spawn("trainers", Trainer)
+    for _ in range(3):
+        # A group that there is, from the second time on: the ranks that did not wait in it learn that it is of no use.
+        built = mesh.spawn("built", Builder)
+        with pytest.raises(ActorError, match="bad sample 17"):
+            built.initialized.get(20)
+        works(trainers)
+        freed(built)
+
+
+class LateBuilder(Actor):
+    """The constructors of the others come to the collective long after that of rank 1 has raised."""
+
+    def __init__(self, go: str) -> None:
+        if current_rank().rank == 1:
+            raise ValueError("bad sample 17")
+        assert wait_until(lambda: Path(go).exists())
+        reduce()
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_late_constructors_meet_no_later_call(procs: Callable[..., Any], tmp_path: Path, made: bool) -> None:
+    mesh = procs(3)
+    trainers = mesh.spawn("trainers", Trainer)
+    if made:
+        works(trainers)
+    late = mesh.spawn("late", LateBuilder, str(tmp_path / "go"))
+    with pytest.raises(ActorError, match="bad sample 17"):
+        late.initialized.get(20)
+    # Not all ranks take part, so rank 1 would meet the constructors of the others.
+    single = trainers.slice(gpus=1).total.call_one()
+    (tmp_path / "go").touch()
+    freed(late)
+    others = [trainers.slice(gpus=rank).total.call_one() for rank in (0, 2)]
+    assert [each.get(30) for each in (single, *others)] == [3.0] * 3
+    works(trainers)
 
 
 SCRIPT = """

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from monarch._actors.doom import Doom
 from monarch._actors.failures import unpack_failure
 from monarch._actors.gather import Gather, Lost
 from monarch._core.extent import Extent
@@ -181,7 +182,12 @@ class Birth(Gather[None]):
         """
         if patience and not self.done and self.party is not None and self.party.frees:
             self._runtime.pump.call_later(HEARD_S, partial(self._pass_on, patience - 1))
-            return
+        elif self.done or not self.waits_for():
+            self._tell()
+        else:
+            Doom(self._runtime, self, self._tell)
+
+    def _tell(self) -> None:
         self._give_up()
         for fault in self.untold():
             self._runtime.faulted.tell(fault)

@@ -194,34 +194,20 @@ class Cell:
         self._odd = True
 
     def _unqueue(self, call: m.Call) -> bool:
+        """Take a message out of the queue, where two senders may have put theirs in another order than they are run in.
+
+        False if ``leave`` or ``drop`` was faster, which has answered it.
+        """
         try:
             self.queue.remove(call)
         except ValueError:
             return False
         return True
 
-    def _claim(self, call: m.Call) -> bool:
-        """Take a message out of the queue; False if ``leave`` or ``drop`` was faster, which has answered it."""
-        try:
-            first = self.queue.popleft()
-        except IndexError:
-            self._dropped.pop(id(call), None)
-            return False
-        if first is call:
-            return True
-        if self._dropped.pop(id(call), None) is None:
-            # Taken in the place of the one that was answered, so nobody else answers it.
-            refuse(self.runtime, first, self.ending)
-            return False
-        # Its own turn is still to come.
-        self.queue.appendleft(first)
-        if self.left:
-            self.leave(self.ending or "")
-        return False
-
     def _run(self, call: m.Call, more: Sequence[Any]) -> None:
         """Handles a message with a sync method, in the actor's thread."""
-        if (self._odd and self.is_refused(call)) or not self._claim(call):
+        if (self._odd and self.is_refused(call)) or not self._unqueue(call):
+            self._dropped.pop(id(call), None)
             return
         self.running = call
         self.since = monotonic()

@@ -6,6 +6,7 @@ It costs nothing as long as nothing fails. ``_core/fail_fast.py`` decides what t
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -25,12 +26,16 @@ _EXPECT = "monarch._actors.standing:expect"
 _FREE = "monarch._actors.standing:free"
 _SPOIL = "monarch._actors.membership:spoil_round"
 _INTERRUPT = "monarch._actors.interrupts:interrupt"
+_AT_ONCE = 8
+"""Calls to one actor that are looked at at a time, the oldest first: it handles them in order, or a few at once."""
 
 
 class _Member:
     """A call that a party watches over. One that has ended is not kept for that: nobody may want it any more."""
 
-    def __init__(self, call: Watched) -> None:
+    def __init__(self, call: Watched, first: int) -> None:
+        self.first = first
+        """The number of its first task."""
         self.actor, self.port, self.view = call.actor, call.port, call.view
         self.targets = call.targets
         # A broadcast is kept by nobody else.
@@ -62,6 +67,10 @@ class Party:
         self._lock = RLock()
         # All of these with the lock.
         self._calls: list[_Member] = []
+        self._by_call: dict[int, _Member] = {}
+        """The same by identity of the call, which another one may have once that is gone."""
+        self._waiting: deque[_Member] = deque()
+        """Those that may have ranks that have not answered: one that has none will never have any."""
         self._tasks: list[tuple[_Member, int]] = []
         """Each rank of each call, by the number that the machine knows it by."""
         self._machine: FailFast | None = None
@@ -97,16 +106,28 @@ class Party:
         return True
 
     def _take(self, calls: Sequence[Watched]) -> None:
+        due = self._machine.due if self._machine is not None else 0.0
         for call in calls:
-            if any(each.call() is call for each in self._calls):
+            if self._member(call) is not None:
                 continue
             if self._machine is not None:
                 self._machine.add(len(self._calls), len(call.targets), time.monotonic())
-            member = _Member(call)
+            member = self._by_call[id(call)] = _Member(call, len(self._tasks))
             self._calls.append(member)
+            self._waiting.append(member)
             self._tasks += [(member, position) for position in range(len(call.targets))]
-        if self._machine is not None:
+        if self._machine is not None and self._machine.due < due:
             self._schedule()
+
+    def _member(self, call: Watched) -> _Member | None:
+        member = self._by_call.get(id(call))
+        return member if member is not None and member.call() is call else None
+
+    def _waits(self) -> bool:
+        """Whether any rank has not answered; with the lock. Each call is looked at no more once all of its have."""
+        while self._waiting and not self._waiting[0].waits_for():
+            self._waiting.popleft()
+        return bool(self._waiting)
 
     def _look_back(self, calls: Sequence[Watched]) -> None:
         for call in calls:
@@ -119,13 +140,14 @@ class Party:
         """The code of a rank has raised."""
         with self._lock:
             if self._machine is None:
-                if self.over or not any(each.waits_for() for each in self._calls):
+                if self.over or not self._waits():
                     return
                 self._machine = FailFast(len(self._tasks), time.monotonic(), self._numbers())
                 self._schedule()
-            task = next(n for n, (each, place) in enumerate(self._tasks) if place == position and each.call() is call)
-            self._failed.add(task)
-            self._machine.failed(task)
+            member = self._member(call)
+            assert member is not None
+            self._failed.add(member.first + position)
+            self._machine.failed(member.first + position)
 
     def _numbers(self) -> list[int]:
         """Of each task, the number of its call."""
@@ -142,7 +164,7 @@ class Party:
     def completed(self) -> None:
         """One of the calls is about to end. Groups from which ranks were cut off are of no use to the others either."""
         with self._lock:
-            if self._machine is not None and not any(each.waits_for() for each in self._calls):
+            if self._machine is not None and not self._waits():
                 self._finish()
 
     def _finish(self) -> None:
@@ -154,7 +176,10 @@ class Party:
             each.close()
         if machine is not None and machine.freed:
             # Also those that were not called: they are of the same groups.
-            meshes = {call.view._state.procs for call in self._calls if call.view is not None}
+            # A spawn has no view, and its mesh may be gone.
+            known = self._runtime.meshes
+            views = [known.get(call.actor) if call.view is None else call.view for call in self._calls]
+            meshes = {view._state.procs for view in views if view is not None}
             ranks = [procs.proc(rank) for procs in meshes for rank in range(procs.size)]
             Answers(self._runtime, ranks, _SPOIL, (self._reason(machine.freed), machine.round)).close()
 
@@ -163,10 +188,14 @@ class Party:
         for each in answers:
             each.close()
 
+    def _proc(self, task: int) -> str:
+        call, position = self._tasks[task]
+        return call.targets[position].proc
+
     def _reason(self, freed: set[int]) -> str:
-        # What others have raised since they were freed is no cause.
-        causes = [self._tasks[task] for task in self._failed - freed or self._failed]
-        ranks = sorted({split_proc(call.targets[position].proc)[1] for call, position in causes})
+        failed, cut = ({self._proc(task) for task in tasks} for tasks in (self._failed, freed))
+        # What others have raised since they were freed is no cause, also where each failure is a call of its own.
+        ranks = sorted({split_proc(proc)[1] for proc in failed - cut or failed})
         return (
             f"the collective could not end, since {describe_ranks(ranks)} failed before joining it; "
             f"use the group again to make it anew"
@@ -193,7 +222,7 @@ class Party:
             for command in machine.tick(time.monotonic()):
                 if isinstance(command, Look):
                     self._forget()
-                    self._answers = self._ask(command.positions, _STANDING, (), self._heard)
+                    self._answers = self._ask(self._to_look_at(command.positions), _STANDING, (), self._heard)
                 elif isinstance(command, Tell):
                     told = True
             if machine.over:
@@ -206,9 +235,22 @@ class Party:
     def _note_ended(self, machine: FailFast) -> None:
         for call in self._calls:
             waiting = {peer.proc for peer in call.waits_for()}
-            for task, (each, position) in enumerate(self._tasks):
-                if each is call and call.targets[position].proc not in waiting:
-                    machine.ended(task)
+            for position, peer in enumerate(call.targets):
+                if peer.proc not in waiting:
+                    machine.ended(call.first + position)
+
+    def _to_look_at(self, tasks: Sequence[int]) -> list[int]:
+        """Of many calls to one actor, those that it may handle now; of failures of calls that are over, one a proc."""
+        seen: dict[tuple[bool, str, str], int] = {}
+        kept: list[int] = []
+        for task in tasks:
+            call, proc, failed = self._tasks[task][0], self._proc(task), task in self._failed
+            alone = failed and not call.waits_for()
+            key = (failed, "" if alone else call.actor, proc)
+            seen[key] = seen.get(key, 0) + 1
+            if seen[key] <= (1 if alone else _AT_ONCE):
+                kept.append(task)
+        return kept
 
     def _heard(self, task: int, standing: Any) -> None:
         """A rank says where it is."""
@@ -242,7 +284,8 @@ class Party:
 
         Connections are another way than messages, so nobody is freed before all know, or the next look is due.
         """
-        living = {n for n, (call, position) in enumerate(self._tasks) if call.targets[position].dead is None}
+        tasks = self._to_look_at(self._machine.watched if self._machine is not None else ())
+        living = {n for n in tasks if self._tasks[n][0].targets[self._tasks[n][1]].dead is None}
         new = living - self._expected
         self._expected |= new
         self._expecting |= new
@@ -272,18 +315,19 @@ class Party:
     ) -> list[Answers]:
         """Asks the ranks of some tasks for a service that gets the call's actor, caller and port before other args."""
         made: list[Answers] = []
-        for call in self._calls:
-            places = {call.targets[self._tasks[task][1]].proc: task for task in tasks if self._tasks[task][0] is call}
-            if places:
-                # Nobody waits for a broadcast, which may be of any process.
-                named = (call.actor, self._runtime.proc if call.port else "", call.port)
-                made.append(
-                    Answers(
-                        self._runtime,
-                        list(places),
-                        service,
-                        (*named, *args),
-                        lambda proc, answer, places=places: heard(places[proc], answer),
-                    )
+        places_of: dict[_Member, dict[str, int]] = {}
+        for task in tasks:
+            places_of.setdefault(self._tasks[task][0], {})[self._proc(task)] = task
+        for call, places in places_of.items():
+            # Nobody waits for a broadcast, which may be of any process.
+            named = (call.actor, self._runtime.proc if call.port else "", call.port)
+            made.append(
+                Answers(
+                    self._runtime,
+                    list(places),
+                    service,
+                    (*named, *args),
+                    lambda proc, answer, places=places: heard(places[proc], answer),
                 )
+            )
         return made

@@ -104,7 +104,12 @@ def _world_of(procs: Procs, region: Region) -> tuple[World, int]:
     config = runtime.config
     if config is None or config.procs != procs or region.position_of(runtime.rank) is None:
         raise GroupError(f"this process is no rank of {procs.name}, or not of this slice of it", mesh=procs.name)
-    return membership().ensure(), runtime.rank
+    own = membership()
+    own.check_doom(region.base_ranks())
+    world = own.ensure()
+    # Its spawn may have failed meanwhile.
+    own.check_doom(region.base_ranks())
+    return world, runtime.rank
 
 
 def _groups_of(region: Region, rank: int) -> list[list[int]]:

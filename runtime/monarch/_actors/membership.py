@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from monarch._actors.functions import service
@@ -65,6 +65,12 @@ class Membership:
         self._freed: dict[tuple[str, int], str] = {}
         """Why collectives of calls cannot end, by caller and port; of those under way. With the condition."""
         self._told = threading.Condition()
+        self._doomed: dict[tuple[str, int], tuple[str, frozenset[int]]] = {}
+        """Of constructors whose spawn has failed: why, and which ranks will not join them. With the condition."""
+        self._used: dict[tuple[str, int], int] = {}
+        """By caller and port, the round whose groups a call has got last. Lock: ``lock``."""
+        self._ended = 0, ""
+        """The newest round that is of no use, and why: the call to it may come later. Lock: ``lock``."""
 
     # The program's side
 
@@ -78,6 +84,7 @@ class Membership:
             self.spoil("the program has ended it")
         with self.lock:
             if self.world is not None and not self.broken:
+                self._note_use()
                 return self.world
             newer_than, joining = self.round, self._joining
             promise: Promise[Any] = Promise(runtime, f"the process group of {procs.name}")
@@ -92,7 +99,24 @@ class Membership:
             convene(procs, newer_than)
         else:
             _ask(procs.proc(0), "convene", procs, newer_than)
-        return cast("World", promise.get(_PATIENCE))
+        world = cast("World", promise.get(_PATIENCE))
+        with self.lock:
+            if world is self.world:
+                self._note_use()
+        return world
+
+    def _note_use(self) -> None:
+        """The call that runs here has the groups of this round; with the lock."""
+        here = current.get()
+        if here is not None:
+            while len(self._used) >= _FREED:
+                del self._used[next(iter(self._used))]
+            self._used[here[1].src, here[1].port] = self.round
+
+    def used_round(self, src: str, port: int) -> int:
+        """The round that a call has got its groups from; the one of now if it has got none."""
+        with self.lock:
+            return self._used.get((src, port), self.round)
 
     def _is_dead(self, proc: str) -> bool:
         peer = get_runtime().peers.get(proc)
@@ -125,7 +149,11 @@ class Membership:
                 return
             self.roster = roster
             old, self.world = self.world, None
-            self.round, self.broken, self._joining = number, "", True
+            ended, why = self._ended
+            self.round, self.broken, self._joining = number, why if number <= ended else "", number > ended
+        if self.broken:
+            self._settle(None, GroupError(why), number)
+            return
         threading.Thread(
             target=self._join, args=(number, address, port, store, old), name="monarch-group", daemon=True
         ).start()
@@ -211,6 +239,35 @@ class Membership:
             # After a death there is nothing more to be told.
             self._told.wait_for(lambda: (src, port) in self._freed or self._death_in == self.round, patience)
             return self._freed.pop((src, port), "")
+
+    def doom(self, src: str, port: int, reason: str, failed: Iterable[int]) -> None:
+        """Ranks will not join the collectives of a constructor."""
+        with self._told:
+            while len(self._doomed) >= _FREED:
+                del self._doomed[next(iter(self._doomed))]
+            self._doomed[src, port] = reason, frozenset(failed)
+
+    def check_doom(self, ranks: Iterable[int]) -> None:
+        """Raises if the code that runs here is a constructor that some of these ranks will not join."""
+        here = current.get()
+        if here is None or not self._doomed:
+            return
+        with self._told:
+            reason, failed = self._doomed.get((here[1].src, here[1].port), ("", ()))
+        if any(rank in failed for rank in ranks):
+            raise GroupError(reason, mesh=self.procs().name)
+
+    def end_round(self, reason: str, number: int) -> bool:
+        """A round is of no use any more, whether this rank was called to it or not; False if a newer one has begun."""
+        with self.lock:
+            if self.round > number:
+                return False
+            if self._ended[0] < number:
+                self._ended = number, reason
+            if self._joining:
+                # It may be ready before connections are there to be cut.
+                self.broken = self.broken or reason
+            return True
 
     def note_death(self) -> None:
         """A rank of the mesh has died, so its groups of this round are broken, which explains what they raise."""
@@ -320,8 +377,37 @@ def round_now() -> int:
 @service("quick")
 def spoil_round(reason: str, number: int) -> None:
     """As ``spoil``, unless a newer round has begun: others may be faster than this message."""
-    if _own.round <= number:
+    if _own.end_round(reason, number):
         spoil(reason)
+
+
+@service("quick")
+def doom(key: str, src: str, port: int, reason: str, failed: Sequence[int]) -> int:
+    """Some constructors of a spawn have raised: if that of this rank goes on, it waits for none of them.
+
+    Args:
+        key: of the mesh that is spawned.
+        src: proc that spawns it.
+        port: where it waits for the actors.
+        reason: for the error of the constructor.
+        failed: ranks of this mesh of processes whose constructors have raised.
+
+    Returns:
+        The round of this rank whose groups it may wait in; 0 if there are none.
+    """
+    cell = get_runtime().actors.get(key)
+    if cell is not None and cell.is_coming:
+        _own.doom(src, port, reason, failed)
+        _own.free_call(src, port, reason)
+    with _own.lock:
+        return _own.round if (_own.world is not None or _own._joining) and not _own.broken else 0
+
+
+@service("quick")
+def leave_round(reason: str, number: int) -> None:
+    """As ``spoil_round``, but groups that the person's code has made are left alone."""
+    if _own.end_round(reason, number):
+        _own.spoil(reason)
 
 
 def note_failure(error: BaseException) -> GroupError | None:
@@ -333,10 +419,14 @@ def note_failure(error: BaseException) -> GroupError | None:
     here = current.get()
     # Another rank that was freed closes its connections to this one, which may be faster than the reason.
     patience = _HEARING if broke(error) else 0.0
+    # A newer one, which may begin now, is not what broke.
+    number = _own.used_round(here[1].src, here[1].port) if here is not None else _own.round
     reason = _own.take_freed(here[1].src, here[1].port, patience) if here is not None else ""
-    _give_up_if_broken(error)
+    _give_up_if_broken(error, number)
     # An interrupt that came meanwhile is raised where the collective ends, with its error as context.
     caused = broke(error) or (isinstance(error, KeyboardInterrupt) and broke(error.__context__))
+    # So is one that came to the collective after it was freed.
+    caused = caused or (isinstance(error, GroupError) and str(error) == reason)
     if not reason or not caused:
         return None
     known = GroupError(reason, mesh=_own.procs().name).with_traceback(error.__traceback__)
@@ -350,10 +440,10 @@ def broke(error: BaseException | None) -> bool:
     return isinstance(error, RuntimeError) and _BROKEN.search(str(error)) is not None
 
 
-def _give_up_if_broken(error: BaseException) -> None:
-    if _own.world is None or _own.broken or not broke(error):
+def _give_up_if_broken(error: BaseException, number: int) -> None:
+    if _own.world is None or _own.broken or _own.round != number or not broke(error):
         return
-    number, procs = _own.round, _own.procs()
+    procs = _own.procs()
     give_up(procs, number)
     for rank in range(procs.size):
         if rank != get_runtime().rank and not _own._is_dead(procs.proc(rank)):

@@ -7,7 +7,7 @@ constructors. It costs nothing as long as nothing fails.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from threading import Lock
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -29,11 +29,12 @@ class Watch:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._lock = Lock()
+        self._lock = RLock()
         self._parties: dict[str, Party] = {}
         """Lock: ``_lock``, as the next one; a dict that is empty is seen so without it."""
-        self._unread: dict[str, list[ref[Watched]]] = {}
-        """Calls that have failed and whose error nobody has read: calls that follow them may wait for their ranks."""
+        self._unread: dict[str, dict[str, ref[Watched]]] = {}
+        """Of each proc, the last call that has failed there, if nobody has read its error: calls that follow may wait
+        for it."""
         runtime.faulted.subscribe(self.faulted)
 
     def failed(self, call: Watched, position: int) -> None:
@@ -42,7 +43,7 @@ class Watch:
             uid = _uid_of(call)
             others = [call, *self._under_way(uid)] if call.waits_for() else list(self._under_way(uid))
             with self._lock:
-                self._unread[uid] = [*self._still_unread(uid), ref(call)]
+                self._unread.setdefault(uid, {})[call.targets[position].proc] = ref(call)
             if others:
                 self._join(uid, [call, *(each for each in others if each is not call)])
                 return
@@ -55,10 +56,8 @@ class Watch:
             return
         uid = _uid_of(call)
         with self._lock:
-            failed = self._unread[uid] = self._still_unread(uid)
-            if not failed:
-                del self._unread[uid]
-        calls = [each for known in failed if (each := known()) is not None]
+            failed = self._still_unread(uid)
+        calls = list({id(each): each for each in failed}.values())
         if calls and call.party is None:
             self._join(uid, [*calls, call])
 
@@ -90,14 +89,20 @@ class Watch:
             if party.add([call for call in calls if call.party is not party]):
                 return
 
-    def _still_unread(self, uid: str) -> list[ref[Watched]]:
-        return [known for known in self._unread.get(uid, ()) if (call := known()) is not None and call.unread]
+    def _still_unread(self, uid: str) -> list[Watched]:
+        """Forgets the others; with the lock."""
+        found = {proc: call for proc, known in self._unread.get(uid, {}).items() if (call := known()) and call.unread}
+        if found:
+            self._unread[uid] = {proc: ref(call) for proc, call in found.items()}
+        else:
+            self._unread.pop(uid, None)
+        return list(found.values())
 
     def _under_way(self, uid: str) -> Iterator[Watched]:
         """The calls to a mesh that wait for answers, and that nothing else watches over."""
         calls: list[Any] = list(self._runtime._gathers.values())
         for call in calls:
-            is_call = getattr(call, "watched", False) and call.actor and call.party is None
+            is_call = getattr(call, "party", self) is None and call.watched and call.actor
             if is_call and call.waits_for() and _uid_of(call) == uid:
                 yield call
 

@@ -24,7 +24,7 @@ _threads = 0
 class CellText(RankText):
     """Text to a descriptor that a rank captures; lines of threads go with the call that started the thread.
 
-    As long as there is no such thread, ``write`` is that of C: it runs for each piece of each print.
+    As long as there is no such thread, ``write`` is that of RankText: it runs for each piece of each print.
     """
 
     def look(self, on: bool) -> None:

@@ -122,6 +122,11 @@ class FailFast:
         return not self._left
 
     @property
+    def watched(self) -> tuple[int, ...]:
+        """Those that have failed, and those that have not ended."""
+        return (*sorted(self._failed), *sorted(self._left))
+
+    @property
     def frees(self) -> bool:
         """Whether some are about to be freed, or were and have not ended yet."""
         return bool(self._in_vain & self._left)
@@ -151,7 +156,7 @@ class FailFast:
         """It is time to look."""
         if self.over or now < self._due:
             return []
-        commands: list[Command] = [Look((*sorted(self._failed), *sorted(self._left)))]
+        commands: list[Command] = [Look(self.watched)]
         if not self._told and now >= self._begun + TELL:
             self._told = True
             commands.append(Tell())

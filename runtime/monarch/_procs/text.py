@@ -11,6 +11,7 @@ STEP = 1 << 20
 """Bytes after which a writer looks whether it is too far ahead of what is read; and that it writes at once."""
 _pace: Callable[[], None] | None = None
 _write = io.FileIO.write
+_write_text = io.TextIOWrapper.write
 
 
 class RankFile(io.FileIO):
@@ -33,7 +34,16 @@ class RankFile(io.FileIO):
 
 
 class RankText(io.TextIOWrapper):
-    """Text to such a descriptor. All of it is C, up to the end of each line."""
+    """Text to such a descriptor. All of it is C, up to the end of each line, but for the length of what is written."""
+
+    def write(self, text: str, /) -> int:
+        """Write a text; a long one in pieces, between which an interrupt comes and a writer is slowed down."""
+        # This runs twice for each print.
+        if len(text) <= STEP:
+            return _write_text(self, text)
+        for start in range(0, len(text), STEP):
+            _write_text(self, text[start : start + STEP])
+        return len(text)
 
 
 def rank_text(fd: int) -> RankText:
