@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from monarch._actors.process import get_runtime
+from monarch._node.current import get_runtime
 from monarch.actor import Actor, endpoint, heal_mesh, shutdown_context, this_host
 from monarch.exceptions import SupervisionError
 

@@ -99,7 +99,7 @@ def fork_stand_ins(count: int, keys: KeyPair) -> tuple[int, list[m.Listening]]:
         os.setpgid(0, 0)
         os.close(reader)
         # Warm: with what unpickling a config needs.
-        import monarch._actors.spec  # noqa: F401
+        import monarch._node.rank_config  # noqa: F401
 
         gc.collect()
         gc.freeze()
@@ -143,8 +143,8 @@ def _measure(
     hosts: int, per_host: int, rounds: int, keys: KeyPair, listening: list[m.Listening]
 ) -> dict[str, list[float]]:
     """Seconds of each thing, by the names that simulation.py knows."""
-    from monarch._actors.hostmesh import attached
-    from monarch._actors.process import get_runtime
+    from monarch._meshes.host_mesh import attached
+    from monarch._node.current import get_runtime
     from monarch.actor import Actor, endpoint, this_host
 
     class Bench(Actor):

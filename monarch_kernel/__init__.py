@@ -26,10 +26,10 @@ def __getattr__(name: str) -> str:
 
 def load_ipython_extension(shell: Any) -> None:
     """``%load_ext monarch_kernel``: the magics, in any IPython shell or kernel."""
-    from monarch_kernel.errors import install
-    from monarch_kernel.faults import install as install_hook
-    from monarch_kernel.magics import MeshMagics
-    from monarch_kernel.typing_help import install as install_help
+    from monarch_kernel.cells.errors import install
+    from monarch_kernel.cells.faults import install as install_hook
+    from monarch_kernel.magics.mesh import MeshMagics
+    from monarch_kernel.magics.typing_help import install as install_help
 
     before = shell.magics_manager.registry.get("MeshMagics")
     # Loaded again: the meshes that are up stay.

@@ -16,7 +16,7 @@ from ipykernel.ipkernel import IPythonKernel
 from IPython.core.interactiveshell import InteractiveShell
 
 import monarch_kernel
-from monarch._procs.forked import leave_if_forked, watch_forks
+from monarch._procs.zygote.user_forks import leave_if_forked, watch_forks
 
 _RUN_CODE = InteractiveShell.run_code.__code__
 _AGAIN = 0.02
@@ -122,7 +122,7 @@ class MonarchKernel(IPythonKernel):
 
     def do_shutdown(self, restart: bool) -> Any:
         """Ends the meshes with the kernel."""
-        from monarch._actors.client import shutdown_context
+        from monarch._session.session import shutdown_context
 
         shutdown_context(2).get()
         return super().do_shutdown(restart)

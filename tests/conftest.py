@@ -123,8 +123,8 @@ def spec(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def host(leaks: Kit) -> Any:
     """This host, in a session that tests share: its agent and zygote are warm."""
-    from monarch._actors.client import PRELOAD
-    from monarch._actors.process import get_runtime, has_runtime
+    from monarch._node.current import get_runtime, has_runtime
+    from monarch._session.session import PRELOAD
     from monarch.actor import this_host
 
     if not has_runtime() or get_runtime().session._agent is None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
-from monarch._core.ranks import parse_ranks
+from monarch._core.shapes.ranks import parse_ranks
 
 ALL = {0, 1, 2, 3}
 """Ranks of the mesh that tests share."""

@@ -161,7 +161,7 @@ def session_folders() -> set[str]:
 
 def live_segments() -> int:
     """Messages in shared memory of this process that somebody may still read."""
-    from monarch._actors.process import get_runtime, has_runtime
+    from monarch._node.current import get_runtime, has_runtime
 
     return get_runtime().segments.stats().live if has_runtime() else 0
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from leaks import wait_until
-from monarch._procs.pump import Pump, Turn
 from monarch._wire.links import Inbox, Link, make_context
+from monarch._wire.receiving.loop import Pump, Turn
 
 GUARD = 20.0
 """Seconds after which something counts as hanging."""

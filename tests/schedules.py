@@ -16,7 +16,7 @@ from typing import Any
 
 import zmq
 
-from monarch._procs.leadership import Primitives
+from monarch._wire.receiving.leadership import Primitives
 
 INFINITE = float("inf")
 GUARD = 20.0
@@ -184,7 +184,7 @@ class Mutex:
 
 
 class Gate:
-    """As monarch._procs.leadership.Gate."""
+    """As monarch._wire.receiving.leadership.Gate."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
@@ -257,7 +257,7 @@ class Inbox:
 
 
 class Alarm:
-    """As monarch._procs.alarm.Alarm."""
+    """As monarch._wire.receiving.alarm.Alarm."""
 
     def __init__(self, schedule: Schedule, inbox: Inbox) -> None:
         self._schedule = schedule

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from leaks import processes
-from monarch._procs import posix
+from monarch._procs.os import posix
 
 HERE = Path(__file__).parent / "procs"
 SOON = 2.0

@@ -30,21 +30,21 @@ KNOWN_THREADS = (
 
 
 def _runtime() -> Any:
-    from monarch._actors.process import get_runtime, has_runtime
+    from monarch._node.current import get_runtime, has_runtime
 
     return get_runtime() if has_runtime() else None
 
 
 def _account(proc: str) -> tuple[int, int] | None:
     """What a process has finished of this one's messages, and what it holds; None if that changes just now."""
-    from monarch._actors.services import ask_proc
+    from monarch._node.asking import ask_proc
 
-    return ask_proc(proc, "monarch._actors.statistics:account_of", _runtime().proc).get(timeout=2)
+    return ask_proc(proc, "monarch._node.statistics:account_of", _runtime().proc).get(timeout=2)
 
 
 def credit_lost(seconds: float) -> list[str]:
     """Living processes that do not give back the credit for what they finished, once they had time to."""
-    from monarch._actors.statistics import statistics_of
+    from monarch._node.statistics import statistics_of
 
     runtime = _runtime()
     if runtime is None:
@@ -86,7 +86,7 @@ def _wrong(runtime: Any, proc: str) -> str:
 
 def unsettled() -> list[str]:
     """What is under way in the session of this process, in words."""
-    from monarch._actors.statistics import statistics_of
+    from monarch._node.statistics import statistics_of
 
     runtime = _runtime()
     if runtime is None:

@@ -17,7 +17,7 @@ _IMPORT = 120.0
 
 def usual_preload() -> list[str]:
     """Return what the zygote of a program imports that asks for nothing else."""
-    from monarch._actors.client import PRELOAD
+    from monarch._session.session import PRELOAD
 
     return [name for name in PRELOAD if name not in OWN]
 
@@ -27,12 +27,12 @@ def hold_server() -> socket.socket:
 
     To the server it is a session that asks for no agent.
     """
-    from monarch._actors.client import LATER
-    from monarch._procs.agent import AgentConfig
-    from monarch._procs.forkserver import READY
-    from monarch._procs.identity import session_key
-    from monarch._procs.launching import _connect, _start_server
-    from monarch._procs.session import _base
+    from monarch._procs.agent.main import AgentConfig
+    from monarch._procs.launch.local import _connect, _start_server
+    from monarch._procs.session_folder import _base
+    from monarch._procs.zygote.fork_server import READY
+    from monarch._procs.zygote.identity import session_key
+    from monarch._session.session import LATER
 
     base, preload = str(_base()), usual_preload()
     key = session_key(preload, LATER)

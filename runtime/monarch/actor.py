@@ -5,14 +5,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from monarch._actors.accumulate import Accumulator
 from monarch._actors.actor import Actor
-from monarch._actors.actormesh import ActorMesh
-from monarch._actors.call import Endpoint, as_endpoint, send
-from monarch._actors.channel import Channel, Port, PortReceiver
-from monarch._actors.clash import warn_of_torchmonarch
-from monarch._actors.client import shutdown_context
-from monarch._actors.context import (
+from monarch._actors.endpoint import concurrent_endpoint, endpoint
+from monarch._actors.ports import Channel, Port, PortReceiver
+from monarch._core.shapes.extent import Extent, Point
+from monarch._core.shapes.value_mesh import ValueMesh
+from monarch._core.supervision import Restart
+from monarch._meshes.accumulate import Accumulator
+from monarch._meshes.actor_mesh import ActorMesh
+from monarch._meshes.adverbs import Endpoint, as_endpoint, send
+from monarch._meshes.context import (
     ActorInstance,
     Context,
     context,
@@ -20,44 +22,42 @@ from monarch._actors.context import (
     current_rank,
     current_size,
 )
-from monarch._actors.controllers import get_or_spawn_controller
-from monarch._actors.endpoint import concurrent_endpoint, endpoint
-from monarch._actors.escalation import default_fault_hook
-from monarch._actors.future import Future
-from monarch._actors.hostmesh import (
+from monarch._meshes.host_mesh import (
     BootstrapCommand,
     HostMesh,
     default_bootstrap_cmd,
     proc_mesh,
     this_host,
 )
-from monarch._actors.meshfailure import MeshFailure
-from monarch._actors.procmesh import ProcMesh, this_proc
-from monarch._actors.roles import Role
-from monarch._actors.supervise import Supervisor, supervise
-from monarch._core.extent import Extent, Point
-from monarch._core.supervision import Restart
-from monarch._core.valuemesh import ValueMesh
+from monarch._meshes.proc_mesh import ProcMesh, this_proc
+from monarch._meshes.roles import Role
+from monarch._node.clash import warn_of_torchmonarch
+from monarch._node.future import Future
+from monarch._session.controllers import get_or_spawn_controller
+from monarch._session.session import shutdown_context
+from monarch._supervision.escalation import default_fault_hook
+from monarch._supervision.mesh_failure import MeshFailure
+from monarch._supervision.supervise import Supervisor, supervise
 from monarch.exceptions import ActorError, SupervisionError
 
 if TYPE_CHECKING:
-    from monarch._actors.workers import (
+    from monarch._session.workers import (
         attach_to_workers,
         hosts_from_config,
         new_key_file,
         run_worker_loop_forever,
     )
-    from monarch._transfers.checkpoint import checkpoint, restore
-    from monarch._transfers.heal import heal_mesh
+    from monarch._state.checkpoint.api import checkpoint, restore
+    from monarch._state.heal import heal_mesh
 
 _LATER = {
-    "attach_to_workers": "monarch._actors.workers",
-    "checkpoint": "monarch._transfers.checkpoint",
-    "heal_mesh": "monarch._transfers.heal",
-    "hosts_from_config": "monarch._actors.workers",
-    "new_key_file": "monarch._actors.workers",
-    "restore": "monarch._transfers.checkpoint",
-    "run_worker_loop_forever": "monarch._actors.workers",
+    "attach_to_workers": "monarch._session.workers",
+    "checkpoint": "monarch._state.checkpoint.api",
+    "heal_mesh": "monarch._state.heal",
+    "hosts_from_config": "monarch._session.workers",
+    "new_key_file": "monarch._session.workers",
+    "restore": "monarch._state.checkpoint.api",
+    "run_worker_loop_forever": "monarch._session.workers",
 }
 """What few programs need when they start, with its module: imported when it is first used."""
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from monarch._actors.context import context
+from monarch._meshes.context import context
 
 if TYPE_CHECKING:
-    from monarch._tensors.states import Part
-    from monarch._transfers.copying import CopyReport, copy_state
+    from monarch._state.copy.copying import CopyReport, copy_state
+    from monarch._tensors.checkpoints.states import Part
 
 __all__ = ["CopyReport", "Part", "copy_state", "device_mesh", "group"]
 
@@ -50,9 +50,9 @@ def device_mesh() -> Any:
 def __getattr__(name: str) -> Any:
     # Found when they are first used, since they need torch.
     if name == "Part":
-        from monarch._tensors.states import Part as found
+        from monarch._tensors.checkpoints.states import Part as found
     elif name in ("CopyReport", "copy_state"):
-        from monarch._transfers import copying
+        from monarch._state.copy import copying
 
         found = getattr(copying, name)
     else:

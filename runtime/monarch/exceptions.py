@@ -30,7 +30,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from monarch._core.valuemesh import ValueMesh
+    from monarch._core.shapes.value_mesh import ValueMesh
 
 __all__ = [
     "ActorError",

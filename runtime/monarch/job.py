@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from monarch._actors.kept import Kept, attach, end, keep, records
+from monarch._session.detached import Kept, attach, end, keep, records
 
 __all__ = ["Kept", "attach", "end", "keep", "records"]

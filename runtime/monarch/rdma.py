@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from monarch._transfers.action import RDMAAction
-from monarch._transfers.backends import get_rdma_backend, is_ibverbs_available, is_rdma_available
-from monarch._transfers.buffer import RDMABuffer
+from monarch._state.rdma.action import RDMAAction
+from monarch._state.rdma.backends import get_rdma_backend, is_ibverbs_available, is_rdma_available
+from monarch._state.rdma.buffer import RDMABuffer
 
 __all__ = ["RDMAAction", "RDMABuffer", "get_rdma_backend", "is_ibverbs_available", "is_rdma_available"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from monarch._actors.spmd import SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
+from monarch._meshes.spmd import SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
 
 __all__ = ["SPMDActor", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]

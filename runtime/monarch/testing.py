@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from monarch._actors.hostmesh import HostMesh
-from monarch._actors.workers import WorkerHosts
+from monarch._meshes.host_mesh import HostMesh
+from monarch._session.workers import WorkerHosts
 
 __all__ = ["local_hosts"]
 

@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from monarch._actors.workers import new_key_file, run_worker_loop_forever
+from monarch._session.workers import new_key_file, run_worker_loop_forever
 from monarch.exceptions import MonarchError
 
 __all__ = ["main"]

@@ -14,8 +14,8 @@ import pytest
 
 import monarch.actor
 from leaks import wait_until
-from monarch._actors.birth import HEARD_S
-from monarch._actors.process import get_runtime
+from monarch._meshes.birth import HEARD_S
+from monarch._node.current import get_runtime
 from monarch.actor import Actor, MeshFailure, Restart, current_rank, endpoint, heal_mesh, supervise, this_host
 from monarch.exceptions import ActorError, DeviceMeshError, SupervisionError
 

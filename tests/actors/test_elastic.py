@@ -14,7 +14,7 @@ import pytest
 
 import monarch.actor
 from leaks import wait_until
-from monarch._actors.future import in_thread, to_its_end
+from monarch._node.future import in_thread, to_its_end
 from monarch.actor import Actor, MeshFailure, Restart, Role, context, current_rank, endpoint, heal_mesh, supervise
 from monarch.exceptions import (
     ActorError,

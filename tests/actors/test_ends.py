@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from monarch._actors.process import get_runtime
+from monarch._node.current import get_runtime
 from monarch.actor import Actor, endpoint
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
-from monarch._actors import spawning
-from monarch._actors.procs import Procs
+from monarch._core.roster import Procs
+from monarch._meshes import spawning
 from monarch.actor import Actor, current_rank, endpoint, heal_mesh, this_host
 from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError, StoppedError, SupervisionError
 
@@ -444,7 +444,7 @@ EARLY = """
 import os, signal
 from typing import Any
 
-from monarch._actors.starting import Starting
+from monarch._meshes.starting import Starting
 from monarch.actor import Actor, current_rank, endpoint, heal_mesh
 from monarch.exceptions import SupervisionError
 from monarch.testing import local_hosts
@@ -552,9 +552,9 @@ class Refuses(Hooked):
 
 
 def open_states(mesh: Any) -> list[int]:
-    from monarch._actors.services import ask
+    from monarch._node.asking import ask
 
-    return list(ask(mesh, "monarch._transfers.handed:still_given").get(20).values())
+    return list(ask(mesh, "monarch._state.handoff.receiver:still_given").get(20).values())
 
 
 def test_replicas_by_their_own_hooks(procs: Callable[..., Any]) -> None:

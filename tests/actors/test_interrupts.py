@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from leaks import processes, wait_until
-from monarch._actors.process import get_runtime
-from monarch._actors.services import ask
+from monarch._node.asking import ask
+from monarch._node.current import get_runtime
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ActorError, CallTimeoutError
 

@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 from leaks import live_segments, wait_until
-from monarch._actors.process import get_runtime
+from monarch._node.current import get_runtime
 from monarch._wire.pickling import SHARED, THRESHOLD
 from monarch.actor import Actor, current_rank, endpoint
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
-from monarch._actors.failures import pack_failure
-from monarch._actors.gather import Gather
-from monarch._actors.process import get_runtime
-from monarch._actors.services import ask_proc
-from monarch._core.region import Region
-from monarch._procs.session import ipc_address
+from monarch._core.shapes.region import Region
+from monarch._node.asking import ask_proc
+from monarch._node.current import get_runtime
+from monarch._node.gather import Gather
+from monarch._node.remote_errors import pack_failure
+from monarch._procs.session_folder import ipc_address
 from monarch._wire import messages as m
 from monarch._wire.links import Link
 from monarch._wire.pickling import dumps
@@ -81,7 +81,7 @@ def test_a_handler_that_raises_answers_the_caller(echo: Any, kind: str) -> None:
         "Call": m.Call(runtime.proc, echo._key, "say", answers.port, view, "", 0, NOTHING),
         "Create": m.Create(runtime.proc, "new", answers.port, view, b""),
         "Halt": m.Halt(runtime.proc, echo._key, answers.port, view, "test"),
-        "Ask": m.Ask(runtime.proc, answers.port, view, "monarch._actors.silence:here", dumps(())[0]),
+        "Ask": m.Ask(runtime.proc, answers.port, view, "monarch._node.liveness:here", dumps(())[0]),
     }[kind]
     assert peer.window.take(1)
     peer.send(m.encode(message))
@@ -178,8 +178,8 @@ def test_what_goes_wrong_where_nobody_waits_is_shown_once(echo: Any, shown: Call
     echo.break_handler.call_one("Probe").get(timeout=20)
     for _ in range(5):
         peer.send(m.encode(m.Probe(peer.proc, ())))
-        peer.send(m.encode(m.Ask(runtime.proc, 0, b"", "monarch._actors.silence:nothing", NOTHING)))
-    ask_proc(peer.proc, "monarch._actors.silence:here").get(timeout=20)
+        peer.send(m.encode(m.Ask(runtime.proc, 0, b"", "monarch._node.liveness:nothing", NOTHING)))
+    ask_proc(peer.proc, "monarch._node.liveness:here").get(timeout=20)
     assert wait_until(lambda: len(shown()) >= 2), shown()
     assert echo.say.call_one(1).get(timeout=20) == 1
     assert [line.partition(" of ")[0] for line in shown()] == ["monarch: internal error in rank 0"] * 2

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
-from monarch._actors.process import get_runtime
-from monarch._core.fold import Line
+from monarch._core.text.fold import Line
+from monarch._node.current import get_runtime
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.exceptions import ActorError, SupervisionError
 

@@ -15,12 +15,12 @@ import numpy
 import pytest
 
 from leaks import wait_until
-from monarch._actors import bulk
-from monarch._actors.peers import Gateway
-from monarch._actors.process import get_runtime
-from monarch._actors.statistics import statistics_of
-from monarch._core.region import Region
-from monarch._procs.session import ipc_address
+from monarch._core.shapes.region import Region
+from monarch._node import bulk
+from monarch._node.current import get_runtime
+from monarch._node.peers import Gateway
+from monarch._node.statistics import statistics_of
+from monarch._procs.session_folder import ipc_address
 from monarch._wire import messages as m
 from monarch._wire.links import Link
 from monarch.actor import Actor, endpoint

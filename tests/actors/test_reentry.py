@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from monarch._cells import streams
+from monarch._notebook import streams
 from monarch.actor import Actor, endpoint
-from monarch_kernel.displays import Displays
+from monarch_kernel.output.displays import Displays
 
 STORM = """import faulthandler, gc, signal, sys
 import numpy
@@ -146,7 +146,7 @@ class Prints(Actor):
     @endpoint
     def locked(self) -> bool:
         """Whether the lock of the streams is held while that thread waits for the program."""
-        from monarch._actors.process import get_runtime
+        from monarch._node.current import get_runtime
 
         runtime = get_runtime()
         idle, waits, over = runtime.idle, threading.Event(), threading.Event()

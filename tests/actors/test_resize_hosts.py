@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from leaks import Kit, wait_until
-from monarch._actors.process import get_runtime
+from monarch._node.current import get_runtime
 from monarch.actor import Actor, HostMesh, Role, context, current_rank, endpoint, heal_mesh, supervise
 from monarch.exceptions import ArgumentError, ShapeError, SupervisionError
 from monarch.testing import local_hosts

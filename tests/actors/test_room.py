@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
-from monarch._actors import room
-from monarch._actors.process import get_runtime
+from monarch._node import backpressure
+from monarch._node.current import get_runtime
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ArgumentError, CallTimeoutError, SendTimeoutError
 
@@ -63,7 +63,7 @@ class Counts(Actor):
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "ROOM_S", 0.5)
+    monkeypatch.setattr(backpressure, "ROOM_S", 0.5)
 
 
 def fill(mesh: Any) -> int:
@@ -115,7 +115,7 @@ def test_a_call_after_lost_credit_fails_and_does_not_hang(procs: Any, impatient:
 
 def test_an_actor_that_finds_no_room_is_told_too(procs: Any, tmp_path: Path) -> None:
     def be_impatient() -> None:
-        room.ROOM_S = 0.5
+        backpressure.ROOM_S = 0.5
 
     slow = procs(1).spawn("slow", Counts).slice(gpus=0)
     senders = procs(1, bootstrap=be_impatient)
@@ -132,8 +132,8 @@ def test_a_receiver_that_works_slowly_is_waited_for(
     procs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Progress counts, also of messages whose end nobody is told of by itself."""
-    monkeypatch.setattr(room, "ROOM_S", 1.5)
-    monkeypatch.setattr(room, "_ASK_EVERY_S", 0.1)
+    monkeypatch.setattr(backpressure, "ROOM_S", 1.5)
+    monkeypatch.setattr(backpressure, "_ASK_EVERY_S", 0.1)
     mesh = procs(1).spawn("slow", Counts).slice(gpus=0)
     held = mesh.hold.call_one(tmp_path / "gate")
     fill(mesh)
@@ -172,8 +172,8 @@ def test_room_comes_to_all_threads_that_wait_for_it(procs: Any, tmp_path: Path) 
 @pytest.mark.parametrize("text", ["0", "-3", "soon", "nan"])
 def test_a_bound_that_is_no_number_of_seconds_is_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match="MONARCH_ROOM_TIMEOUT: expected a number of seconds above 0"):
-        room.room_timeout(text)
-    assert (room.room_timeout(None), room.room_timeout("2.5")) == (60.0, 2.5)
+        backpressure.room_timeout(text)
+    assert (backpressure.room_timeout(None), backpressure.room_timeout("2.5")) == (60.0, 2.5)
 
 
 def test_four_actors_of_a_rank_lose_no_credit(procs: Any) -> None:

@@ -66,7 +66,7 @@ def test_reference_is_refused_at_once_outside_its_session(program: Any) -> None:
 
 SHUTDOWN = r"""
 import gc, pickle, time
-from monarch._actors import process
+from monarch._node import current as process
 from monarch.actor import Actor, Channel, endpoint, shutdown_context, this_host, this_proc
 
 KEPT = []
@@ -124,7 +124,7 @@ def test_this_host_works_where_only_a_function_was_unpickled(program: Any) -> No
     said = program(
         """
 import subprocess, sys, cloudpickle
-from monarch._actors.hostmesh import this_host
+from monarch._meshes.host_mesh import this_host
 
 def f():
     return this_host().spawn_procs().execute(int).item()

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from monarch._actors.actormesh import ActorMesh, _State
-from monarch._actors.process import get_runtime
-from monarch._actors.procmesh import ProcMesh
-from monarch._actors.procs import Procs, Roster
+from monarch._core.roster import Procs, Roster
+from monarch._meshes.actor_mesh import ActorMesh, _State
+from monarch._meshes.proc_mesh import ProcMesh
+from monarch._node.current import get_runtime
 from monarch.actor import Actor, ValueMesh, endpoint, this_host
 
 

@@ -6,8 +6,8 @@ import threading
 import time
 from typing import Any
 
-from monarch._actors.process import get_runtime
-from monarch._actors.statistics import statistics_of
+from monarch._node.current import get_runtime
+from monarch._node.statistics import statistics_of
 from monarch.actor import Actor, Channel, endpoint
 from state import credit_lost, strange_threads, unsettled
 

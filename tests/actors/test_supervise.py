@@ -14,7 +14,7 @@ import pytest
 
 import monarch.actor
 from leaks import wait_until
-from monarch._actors.process import get_runtime
+from monarch._node.current import get_runtime
 from monarch.actor import Actor, MeshFailure, endpoint, heal_mesh, supervise, this_host
 from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError, StoppedError, SupervisionError
 

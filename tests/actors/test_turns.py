@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from monarch._actors.process import get_runtime
-from monarch._actors.services import ask
+from monarch._node.asking import ask
+from monarch._node.current import get_runtime
 from monarch.actor import Actor, Port, concurrent_endpoint, endpoint
 from monarch.exceptions import ActorError
 

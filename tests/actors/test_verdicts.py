@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
-from monarch._actors import oversight
-from monarch._actors.process import get_runtime
+from monarch._node.current import get_runtime
+from monarch._supervision import state as oversight
 from monarch.actor import Actor, MeshFailure, endpoint, heal_mesh, supervise
 from monarch.exceptions import DeviceMeshError, StoppedError, SupervisionError
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from monarch._actors.process import get_runtime
+from monarch._node.current import get_runtime
 
 Undo = Callable[[], object]
 """What ends a fault that lasts."""

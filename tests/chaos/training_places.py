@@ -12,8 +12,8 @@ from typing import Any
 
 from chaos.training_actor import RANKS
 from chaos.training_faults import Undo, cut_connection
-from monarch._actors.process import get_runtime
-from monarch._actors.workers import WorkerHosts
+from monarch._node.current import get_runtime
+from monarch._session.workers import WorkerHosts
 from monarch.actor import this_host
 
 ALWAYS = [*["rank"] * 4, "rank twice", "rank stopped", "rank stopped", "zygote", "agent", "zygote stopped"]

@@ -8,7 +8,7 @@ import numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._core.boxes import Box, box_of, cells_of, elements, grid, runs, split
+from monarch._core.shapes.boxes import Box, box_of, cells_of, elements, grid, runs, split
 
 SIZES = st.lists(st.integers(1, 6), min_size=0, max_size=3)
 

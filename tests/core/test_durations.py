@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch._core.durations import duration_text, parse_duration
+from monarch._core.text.durations import duration_text, parse_duration
 from monarch.exceptions import ArgumentError
 
 

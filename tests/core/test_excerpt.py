@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._core.excerpt import Excerpt
+from monarch._core.text.excerpt import Excerpt
 
 PIECES = st.lists(st.lists(st.text("ab", max_size=5), min_size=1, max_size=4).map(lambda each: "\n".join(each) + "\n"))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._core.extent import Extent, Point
+from monarch._core.shapes.extent import Extent, Point
 from monarch.exceptions import AxisError, MonarchError, PointError, ShapeError
 
 MESH = Extent(["hosts", "gpus"], [2, 4])

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._core import fold as fold_module
-from monarch._core.fold import Block, Folder, Line, merge_blocks
+from monarch._core.text import fold as fold_module
+from monarch._core.text.fold import Block, Folder, Line, merge_blocks
 
 WINDOW = 0.1
 

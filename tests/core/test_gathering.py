@@ -10,11 +10,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch._actors.gather import Gather
-from monarch._actors.peers import WINDOW, Peer
-from monarch._core.extent import Extent
 from monarch._core.flow import Finished
-from monarch._procs.casts import Casts
+from monarch._core.shapes.extent import Extent
+from monarch._node.gather import Gather
+from monarch._node.peers import WINDOW, Peer
+from monarch._procs.agent.reply_batches import Casts
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 from monarch.exceptions import SupervisionError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._core.ranks import describe_ranks, format_ranks, parse_ranks
+from monarch._core.shapes.ranks import describe_ranks, format_ranks, parse_ranks
 from monarch.exceptions import PointError, ShapeError
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._core.extent import Extent
-from monarch._core.meshview import MeshView
-from monarch._core.region import Region
+from monarch._core.shapes.extent import Extent
+from monarch._core.shapes.mesh_view import MeshView
+from monarch._core.shapes.region import Region
 from monarch.exceptions import AxisError, PointError, ShapeError
 
 MESH = Region.full(Extent.of({"hosts": 2, "gpus": 4}))

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch._core import reshard
-from monarch._core.boxes import Box, box_of
 from monarch._core.reshard import BETWEEN_HOSTS, FROM_SOURCES, SOURCE, WITHIN_HOSTS, Holder, Plan, Planner
+from monarch._core.shapes.boxes import Box, box_of
 from monarch.exceptions import ShapeError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._core.seldom import MOST_KINDS, Seldom
+from monarch._core.text.seldom import MOST_KINDS, Seldom
 
 
 def test_equal_complaints_are_told_at_powers_of_ten() -> None:

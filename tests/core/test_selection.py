@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._core.extent import Extent
-from monarch._core.ranks import parse_ranks
-from monarch._core.region import Region
-from monarch._core.selection import called, selection
+from monarch._core.shapes.extent import Extent
+from monarch._core.shapes.ranks import parse_ranks
+from monarch._core.shapes.region import Region
+from monarch._core.shapes.selection import called, selection
 
 SIZES = st.dictionaries(st.sampled_from("abcd"), st.integers(1, 5), max_size=4)
 MESH = Region.full(Extent.of({"hosts": 2, "gpus": 4}))

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._core.tables import html_table, same_value, text_table, value_text
+from monarch._core.text.tables import html_table, same_value, text_table, value_text
 
 HEADERS = ["ranks", "host", "pid"]
 ROWS: list[tuple[object, ...]] = [("0-3", "alpha", 17), ("4-7", "b", 4321)]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from monarch._core.extent import Extent
-from monarch._core.region import Region
-from monarch._core.valuemesh import Deferred, ValueMesh
+from monarch._core.shapes.extent import Extent
+from monarch._core.shapes.region import Region
+from monarch._core.shapes.value_mesh import Deferred, ValueMesh
 from monarch.exceptions import AxisError, PointError, ShapeError
 
 MESH = Extent.of({"hosts": 2, "gpus": 4})

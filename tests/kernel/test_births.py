@@ -40,7 +40,7 @@ def test_cell_magic_whose_actors_are_not_made_leaves_none(notebook: Notebook) ->
     cell = notebook.run(f"%%mesh spawn bad\n{BAD}")
     assert cell.status == "error" and "no weights" in cell.text and cell.stream("stderr") == ""
     notebook.run(
-        "import time\nfrom monarch._actors.process import get_runtime\n"
+        "import time\nfrom monarch._node.current import get_runtime\n"
         "while any(each._name == 'bad' for each in list(get_runtime().meshes.values())): time.sleep(0.01)"
     ).ok()
 

@@ -126,7 +126,7 @@ def test_quiet(notebook: Notebook) -> None:
 
 
 FAST = """
-from monarch_kernel import magics
+from monarch_kernel.magics import mesh as magics
 
 class Fast(magics.Run):
     def __init__(self, *args):

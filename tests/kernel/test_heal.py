@@ -9,7 +9,7 @@ import pytest
 
 from kernels import Notebook
 from leaks import Kit
-from monarch_kernel.definitions import Definitions, definitions_of
+from monarch_kernel.editing.definitions import Definitions, definitions_of
 
 KILL = "import os, signal\nif rank in {ranks}: os.kill(os.getpid(), signal.SIGKILL)"
 

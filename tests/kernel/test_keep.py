@@ -12,7 +12,7 @@ import pytest
 
 from kernels import Notebook
 from leaks import processes, wait_until
-from monarch._procs.kept import find, records
+from monarch._procs.agent.detached_records import find, records
 
 pytestmark = pytest.mark.slow
 

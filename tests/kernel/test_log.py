@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch_kernel.log import OutputLog
+from monarch_kernel.output.log import OutputLog
 
 
 def test_log_gives_back_what_was_added_in_memory_and_file() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from monarch._cells.execute import CellError
-from monarch_kernel.render import Bundle, MeshCellError, bundle_of_ranks, error_lines, grouped
+from monarch._notebook.execute import CellError
+from monarch_kernel.output.render import Bundle, MeshCellError, bundle_of_ranks, error_lines, grouped
 
 
 def result(text: str, **more: Any) -> Bundle:

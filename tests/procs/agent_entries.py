@@ -11,7 +11,7 @@ import time
 
 import zmq
 
-from monarch._procs.session import ipc_address
+from monarch._procs.session_folder import ipc_address
 from monarch._wire import messages as m
 from monarch._wire.links import Inbox, Link, make_context
 

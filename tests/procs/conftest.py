@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monarch._procs import posix
+from monarch._procs.os import posix
 from small_agents import Agent
 
 

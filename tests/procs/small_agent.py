@@ -9,9 +9,9 @@ import signal
 import sys
 from typing import Any
 
-from monarch._procs import posix
-from monarch._procs.output import read_tail
-from monarch._procs.zygotes import Failed, Forked, Gone, RankSpec, Ready, Succeeded, Zygote
+from monarch._procs.agent.zygotes import Failed, Forked, Gone, RankSpec, Ready, Succeeded, Zygote
+from monarch._procs.os import posix
+from monarch._procs.rank.output import read_tail
 
 
 def tell(event: str, **about: Any) -> None:

@@ -19,14 +19,14 @@ import pytest
 import zmq
 
 from leaks import processes, wait_until, zygotes
-from monarch._actors.failures import unpack_failure
-from monarch._procs import session
-from monarch._procs.agent_request import AgentConfig
-from monarch._procs.casts import Casts
-from monarch._procs.children import Children
-from monarch._procs.mishaps import AgentMishaps
-from monarch._procs.posix import proc_start_time
-from monarch._procs.session import ipc_address
+from monarch._node.remote_errors import unpack_failure
+from monarch._procs import session_folder
+from monarch._procs.agent.children import Children
+from monarch._procs.agent.mishaps import AgentMishaps
+from monarch._procs.agent.reply_batches import Casts
+from monarch._procs.agent.request import AgentConfig
+from monarch._procs.os.posix import proc_start_time
+from monarch._procs.session_folder import ipc_address
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
 from monarch._wire.links import IPC_PATH_LIMIT, Inbox, Link, make_context
@@ -73,7 +73,7 @@ class Rig:
         )
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "monarch._procs.agent"],
+            [sys.executable, "-m", "monarch._procs.agent.main"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
@@ -164,9 +164,9 @@ class Rig:
 
 @pytest.fixture
 def folder() -> Iterator[str]:
-    made = session.make_folder()
+    made = session_folder.make_folder()
     yield made
-    session.remove_folder(made)
+    session_folder.remove_folder(made)
 
 
 @pytest.fixture
@@ -464,8 +464,8 @@ def test_it_ends_with_its_owner(folder: str) -> None:
     """Also if that has died before, or its number is another process's by now."""
     for start in (lambda pid: proc_start_time(pid) or 0, lambda pid: 1):
         with subprocess.Popen(["sleep", "1000"]) as owner:
-            config = AgentConfig("h", session.make_folder(), "x/owner", owner.pid, start(owner.pid), [])
-            with subprocess.Popen([sys.executable, "-m", "monarch._procs.agent"], stdin=subprocess.PIPE) as agent:
+            config = AgentConfig("h", session_folder.make_folder(), "x/owner", owner.pid, start(owner.pid), [])
+            with subprocess.Popen([sys.executable, "-m", "monarch._procs.agent.main"], stdin=subprocess.PIPE) as agent:
                 assert agent.stdin is not None
                 agent.stdin.write(msgspec.msgpack.encode(config))
                 agent.stdin.close()
@@ -530,9 +530,9 @@ def test_a_session_folder_is_for_its_user_only(folder: str) -> None:
     assert stat.S_IMODE(os.stat(base).st_mode) == 0o700
     # Somebody has opened it up: the next session closes it again.
     os.chmod(base, 0o755)
-    other = session.make_folder()
+    other = session_folder.make_folder()
     assert stat.S_IMODE(os.stat(base).st_mode) == 0o700
-    session.remove_folder(other)
+    session_folder.remove_folder(other)
     assert os.path.exists(folder)
 
 
@@ -541,10 +541,10 @@ def test_a_temporary_folder_with_a_long_name_is_not_used(tmp_path: Path, monkeyp
     long.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    made = session.make_folder()
+    made = session_folder.make_folder()
     assert len(ipc_address(made, "h/12345678.1000")) < IPC_PATH_LIMIT
     assert not made.startswith(str(long))
-    session.remove_folder(made)
+    session_folder.remove_folder(made)
 
 
 def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -554,14 +554,14 @@ def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytes
     target = tmp_path / "target"
     target.mkdir()
     (tmp_path / f"monarch-{os.getuid()}").symlink_to(target)
-    made = session.make_folder()
+    made = session_folder.make_folder()
     assert not os.path.realpath(made).startswith(str(target))
-    session.remove_folder(made)
+    session_folder.remove_folder(made)
 
 
 def test_the_folder_of_a_dead_session_is_swept(folder: str) -> None:
     process = subprocess.run(
-        [sys.executable, "-c", "from monarch._procs.session import make_folder; print(make_folder())"],
+        [sys.executable, "-c", "from monarch._procs.session_folder import make_folder; print(make_folder())"],
         capture_output=True,
         text=True,
         check=True,
@@ -569,10 +569,10 @@ def test_the_folder_of_a_dead_session_is_swept(folder: str) -> None:
     dead = process.stdout.strip()
     assert os.path.dirname(dead) == os.path.dirname(folder)
     # The next session has swept it, and left alone what is alive.
-    other = session.make_folder()
+    other = session_folder.make_folder()
     assert not os.path.exists(dead)
     assert os.path.exists(folder)
-    session.remove_folder(other)
+    session_folder.remove_folder(other)
 
 
 def test_sessions_that_begin_and_end_at_the_same_time() -> None:
@@ -582,7 +582,7 @@ def test_sessions_that_begin_and_end_at_the_same_time() -> None:
     def work() -> None:
         try:
             for _ in range(100):
-                session.remove_folder(session.make_folder())
+                session_folder.remove_folder(session_folder.make_folder())
         except BaseException as error:
             errors.append(error)
 

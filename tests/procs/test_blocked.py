@@ -14,7 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from leaks import wait_until
-from monarch._procs.blocked import Blocked, Wait, blocked, process_state
+from monarch._procs.os.blocked import Blocked, Wait, blocked, process_state
 
 
 def seen(work: Callable[[], object], end: Callable[[], object], what: Callable[[Blocked], bool]) -> bool:
@@ -56,7 +56,7 @@ def test_blocked_tells_locks_sleeps_and_work_apart() -> None:
 def test_blocked_knows_the_main_thread_of_a_fork() -> None:
     """Python has the id of the process that forked, which is no thread of the fork."""
     code = (
-        "import os, threading, time\nfrom monarch._procs.blocked import blocked\n"
+        "import os, threading, time\nfrom monarch._procs.os.blocked import blocked\n"
         "main = threading.main_thread().ident\npid = os.fork()\n"
         "if pid: os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
         "def look():\n    time.sleep(0.2)\n    os._exit(blocked(main).wait.name != 'SLEEP')\n"

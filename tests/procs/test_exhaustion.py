@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from monarch._procs.oom import OomWatch
-from monarch._procs.session import restore_folder
+from monarch._procs.os.oom import OomWatch
+from monarch._procs.session_folder import restore_folder
 from workers import Workers
 
 pytestmark = pytest.mark.slow
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.slow
 START = """
 import os, resource, shutil, signal, subprocess, sys, time
 from monarch.actor import Actor, attach_to_workers, endpoint, heal_mesh, shutdown_context, this_host
-from monarch._actors import starting
-from monarch._actors.process import get_runtime
+from monarch._meshes import starting
+from monarch._node.current import get_runtime
 from monarch.exceptions import *
 class A(Actor):
     @endpoint

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from leaks import pids_named, processes, session_folders, wait_until, zygotes
-from monarch._procs.posix import proc_start_time
-from monarch._procs.session import make_folder, remove_folder
+from monarch._procs.os.posix import proc_start_time
+from monarch._procs.session_folder import make_folder, remove_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(30)]
 

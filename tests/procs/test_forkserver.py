@@ -108,7 +108,7 @@ def test_sessions_of_other_environments_share_nothing(start: Callable[..., Sessi
 def test_a_session_can_do_without(start: Callable[..., Session]) -> None:
     before = servers()
     session = start(MONARCH_SHARED_ZYGOTE="0")
-    assert Path(f"/proc/{session.agent()}/cmdline").read_text().split("\0")[2] == "monarch._procs.agent"
+    assert Path(f"/proc/{session.agent()}/cmdline").read_text().split("\0")[2] == "monarch._procs.agent.main"
     assert servers() == before
 
 
@@ -133,7 +133,7 @@ def test_a_session_starts_without_a_server_that_is_stuck(start: Callable[..., Se
     os.kill(server, signal.SIGSTOP)
     try:
         agent = start().agent()
-        assert Path(f"/proc/{agent}/cmdline").read_text().split("\0")[2] == "monarch._procs.agent"
+        assert Path(f"/proc/{agent}/cmdline").read_text().split("\0")[2] == "monarch._procs.agent.main"
     finally:
         with suppress(ProcessLookupError):
             os.kill(server, signal.SIGCONT)

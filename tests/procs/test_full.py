@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from monarch._procs.mark import Mark, take_mark
-from monarch._procs.shared_files import full_shared_memory, remove_torn
+from monarch._procs.os.shared_files import full_shared_memory, remove_torn
+from monarch._procs.rank.cell_marker import Mark, take_mark
 
 pytestmark = pytest.mark.slow
 
@@ -166,7 +166,7 @@ def test_full_disk_leaves_the_checkpoint_before(program: Callable[..., Any], fla
 STARTED = (
     MOUNTED
     + """
-from monarch._actors.process import get_runtime
+from monarch._node.current import get_runtime
 class A(Actor):
     @endpoint
     def pid(self):
@@ -180,7 +180,7 @@ for number in range(1000):
 if len(sys.argv) > 2:
     # The other places as well.
     os.environ["TMPDIR"] = full
-    import monarch._procs.session as session
+    import monarch._procs.session_folder as session
     session._places = lambda: [full]
 try:
     actors = this_host().spawn_procs({"gpus": 2}).spawn("a", A)

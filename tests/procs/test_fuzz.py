@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from fuzz import Fuzz
 from leaks import wait_until
-from monarch._actors.failures import unpack_failure
-from monarch._procs.switch import Switch
+from monarch._node.remote_errors import unpack_failure
+from monarch._procs.agent.router import Switch
 from monarch._wire import descriptors
 from monarch._wire import messages as m
 from monarch._wire.descriptors import used_by
@@ -90,8 +90,8 @@ TESTS = str(Path(__file__).parent.parent)
 LIVE = """
 import os, socket, sys
 from fuzz import Fuzz
-from monarch._actors.process import get_runtime
-from monarch._procs.session import ipc_address
+from monarch._node.current import get_runtime
+from monarch._procs.session_folder import ipc_address
 from monarch._wire import messages as m
 from monarch._wire.links import Link
 from monarch.actor import Actor, endpoint, this_host

@@ -18,9 +18,9 @@ import pytest
 import zmq
 
 from leaks import processes, wait_until
-from monarch._actors.peers import Gateway
-from monarch._actors.process import get_runtime
-from monarch._core.ranks import parse_ranks
+from monarch._core.shapes.ranks import parse_ranks
+from monarch._node.current import get_runtime
+from monarch._node.peers import Gateway
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
 from monarch._wire.links import make_context, over_network
@@ -392,9 +392,9 @@ def test_garbage_at_every_door(hosts: Any, workers: Any) -> None:
 NAMESPACES = r"""
 import os, subprocess, sys, time
 from monarch.actor import Actor, endpoint, shutdown_context
-from monarch._actors.workers import WorkerHosts
+from monarch._session.workers import WorkerHosts
 from monarch.exceptions import SupervisionError
-import monarch._actors.process as process
+import monarch._node.current as process
 
 def sh(*command):
     subprocess.run(command, check=True)
@@ -538,7 +538,7 @@ PARTED = """
 import os, subprocess, sys, time
 from contextlib import closing
 from chaos.training_places import Namespaces, _run
-from monarch._actors.process import get_runtime
+from monarch._node.current import get_runtime
 from monarch.actor import Actor, current_rank, endpoint, heal_mesh, shutdown_context
 from monarch.exceptions import DeviceMeshError
 

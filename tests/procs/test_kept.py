@@ -18,10 +18,10 @@ import pytest
 import zmq
 
 from leaks import pids_named, processes, session_folders, wait_until
-from monarch._actors import kept as keeping
-from monarch._procs.kept import Record, find, records
-from monarch._procs.session import make_folder, remove_folder
-from monarch._procs.shelf import Shelf
+from monarch._procs.agent.detached_records import Record, find, records
+from monarch._procs.agent.output_backlog import Shelf
+from monarch._procs.session_folder import make_folder, remove_folder
+from monarch._session import detached as keeping
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
 from monarch._wire.links import make_context, over_network
@@ -36,7 +36,7 @@ ENDS = 5.0
 FIRST = """
 import os, sys, threading, time
 from monarch.actor import Actor, endpoint, this_host
-from monarch._actors.kept import keep
+from monarch._session.detached import keep
 
 class Counter(Actor):
     def __init__(self, start, weights):
@@ -87,7 +87,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 2:
         counters.goes_on.call(sys.argv[2]).get()
     if len(sys.argv) > 3:
-        from monarch._actors.procmesh import this_proc
+        from monarch._meshes.proc_mesh import this_proc
         holder = this_proc().spawn("holder", Holder)
         single.waits.broadcast(holder)
     kept.note(b"a note")
@@ -99,7 +99,7 @@ if __name__ == "__main__":
 
 SECOND = """
 import os, sys
-from monarch._actors.kept import attach
+from monarch._session.detached import attach
 
 if __name__ == "__main__":
     kept = attach("mine")
@@ -203,7 +203,7 @@ def test_what_can_be_done_with_it(run: Callable[..., Program]) -> None:
     """New procs and actors on the host that is kept; new ranks for those that die, made as at first."""
     more = """
     import signal, time
-    from monarch._transfers.heal import heal_mesh
+    from monarch._state.heal import heal_mesh
     procs = kept.procs[0]
     print(procs.execute(lambda: os.environ["COLOUR"]).item(gpus=0), flush=True)
     victim = by_name["counters"].slice(gpus=1).pid.call_one().get()
@@ -225,7 +225,7 @@ def test_what_can_be_done_with_it(run: Callable[..., Program]) -> None:
     assert said.count("green") == 2 and "SupervisionError" in said and "fresh True" in said
     assert "healed 7 5" in said
     after = run(
-        "from monarch._actors.kept import attach\nk = attach('mine')\n"
+        "from monarch._session.detached import attach\nk = attach('mine')\n"
         "print(sorted(p.name for p in k.procs), [a._name for a in k.actors], flush=True)\nprint('done')"
     )
     assert "['fresh', 'procs'] ['counters']" in after.until("done")
@@ -234,7 +234,7 @@ def test_what_can_be_done_with_it(run: Callable[..., Program]) -> None:
 ROLES = """
 import time
 from monarch.actor import Role
-from monarch._actors.kept import keep
+from monarch._session.detached import keep
 
 if __name__ == "__main__":
     kept = keep("mine", "1m")
@@ -246,7 +246,7 @@ if __name__ == "__main__":
 
 ROLES_AGAIN = """
 import os, signal, time
-from monarch._actors.kept import attach
+from monarch._session.detached import attach
 
 if __name__ == "__main__":
     (procs,) = attach("mine").procs
@@ -284,7 +284,7 @@ def test_a_program_that_was_stopped_for_long_gets_it_back(run: Callable[..., Pro
         'print("ready", flush=True)\n'
         "    while kept.attached:\n        time.sleep(0.01)\n"
         '    print("lost", flush=True)\n'
-        "    from monarch._actors.kept import attach\n"
+        "    from monarch._session.detached import attach\n"
         '    again = [mesh for mesh in attach("mine").actors if mesh._name == "counters"][0]\n'
         '    print("counts", *again.add.call(0).get().values(), flush=True)\n'
         '    kept.end()\n    print("done", flush=True)',
@@ -318,7 +318,7 @@ def test_the_end_of_the_lease_ends_everything(run: Callable[..., Program]) -> No
 
 
 RESTLESS = """
-from monarch._actors.kept import keep
+from monarch._session.detached import keep
 
 if __name__ == "__main__":
     print("begins", flush=True)

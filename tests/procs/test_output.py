@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from monarch._procs import output, posix, text
-from monarch._procs.output import Capture, Chunk, read_tail
+from monarch._procs.os import posix
+from monarch._procs.rank import output, text_streams
+from monarch._procs.rank.output import Capture, Chunk, read_tail
 
 PAGE = os.sysconf("SC_PAGESIZE")
 
@@ -149,7 +150,9 @@ def test_other_files_than_those_in_memory_can_be_captured(tmp_path: Path) -> Non
 def test_c_output_is_flushed() -> None:
     code = """
 import ctypes, os
-from monarch._procs import output, posix, text
+from monarch._procs.rank import output
+from monarch._procs.os import posix
+from monarch._procs.rank import text_streams
 fd = posix.memfd("stdout")
 os.dup2(fd, 1)
 capture = output.Capture()
@@ -258,13 +261,13 @@ def test_a_flooding_writer_is_slowed_down_and_then_trimmed(files: dict[str, int]
 def test_a_very_long_text_is_written_piece_by_piece(files: dict[str, int]) -> None:
     capture = Capture(files, most=1 << 20)
     most: list[int] = []
-    stream = text.rank_text(os.dup(files["stdout"]))
-    text.set_pace(lambda: (most.append(capture.behind()), capture.trim(1 << 19))[1])
+    stream = text_streams.rank_text(os.dup(files["stdout"]))
+    text_streams.set_pace(lambda: (most.append(capture.behind()), capture.trim(1 << 19))[1])
     try:
         assert stream.write("ä" * 5_000_000) == 5_000_000
         stream.flush()
     finally:
-        text.set_pace(None)
+        text_streams.set_pace(None)
     assert max(most) <= 2 * (1 << 20)
     tail = capture.take()
     assert tail[-1].offset + len(tail[-1].data) == 10_000_000
@@ -275,13 +278,13 @@ def test_a_very_long_text_is_written_piece_by_piece(files: dict[str, int]) -> No
 
 def test_long_text_is_not_encoded_as_a_whole() -> None:
     """Encoding is one step of C, in which no interrupt comes."""
-    long = "x" * (32 * text.STEP)
+    long = "x" * (32 * text_streams.STEP)
     with open(os.devnull, "wb") as file:
-        stream = text.rank_text(file.fileno())
+        stream = text_streams.rank_text(file.fileno())
         tracemalloc.start()
         try:
             assert stream.write(long) == len(long)
             stream.flush()
-            assert tracemalloc.get_traced_memory()[1] < 8 * text.STEP
+            assert tracemalloc.get_traced_memory()[1] < 8 * text_streams.STEP
         finally:
             tracemalloc.stop()

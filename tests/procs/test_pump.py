@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from leaks import wait_until
-from monarch._procs.leadership import SYSTEM, Leadership
-from monarch._procs.timers import Timers
+from monarch._wire.receiving.leadership import SYSTEM, Leadership
+from monarch._wire.receiving.timers import Timers
 from monarch.exceptions import DeadlockError
 from pumps import GUARD, Background, Box, Rig
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from monarch._procs.leadership import TICK, Turn
-from monarch._procs.pump import Pump
+from monarch._wire.receiving.leadership import TICK, Turn
+from monarch._wire.receiving.loop import Pump
 from monarch.exceptions import DeadlockError
 from schedules import INFINITE, Inbox, Schedule, primitives
 
-FILES = ("_procs/pump.py", "_procs/leadership.py", "_procs/timers.py")
+FILES = ("_wire/receiving/loop.py", "_wire/receiving/leadership.py", "_wire/receiving/timers.py")
 LATE = 0.0011
 """Seconds by which a deadline may be missed: the socket counts in milliseconds."""
 CHUNKS, EACH = 8, 60

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from leaks import wait_until
-from monarch._procs.slow_handlers import VARIABLE
+from monarch._wire.receiving.slow_handlers import VARIABLE
 from pumps import GUARD, Rig
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from leaks import wait_until
-from monarch._procs import posix
+from monarch._procs.os import posix
 from small_agents import Agent, gone_soon
 
 Start = Callable[..., Agent]

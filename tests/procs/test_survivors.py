@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from leaks import processes, session_folders, shared_memory, wait_until, zygotes
-from monarch._procs.posix import proc_start_time
+from monarch._procs.os.posix import proc_start_time
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm")]
 
@@ -242,7 +242,7 @@ def at_random(start: Callable[..., Run], seed: int, mode: str, longest: float) -
         # With the agent dead and the zygote not there yet, the folder is for the next session to sweep.
         if any(" " in what for what in run.left()):
             raise AssertionError(f"seed {seed}, {whats}: {error}") from error
-        from monarch._procs.session import make_folder, remove_folder
+        from monarch._procs.session_folder import make_folder, remove_folder
 
         remove_folder(make_folder())
     left = run.left()

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from monarch._procs import posix
-from monarch._procs.forks import RankSpec, find_entry
-from monarch._procs.zygotes import Zygote
+from monarch._procs.agent.zygotes import Zygote
+from monarch._procs.os import posix
+from monarch._procs.zygote.fork import RankSpec, find_entry
 from small_agents import Agent, gone_soon
 
 HERE = Path(__file__).parent

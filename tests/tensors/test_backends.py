@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from monarch._tensors.world import BOTH, Place, choose_backend, torchrun_variables
+from monarch._tensors.collectives.world import BOTH, Place, choose_backend, torchrun_variables
 
 
 @pytest.mark.parametrize(

@@ -332,11 +332,11 @@ def test_a_transport_that_is_not_there(procs: Callable[..., Any], monkeypatch: p
 
 
 def test_the_stream_takes_nobody_without_the_secret() -> None:
-    from monarch._tensors.memory import memory_of
-    from monarch._tensors.registry import Registry
-    from monarch._tensors.stream import Stream
-    from monarch._tensors.stream_server import StreamServer
-    from monarch._tensors.transport import Move
+    from monarch._tensors.memory.registry import Registry
+    from monarch._tensors.memory.views import memory_of
+    from monarch._tensors.transports.base import Move
+    from monarch._tensors.transports.stream import Stream
+    from monarch._tensors.transports.stream_server import StreamServer
 
     registry = Registry()
     data = torch.arange(10.0)

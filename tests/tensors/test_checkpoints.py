@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from leaks import wait_until
-from monarch._actors.services import ask
-from monarch._procs.versions import NewVersion, find_version, versions_in
-from monarch._transfers.checkpoint import checkpoint, restore
+from monarch._node.asking import ask
+from monarch._procs.os.versions import NewVersion, find_version, versions_in
+from monarch._state.checkpoint.api import checkpoint, restore
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.distributed import device_mesh
 from monarch.exceptions import (
@@ -131,7 +131,7 @@ def in_folder(path: Path) -> list[str]:
 
 
 def nothing_kept(mesh: Any) -> bool:
-    return set(ask(mesh, "monarch._transfers.saves:still_open").get(GUARD).values()) == {0}
+    return set(ask(mesh, "monarch._state.checkpoint.worker:still_open").get(GUARD).values()) == {0}
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -440,7 +440,7 @@ import glob, os, sys
 import torch
 from monarch.actor import Actor, current_rank, endpoint, this_host
 from monarch.distributed import device_mesh
-from monarch._transfers.checkpoint import checkpoint, restore
+from monarch._state.checkpoint.api import checkpoint, restore
 
 class Keeper(Actor):
     def __init__(self, value, size):
@@ -489,7 +489,7 @@ import torch
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.distributed import device_mesh
 from monarch.testing import local_hosts
-from monarch._transfers.checkpoint import checkpoint, restore
+from monarch._state.checkpoint.api import checkpoint, restore
 
 class Keeper(Actor):
     def __init__(self, value):

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from monarch._tensors.connections import open_sockets, shut_down
-from monarch._tensors.interfaces import interface_of
+from monarch._tensors.collectives.connections import open_sockets, shut_down
+from monarch._tensors.collectives.interfaces import interface_of
 
 
 def test_only_connections_of_tcp_are_shut_down() -> None:
@@ -52,7 +52,7 @@ def test_an_address_that_nobody_has_has_no_interface() -> None:
 
 
 def test_the_interface_of_an_address_is_found_without_names() -> None:
-    code = "import sys; from monarch._tensors.interfaces import interface_of; interface_of('127.0.0.1')"
+    code = "import sys; from monarch._tensors.collectives.interfaces import interface_of; interface_of('127.0.0.1')"
     code += "; print('encodings.idna' in sys.modules, 'psutil' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

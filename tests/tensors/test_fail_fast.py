@@ -152,7 +152,7 @@ def test_code_that_catches_the_broken_collective_goes_on(procs: Callable[..., An
 
 
 def test_nothing_is_asked_when_nothing_fails(procs: Callable[..., Any]) -> None:
-    from monarch._actors.process import get_runtime
+    from monarch._node.current import get_runtime
 
     trainers = procs(2).spawn("trainers", Trainer)
     assert values(trainers.total.call()) == [2.0] * 2

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
-from monarch._actors.failures import unpack_failure
+from monarch._node.remote_errors import unpack_failure
 from monarch.actor import Actor, Channel, current_rank, endpoint, send
 from monarch.distributed import group
 from monarch.exceptions import ActorError, GroupError

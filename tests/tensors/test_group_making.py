@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from leaks import Kit
-from monarch._tensors.name_lookups import no_name_lookups, resolver_state
+from monarch._tensors.collectives.name_lookups import no_name_lookups, resolver_state
 from monarch.actor import Actor, current_rank, endpoint
 
 MAPPED = "::ffff:192.0.2.1"
@@ -108,7 +108,7 @@ def test_name_server_is_asked_for_host_names(name_server: NameServer) -> None:
 def test_store_clients_ask_no_name_server(
     leaks: Kit, name_server: NameServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from monarch._tensors.rendezvous import find_store, serve_store
+    from monarch._tensors.collectives.store import find_store, serve_store
 
     def work() -> int:
         use_server(name_server.port)

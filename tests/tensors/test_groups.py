@@ -39,7 +39,7 @@ class Member(Actor):
     @endpoint
     def making(self) -> bool:
         """Whether a group is being made here."""
-        from monarch._actors.membership import membership
+        from monarch._groups.rendezvous import membership
 
         world = membership().world
         return world is not None and bool(world.making)
@@ -54,14 +54,14 @@ class Member(Actor):
 
     @endpoint
     def broken(self) -> bool:
-        from monarch._actors.membership import membership
+        from monarch._groups.rendezvous import membership
 
         return bool(membership().broken)
 
     @endpoint
     def cut(self) -> int:
         """The connections of this rank end, as they do where a network is at fault; how many."""
-        from monarch._tensors.connections import open_sockets, shut_down
+        from monarch._tensors.collectives.connections import open_sockets, shut_down
 
         return shut_down(open_sockets())
 
@@ -234,7 +234,7 @@ def test_the_group_of_one(procs: Callable[..., Any]) -> None:
 
 
 def test_a_program_is_no_rank() -> None:
-    from monarch._actors.membership import membership
+    from monarch._groups.rendezvous import membership
 
     for ask in (membership().ensure, group, device_mesh):
         with pytest.raises(GroupError, match="this is the program"):
@@ -347,7 +347,7 @@ def test_a_group_that_the_program_ends_is_made_anew(procs: Callable[..., Any]) -
 
 
 def test_groups_are_made_anew_with_a_new_incarnation(procs: Callable[..., Any]) -> None:
-    from monarch._actors.healing import replace_ranks
+    from monarch._supervision.healing import replace_ranks
 
     mesh = procs(3)
     members = mesh.spawn("members", Member)
@@ -370,7 +370,7 @@ def test_groups_are_made_anew_with_a_new_incarnation(procs: Callable[..., Any]) 
 
 
 def test_a_rank_that_does_not_come_is_named(leaks: Kit) -> None:
-    from monarch._tensors.rendezvous import find_store, meet, serve_store
+    from monarch._tensors.collectives.store import find_store, meet, serve_store
 
     store, port = serve_store("127.0.0.1", 3)
     other = find_store("127.0.0.1", port, 3)

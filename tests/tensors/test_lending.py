@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from leaks import wait_until
-from monarch._actors.services import ask
-from monarch._transfers import lending
+from monarch._node.asking import ask
+from monarch._state.rdma import exports
 from monarch._wire import pickling
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ActorError, TransferError
@@ -22,7 +22,7 @@ class Side(Actor):
     @endpoint
     def lend(self, receivers: list[str]) -> tuple[Any, ...]:
         self.tensor = torch.arange(12.0).view(3, 4).t()
-        reduced = lending.lend(self.tensor.requires_grad_(), receivers)
+        reduced = exports.lend(self.tensor.requires_grad_(), receivers)
         assert reduced is not None
         # What happens later is seen by nobody.
         with torch.no_grad():
@@ -31,7 +31,7 @@ class Side(Actor):
 
     @endpoint
     def take(self, arguments: tuple[Any, ...]) -> tuple[list[list[float]], bool, str]:
-        made = lending.take(*arguments)
+        made = exports.take(*arguments)
         return made.tolist(), made.requires_grad, str(made.dtype)
 
     @endpoint
@@ -42,7 +42,7 @@ class Side(Actor):
 
 
 def lent(mesh: Any) -> int:
-    return ask(mesh, "monarch._transfers.lending:lent").get(10)[0]
+    return ask(mesh, "monarch._state.rdma.exports:lent").get(10)[0]
 
 
 EXPECTED = [[0.0, 4.0, 8.0], [1.0, 5.0, 9.0], [2.0, 6.0, 10.0], [3.0, 7.0, 11.0]]
@@ -75,9 +75,9 @@ def test_a_receiver_that_dies_keeps_nothing(procs: Callable[..., Any]) -> None:
 
 
 def test_a_program_gets_a_copy_of_its_own() -> None:
-    assert lending.lend(torch.zeros(3), ["host/c123456"]) is None
-    assert lending.lend(torch.zeros(3), []) is None
-    assert lending.lend(torch.zeros(0), ["host/uid.0"]) is None
+    assert exports.lend(torch.zeros(3), ["host/c123456"]) is None
+    assert exports.lend(torch.zeros(3), []) is None
+    assert exports.lend(torch.zeros(0), ["host/uid.0"]) is None
 
 
 def test_what_is_not_sent_after_all_is_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:

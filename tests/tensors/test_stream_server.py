@@ -18,13 +18,13 @@ import pytest
 import torch
 
 from leaks import wait_until
-from monarch._tensors import stream_server
-from monarch._tensors.memory import memory_of
-from monarch._tensors.registry import Registry
-from monarch._tensors.stream import Stream
-from monarch._tensors.stream_protocol import BOUNDS, NONCE, READ, REQUEST, proof
-from monarch._tensors.stream_server import STRANGERS, StreamServer
-from monarch._tensors.transport import Move
+from monarch._tensors.memory.registry import Registry
+from monarch._tensors.memory.views import memory_of
+from monarch._tensors.transports import stream_server
+from monarch._tensors.transports.base import Move
+from monarch._tensors.transports.stream import Stream
+from monarch._tensors.transports.stream_protocol import BOUNDS, NONCE, READ, REQUEST, proof
+from monarch._tensors.transports.stream_server import STRANGERS, StreamServer
 
 SECRET = b"secret"
 

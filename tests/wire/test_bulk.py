@@ -25,9 +25,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from monarch._wire.mappings import Mappings
+from monarch._wire.bulk.mappings import Mappings
+from monarch._wire.bulk.segments import ALIGNMENT, HEADER, BulkRef, Segments, SegmentStats
 from monarch._wire.pickling import dumps, loads
-from monarch._wire.segments import ALIGNMENT, HEADER, BulkRef, Segments, SegmentStats
 from monarch.exceptions import SupervisionError
 
 ALL_FREE = SegmentStats(0, 0, 0, 0)

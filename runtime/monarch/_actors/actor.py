@@ -47,6 +47,6 @@ def check_class(cls: Any) -> None:
 
 def mesh_names() -> frozenset[str]:
     """What each mesh of actors has, so that no endpoint can be called that."""
-    from monarch._actors.actormesh import ActorMesh
+    from monarch._meshes.actor_mesh import ActorMesh
 
     return frozenset(name for name in dir(ActorMesh) if not name.startswith("_"))

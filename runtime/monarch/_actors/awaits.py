@@ -9,10 +9,10 @@ from monarch._core.later import asyncio
 from monarch.exceptions import DeadlockError
 
 if TYPE_CHECKING:
-    from monarch._actors.cells import Cell
-    from monarch._actors.circles import Circles
-    from monarch._actors.future import Future
+    from monarch._actors.deadlocks import Circles
+    from monarch._actors.mailbox import Cell
     from monarch._core.deadlock import Request
+    from monarch._node.future import Future
 
 FIRST = 0.05
 """Seconds after which an actor that awaits begins to look for a circle of actors that wait."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSp
 from monarch.exceptions import ArgumentError
 
 if TYPE_CHECKING:
-    from monarch._actors.call import Endpoint
+    from monarch._meshes.adverbs import Endpoint
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -12,15 +12,15 @@ from threading import get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.interrupts import ThreadInterrupts
-from monarch._actors.runtime import Runtime
 from monarch._core.later import asyncio
-from monarch._procs.leadership import Gate
+from monarch._node.node import Runtime
+from monarch._wire.receiving.leadership import Gate
 from monarch.config import STOP_CANCEL
 
 if TYPE_CHECKING:
-    from monarch._actors.cells import Cell
-    from monarch._procs.pump import Turn
+    from monarch._actors.mailbox import Cell
     from monarch._wire.messages import Call
+    from monarch._wire.receiving.loop import Turn
 
 Action = Callable[[], None]
 _MAIN = main_thread().ident

@@ -9,16 +9,16 @@ from threading import Event, Lock
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.executors import start_task
-from monarch._actors.failures import pack_failure
 from monarch._actors.interrupts import force
-from monarch._actors.runtime import current
 from monarch._core.later import asyncio
+from monarch._node.node import current
+from monarch._node.remote_errors import pack_failure
 from monarch._wire import messages as m
 from monarch.config import STOP_CANCEL, STOP_CLEANUP, STOP_DRAIN, STOP_OWNED
 from monarch.exceptions import MonarchError
 
 if TYPE_CHECKING:
-    from monarch._actors.cells import Cell
+    from monarch._actors.mailbox import Cell
 
 _DRAINING, _OWNED, _CLEANING, _DONE = range(4)
 _PING = 0.1

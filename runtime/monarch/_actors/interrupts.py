@@ -8,13 +8,13 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from monarch._actors.functions import service
 from monarch._core.later import asyncio
-from monarch._procs.foreground import interrupt_programs
+from monarch._node.service import service
+from monarch._procs.rank.foreground import interrupt_programs
 from monarch._wire.held import harmless
 
 if TYPE_CHECKING:
-    from monarch._actors.cells import Cell
+    from monarch._actors.mailbox import Cell
     from monarch._wire.messages import Call
 
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
@@ -129,7 +129,7 @@ def interrupt(key: str, src: str, port: int, front: bool = False) -> bool:
     Returns:
         Whether the call was being handled, or waited for its turn.
     """
-    from monarch._actors.process import get_runtime
+    from monarch._node.current import get_runtime
 
     cell = get_runtime().actors.get(key)
     if cell is None:

@@ -11,7 +11,7 @@ from monarch._actors.executors import start_task
 from monarch._core.later import asyncio
 
 if TYPE_CHECKING:
-    from monarch._actors.cells import Cell
+    from monarch._actors.mailbox import Cell
     from monarch._wire.messages import Call
 
 

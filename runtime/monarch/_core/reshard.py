@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from monarch._core.boxes import Box, cells_of, elements, grid, split
+from monarch._core.shapes.boxes import Box, cells_of, elements, grid, split
 from monarch.exceptions import ShapeError
 
 SOURCE, TARGET = 0, 1

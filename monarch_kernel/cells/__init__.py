@@ -1,0 +1,1 @@
+"""Cells that run on ranks."""

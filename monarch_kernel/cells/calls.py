@@ -1,0 +1,172 @@
+"""Calls of the notebook: of which cell they are, what they wait for, and which ones Stop could not end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from monarch._actors.endpoint import methods_of
+from monarch._core.roster import split_proc
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._node.gather import Gather
+from monarch._node.node import Runtime
+
+_REMEMBERED = 10_000
+
+
+class Ahead(NamedTuple):
+    """An earlier call that some actors have not answered, so that later ones wait for it there."""
+
+    call: Gather[Any]
+    procs: frozenset[str]
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks where it is ahead."""
+        return sorted(split_proc(proc)[1] for proc in self.procs)
+
+
+def ahead_of(runtime: Runtime, calls: Iterable[Gather[Any]]) -> list[Ahead]:
+    """The calls that others wait for, oldest first: an actor handles those of one sender in the order they were made.
+
+    Args:
+        runtime: of the notebook.
+        calls: those that wait.
+    """
+    last: dict[str, int] = {}
+    waiting: dict[str, set[str]] = {}
+    for call in calls:
+        if call.actor and not _is_concurrent(call):
+            last[call.actor] = max(last.get(call.actor, 0), call.port)
+            waiting.setdefault(call.actor, set()).update(peer.proc for peer in call.waits_for())
+    found: list[Ahead] = []
+    for each in list(runtime._gathers.values()) if last else ():
+        # Others wait for deaths, or ask processes and no actors.
+        if not isinstance(each, Gather) or each.port >= last.get(each.actor, 0) or _is_concurrent(each):
+            continue
+        procs = waiting[each.actor].intersection(peer.proc for peer in each.waits_for())
+        if procs:
+            found.append(Ahead(each, frozenset(procs)))
+    return found
+
+
+def _is_concurrent(call: Gather[Any]) -> bool:
+    cls = call.view._state.cls if call.view is not None else None
+    method = methods_of(cls).get(call.method) if cls is not None else None
+    return method is not None and method.concurrent
+
+
+class Calls:
+    """What the notebook knows of its calls, by the port where the answer is awaited.
+
+    Args:
+        runtime: of the notebook.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        # Single steps on dicts, by any thread.
+        self._cells: dict[int, tuple[int, float]] = {}
+        """The number of the cell that a call is of, and when it was made."""
+        self._most = _REMEMBERED
+        """How many of these are kept before those that have ended are forgotten."""
+        self._names: dict[int, str] = {}
+        """Of calls that are cells: what they are called."""
+        self._handles: dict[int, str] = {}
+        """Of cells that the notebook does not wait for: what their handle is called."""
+        self._left: dict[int, set[str]] = {}
+        """The processes where a call was stopped and has not ended."""
+
+    def opened(self, port: int, cell: int) -> None:
+        """A call is made."""
+        self._cells[port] = cell, time.monotonic()
+        if len(self._cells) > self._most:
+            self._forget()
+            self._most = max(_REMEMBERED, 2 * len(self._cells))
+
+    def _forget(self) -> None:
+        gathers = self._runtime._gathers
+        for table in (self._cells, self._names, self._handles, self._left):
+            for port in [port for port in list(table) if port not in gathers]:
+                table.pop(port, None)
+
+    def name(self, calls: Iterable[Gather[Any]], name: str, handle: str = "") -> None:
+        """Some calls are a cell, which may have a handle."""
+        for call in calls:
+            self._names[call.port] = f"{name} (--nowait)" if handle else name
+            if handle:
+                self._handles[call.port] = handle
+
+    def title(self, call: Gather[Any]) -> str:
+        """What a call is, in words."""
+        name = self._names.get(call.port)
+        if name is not None:
+            return name
+        cell, _ = self._cells.get(call.port, (0, 0.0))
+        what = f"the constructor of {call.mesh}" if call.method == "__init__" else f"{call.label}"
+        return f"{what}, called in cell [{cell}]" if cell else what
+
+    def ahead(self, calls: Iterable[Gather[Any]]) -> list[Ahead]:
+        """The calls that some wait for, and that are none of these."""
+        calls = list(calls)
+        ports = {call.port for call in calls}
+        return [each for each in ahead_of(self._runtime, calls) if each.call.port not in ports]
+
+    def is_stoppable(self, call: Gather[Any]) -> bool:
+        """Whether a Stop of those that wait for a call ends it too: it is no cell with a handle, and no constructor."""
+        return not (self.handle(call) or _is_special(call))
+
+    def handle(self, call: Gather[Any]) -> str:
+        """What the handle of a cell is called that the notebook does not wait for; empty for other calls."""
+        return self._handles.get(call.port, "")
+
+    def leave(self, port: int, proc: str) -> None:
+        """A stop has not ended a call somewhere."""
+        self._left.setdefault(port, set()).add(proc)
+
+    def is_left(self, port: int, proc: str) -> bool:
+        """Whether a stop has not ended a call somewhere, so that the next one replaces the process."""
+        return proc in self._left.get(port, ()) and split_proc(proc)[0] in self._runtime.own_procs
+
+    def of_cell(self, calls: Iterable[Gather[Any]]) -> list[Gather[Any]]:
+        """Those of some calls that can be stopped."""
+        return [call for call in calls if call.actor and not _is_special(call)]
+
+    def reason(self, each: Ahead) -> str:
+        """Why a cell waits, and what a Stop does about it."""
+        where, title = describe_ranks(each.ranks), self.title(each.call)
+        handle = self.handle(each.call)
+        if handle:
+            return f"{where}: waiting for {title}, which still runs; Stop ends this wait, {handle}.cancel() that cell"
+        if any(self.is_left(each.call.port, proc) for proc in each.procs):
+            return (
+                f"{where}: waiting for {title}, which was stopped and has not ended; Stop replaces the process, and "
+                f"its variables and the state of its actors are lost"
+            )
+        _, begun = self._cells.get(each.call.port, (0, 0.0))
+        since = f" for {time.monotonic() - begun:.0f} s" if begun else ""
+        stop = "" if _is_special(each.call) else "; Stop stops it too"
+        return f"{where}: waiting for {title}, which has not ended{since}{stop}"
+
+    def unended(self) -> list[str]:
+        """What still runs that no cell of the notebook waits for, in words."""
+        found: list[str] = []
+        for port, each in list(self._runtime._gathers.items()):
+            if not isinstance(each, Gather) or not each.waits_for():
+                continue
+            procs = [peer.proc for peer in each.waits_for()]
+            where = describe_ranks(sorted(split_proc(proc)[1] for proc in procs))
+            handle = self._handles.get(port)
+            if handle:
+                found.append(f"{self.title(each)} goes on on {where}; {handle}.cancel() ends it")
+            elif any(self.is_left(port, proc) for proc in procs):
+                found.append(
+                    f"{self.title(each)} was stopped and has not ended on {where}; Stop while a cell waits for it "
+                    f"replaces the process"
+                )
+        return found
+
+
+def _is_special(call: Gather[Any]) -> bool:
+    return call.method.startswith("__")

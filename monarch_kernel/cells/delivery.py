@@ -1,0 +1,67 @@
+"""Signals that host agents deliver: a cell begins when they say that they have, so that none of the last cell hits it.
+
+A signal takes another way than a cell, by the agent and the kernel of the system, and no signal says what it is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from monarch._node.asking import Answers, send_signal
+from monarch._node.current import get_runtime
+from monarch._procs.session_folder import host_of
+
+_PATIENCE = 5.0
+"""Seconds for which a cell waits at most for an agent that says nothing."""
+
+
+class Delivery:
+    """Signals on their way; made by the thread that runs cells, answered in the one that receives."""
+
+    def __init__(self, procs: Collection[str], number: int) -> None:
+        runtime = get_runtime()
+        send_signal(runtime, procs, number)
+        self.hosts = {host_of(proc) for proc in procs}
+        """Those that have not said that they have sent them on. The receiving thread takes away."""
+        self.thread: Any = None
+        """As a Waiter has it."""
+        # Agents handle messages in the order in which they come.
+        self._answers = [
+            Answers(runtime, [f"{host}/agent"], "states", ([],), self._heard, plain=True) for host in list(self.hosts)
+        ]
+
+    @property
+    def done(self) -> bool:
+        """Whether all were sent on."""
+        return not self.hosts
+
+    def _heard(self, agent: str, _: Any) -> None:
+        self.hosts.discard(host_of(agent))
+        get_runtime().pump.notify(self)
+
+    def wait(self) -> bool:
+        """Waits until they were sent on, for some seconds at most; whether they were, or their host is lost."""
+        runtime = get_runtime()
+        self.hosts -= {host for host in list(self.hosts) if host in runtime.lost_hosts}
+        delivered = runtime.pump.wait(self, _PATIENCE)
+        for each in self._answers:
+            each.close()
+        return delivered
+
+
+_under_way: list[Delivery] = []
+"""Appended to by the threads that stop cells, emptied by the one that runs them, in single steps."""
+
+
+def deliver(procs: Collection[str], number: int) -> None:
+    """Has a signal sent to some processes."""
+    _under_way.append(Delivery(procs, number))
+
+
+def await_delivery() -> list[str]:
+    """Waits for the signals that are under way; the hosts whose agents do not say that they were sent on."""
+    deliveries: list[Delivery] = []
+    while _under_way:
+        deliveries.append(_under_way.pop(0))
+    return sorted({host for each in deliveries if not each.wait() for host in each.hosts})

@@ -1,0 +1,262 @@
+"""A cell that runs on ranks: sent, awaited, and what came of it on each."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
+
+from monarch._actors.mailbox import FUNCTION
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._meshes.actor_mesh import ActorMesh
+from monarch._meshes.adverbs import Endpoint
+from monarch._node.asking import Answers
+from monarch._node.current import get_runtime
+from monarch._node.gather import Gather
+from monarch._notebook.execute import CellError, CellResult
+from monarch._procs.rank.cell_marker import Place
+from monarch._procs.session_folder import host_of
+from monarch._supervision.fail_fast import Party
+from monarch._wire.messages import Dead
+from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError, MonarchError
+from monarch_kernel.cells.calls import ahead_of
+from monarch_kernel.cells.delivery import await_delivery, deliver
+
+STOPPED = "a stop has ended a collective half way; use the group again to make it anew"
+_INSIDE = "monarch._notebook.inside:run_in_actor"
+_INTERRUPT = "monarch._actors.interrupts:interrupt"
+_DEAD = "SupervisionError"
+
+
+def _freed(result: CellResult, dead: list[int]) -> CellResult:
+    """What a rank has raised that waited for dead ones in a collective: of all that do so the same, and why."""
+    error = result.error
+    if error is None or not (error.broken or error.freed):
+        return result
+    text = f"a collective was broken off by the death of {describe_ranks(dead)}"
+    trace = error.trace.rpartition(f"{error.kind}: ")[0]
+    return replace(result, error=replace(error, kind="GroupError", text=text, trace=f"{trace}GroupError: {text}"))
+
+
+class Task(NamedTuple):
+    """A call of one rank that has not answered."""
+
+    rank: int
+    proc: str
+    key: str
+    """Of the actor's mesh."""
+    port: int
+    """Where the answer is awaited."""
+
+
+class Running:
+    """Calls that ranks may still be at, to be awaited or stopped.
+
+    Args:
+        name: what the frames of their code call its file, if it is a cell.
+        futures: of the calls.
+        main: keys of actors that live in main threads and run cells; a signal reaches them whatever receives does.
+    """
+
+    def __init__(self, name: str, futures: list[Gather[Any]], main: frozenset[str] = frozenset()) -> None:
+        self.name = name
+        self.futures = futures
+        self.main = main
+
+    @property
+    def done(self) -> bool:
+        """Whether all ranks have ended."""
+        return all(future.done for future in self.futures)
+
+    def tasks(self) -> dict[int, Task]:
+        """The ranks that have not answered, by a number that each call of a rank keeps."""
+        found: dict[int, Task] = {}
+        first = 0
+        for future in self.futures:
+            waiting = {peer.proc for peer in future.waits_for()}
+            for position, peer in enumerate(future.targets if waiting else ()):
+                if peer.proc in waiting:
+                    rank = future.base_rank(position)
+                    found[first + position] = Task(rank, peer.proc, future.actor, future.port)
+            first += len(future.targets)
+        return found
+
+    def missing(self) -> list[int]:
+        """The ranks that have not answered."""
+        return sorted({task.rank for task in self.tasks().values()})
+
+    def count(self) -> int:
+        """How many have not answered."""
+        return sum(len(future.waits_for()) for future in self.futures)
+
+    def ask(
+        self,
+        tasks: Iterable[Task],
+        service: str,
+        args: tuple[Any, ...] = (),
+        heard: Callable[[str, int, Any], None] = lambda proc, port, answer: None,
+    ) -> list[Answers]:
+        """Asks the processes of some calls for a service, in one message for all ranks of a call.
+
+        Args:
+            tasks: the calls.
+            service: its name; it gets the actor, the caller and the port of the call, and then the others.
+            args: those others.
+            heard: told of each answer with the process and the port, in the thread that received it.
+        """
+        runtime = get_runtime()
+        calls: dict[tuple[str, int], list[str]] = {}
+        for task in tasks:
+            calls.setdefault((task.key, task.port), []).append(task.proc)
+        return [
+            Answers(
+                runtime,
+                procs,
+                service,
+                (key, runtime.proc, port, *args),
+                lambda proc, answer, port=port: heard(proc, port, answer),
+            )
+            for (key, port), procs in calls.items()
+        ]
+
+    def states(self, tasks: Iterable[Task], heard: Callable[[str, str, int], None]) -> list[Answers]:
+        """Asks the host agents for the states of processes.
+
+        Args:
+            tasks: of these calls.
+            heard: told of each process, the letter of its state and its pid, in the thread that received it.
+        """
+        hosts: dict[str, set[str]] = {}
+        for task in tasks:
+            hosts.setdefault(host_of(task.proc), set()).add(task.proc)
+
+        def take(_: str, answer: Any) -> None:
+            for proc, (state, pid) in answer.items() if isinstance(answer, dict) else ():
+                heard(proc, state, pid)
+
+        return [
+            Answers(get_runtime(), [f"{host}/agent"], "states", (sorted(procs),), take, plain=True)
+            for host, procs in hosts.items()
+        ]
+
+    def interrupt(self, tasks: Collection[Task] | None = None) -> None:
+        """Raises KeyboardInterrupt in these calls, and not in earlier ones that they wait for."""
+        meant = list(self.tasks().values() if tasks is None else tasks)
+        runtime = get_runtime()
+        queued = {
+            (future.port, proc)
+            for future in self.futures
+            for each in ahead_of(runtime, [future])
+            for proc in each.procs
+        }
+        signalled = [task for task in meant if task.key in self.main and (task.port, task.proc) not in queued]
+        if signalled:
+            deliver([task.proc for task in signalled], signal.SIGINT)
+        # A signal would go to whatever else is in their main threads.
+        for each in self.ask([task for task in meant if task not in signalled], _INTERRUPT):
+            each.close()
+
+    def wait(self, until: float | None = None) -> bool:
+        """Waits for all ranks, until a time of the monotonic clock; whether all have ended."""
+        for future in self.futures:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            try:
+                future.exception(left)
+            except CallTimeoutError:
+                return False
+        return True
+
+
+class Run(Running):
+    """One cell on some ranks.
+
+    Args:
+        name: what tracebacks call the cell.
+        source: its text.
+        views: the namespaces that it runs in; their ranks together are those of the cell.
+        port: takes what is displayed meanwhile.
+        inside: whether the views are of any actors, inside which the cell runs, and not of namespaces.
+        on_failure: told once that ranks have failed while others still run, in the thread that receives.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: str,
+        views: list[ActorMesh],
+        port: Any,
+        inside: bool = False,
+        on_failure: Callable[[Run], None] | None = None,
+    ) -> None:
+        self.views = views
+        self.source = source
+        self.told: set[int] = set()
+        """Ranks whose errors were shown while others still ran."""
+        self.ranks = [view._region.base_rank(position) for view in views for position in range(len(view))]
+        late = await_delivery()
+        if late:
+            raise MonarchError(
+                f"the cell was not run: the agent of {', '.join(late)} has not answered since the last stop, whose "
+                f"interrupt is still under way and would hit this cell; run it again, or see what suspends that process"
+            )
+        endpoints = [Endpoint[..., Any](view, _INSIDE, None, FUNCTION) if inside else view.run for view in views]
+        futures = [cast("Gather[Any]", endpoint.call(source, name, port)) for endpoint in endpoints]
+        super().__init__(name, futures, frozenset() if inside else frozenset(future.actor for future in futures))
+        for future in futures:
+            # When a rank dies, the others are interrupted.
+            future.goes_on = False
+        Party(self.futures, (lambda: on_failure(self)) if on_failure is not None else None, alike=True).join()
+
+    def failures(self) -> dict[int, CellError]:
+        """The errors of the ranks that have failed by now, while others may still run."""
+        found: dict[int, CellError] = {}
+        for future in self.futures:
+            for position, result in future.outcomes().items():
+                if result.error is not None:
+                    found[future.base_rank(position)] = result.error
+        return found
+
+    def results(self) -> dict[int, CellResult]:
+        """What came of it on each rank that has ended; what cannot be had is an error of that rank."""
+        found: dict[int, CellResult] = {}
+        dead: list[int] = []
+        for view, future in zip(self.views, self.futures, strict=True):
+            ranks = [view._region.base_rank(position) for position in range(len(view))]
+            if not future.done:
+                continue
+            failed: BaseException | None = None
+            try:
+                values: list[Any] = list(future.get().values())
+            except (ActorError, DeviceMeshError) as error:
+                failed = error
+                values = list(error.results.values()) if error.results is not None else [None] * len(ranks)
+            gone = [ranks[position] for position, peer in enumerate(future.targets) if peer.dead is not None]
+            for position, (rank, value) in enumerate(zip(ranks, values, strict=True)):
+                death = future.targets[position].dead
+                if value is None and death is not None:
+                    dead.append(rank)
+                found[rank] = value if value is not None else self._failed(failed, death, gone)
+        if dead:
+            found = {rank: _freed(result, sorted(dead)) for rank, result in found.items()}
+        return found
+
+    def _failed(self, error: BaseException | None, dead: Dead | None, gone: list[int]) -> CellResult:
+        """A rank that gave no answer: it has died, or was given up and interrupted since those that are gone had."""
+        if dead is None and gone:
+            text = f"interrupted in the cell, since {describe_ranks(gone)} died"
+            return CellResult(None, None, CellError("Interrupted", text, 0, "", "", True, cut_off=True), 0.0)
+        if dead is None:
+            text = str(error).splitlines()[0].partition("failed: ")[2] if error is not None else "no answer"
+            return CellResult(None, None, CellError(type(error).__name__, text, 0, "", str(error), False), 0.0)
+        place = Place(dead.cell, dead.line)
+        here = self.name == f"cell [{dead.cell}]"
+        reason = dead.reason.removesuffix(f" {place.text()}") if here else dead.reason
+        line = place.line if here else 0
+        lines = self.source.splitlines()
+        source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+        # Its last words, and who is alive.
+        more = "\n".join(str(error).splitlines()[1:])
+        failed = CellError(type(error).__name__, f"the process {reason}", line, source, more, False)
+        return CellResult(None, None, failed, 0.0)

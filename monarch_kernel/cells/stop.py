@@ -1,0 +1,305 @@
+"""Stop: carries out the ladder of ``monarch/_core/stop_ladder.py`` on the ranks where a cell still runs."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._core.stop_ladder import (
+    Activity,
+    Announce,
+    Command,
+    Ending,
+    Free,
+    Freed,
+    Insist,
+    Interrupt,
+    Look,
+    Restart,
+    StopLadder,
+)
+from monarch._node.asking import Answers
+from monarch._node.current import get_runtime
+from monarch._notebook.busy import Doing
+from monarch._notebook.execute import CellError
+from monarch_kernel.cells.calls import Calls
+from monarch_kernel.cells.running import STOPPED, Running
+
+_FREE = "monarch._supervision.freeing:free"
+_PROD = "monarch._notebook.busy:prod"
+_DOING = "monarch._notebook.busy:doing"
+_HEARING = 0.1
+"""Seconds to wait at most for ranks that have ended to say whether they were freed."""
+_STATES = {"T": Activity.SUSPENDED, "t": Activity.SUSPENDED, "D": Activity.DEVICE}
+"""What the letter of a process in /proc says of one that does not answer."""
+
+
+class Stopped:
+    """What it took to stop each rank, by its rank in the mesh.
+
+    Args:
+        endings: how it ended, by rank.
+        left: of those that still run, what they do, in words.
+        doomed: processes that are to be replaced.
+    """
+
+    def __init__(self, endings: dict[int, Ending], left: dict[int, str], doomed: list[str]) -> None:
+        self._endings = endings
+        self._freed: dict[int, Freed] = {}
+        """What those were freed from that were."""
+        self._left = left
+        self.doomed = doomed
+        self.notes: list[str] = []
+        """What else was stopped, or goes on."""
+        self.waited: dict[int, str] = {}
+        """Of ranks that had not begun, what they waited for."""
+        self.cut = False
+        """Whether process groups were aborted, which has not freed a rank if it was in something else."""
+        self.timeout: float | None = None
+        """The time that ran out, if that was the reason."""
+        self.errors: dict[int, CellError] = {}
+        """What ranks had raised before the stop, by rank."""
+
+    def note_freed(self, rank: int, freed: Freed) -> None:
+        """A rank was freed, and has ended since then, or by something else."""
+        if self._endings.get(rank) in (Ending.INTERRUPTED, Ending.FREED):
+            self._endings[rank] = Ending.INTERRUPTED if freed is Freed.NOTHING else Ending.FREED
+            self._freed[rank] = freed
+
+    def ranks(self, ending: Ending) -> list[int]:
+        """The ranks for which it ended so."""
+        return sorted(rank for rank, each in self._endings.items() if each is ending)
+
+    def text(self) -> str:
+        """What it took, in words."""
+        groups: dict[str, list[int]] = {}
+        for rank, ending in sorted(self._endings.items(), key=lambda each: (each[1].value, each[0])):
+            groups.setdefault(self._meaning(rank, ending), []).append(rank)
+        parts = [f"{describe_ranks(ranks)}: {text}" for text, ranks in groups.items()]
+        head = f"stopped after {self.timeout:g} s" if self.timeout is not None else "stopped"
+        return f"{head}: " + "; ".join([*(parts or ["nothing ran any more"]), *self.notes])
+
+    def _meaning(self, rank: int, ending: Ending) -> str:
+        if ending is Ending.RESTARTED:
+            lost = "with its variables and its actors' state lost"
+            return f"replaced by a new process, {lost}, since nothing else stopped it"
+        if ending is Ending.LEFT:
+            return self._left[rank]
+        if rank in self.waited:
+            return self.waited[rank]
+        if self._freed.get(rank) is Freed.COLLECTIVE:
+            return "freed from a collective by closing its connections"
+        if self._freed.get(rank) is Freed.CONNECTION:
+            return "stopped by closing the connection that it waited for"
+        return "stopped by an interrupt"
+
+
+def stop_ranks(
+    run: Running,
+    calls: Calls,
+    restartable: bool = False,
+    say: Callable[[str], object] = lambda text: None,
+    spared: frozenset[str] = frozenset(),
+) -> Stopped:
+    """Stops a cell on the ranks where it still runs, within about 1.5 s for any number of them.
+
+    Args:
+        run: the cell.
+        calls: of the notebook: know where the last stop said that the next one restarts ranks.
+        restartable: whether ranks that swallow interrupts are restarted at once.
+        say: tells the person that ranks are about to be restarted.
+        spared: processes that neither this stop nor the next one restarts.
+    """
+    return _Climb(run, calls, restartable, say, spared).run()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C does not cut off the ladder, which ends soon by itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Climb:
+    """One stop. It waits for news of all ranks at once; those come from the thread that receives."""
+
+    def __init__(
+        self, running: Running, calls: Calls, restartable: bool, say: Callable[[str], object], spared: frozenset[str]
+    ) -> None:
+        self._running = running
+        self._spared = spared
+        self._calls = calls
+        self._say = say
+        self._tasks = running.tasks()
+        again = {number for number, task in self._tasks.items() if calls.is_left(task.port, task.proc)}
+        self._ladder = StopLadder(self._tasks, restartable, again)
+        self._numbers = {(task.proc, task.port): number for number, task in self._tasks.items()}
+        self._by_proc: dict[str, list[int]] = {}
+        for number, task in self._tasks.items():
+            self._by_proc.setdefault(task.proc, []).append(number)
+        self._doing: dict[int, Doing] = {}
+        self._freed: dict[int, Freed] = {}
+        self._pids: dict[int, int] = {}
+        self._answers: list[Answers] = []
+        self._events: deque[Callable[[float], list[Command]]] = deque()
+        """News of ranks; from the thread that receives to the one that stops."""
+        self._asked_to_free: set[int] = set()
+        """Of those that were to be freed, the ones that have not said whether they were."""
+        self._count = running.count()
+        self.thread: Any = None
+        """As a Waiter has it."""
+
+    @property
+    def done(self) -> bool:
+        """Whether there is news."""
+        return bool(self._events) or self._running.count() != self._count
+
+    def run(self) -> Stopped:
+        """Climbs the ladder to its end."""
+        pump = get_runtime().pump
+        for future in self._running.futures:
+            future.waiter = self
+        try:
+            self._carry_out(self._ladder.begin(time.monotonic()))
+            while not self._ladder.over:
+                pump.wait(self, max(0.0, self._ladder.due - time.monotonic()))
+                self._take()
+                self._carry_out(self._ladder.tick(time.monotonic()))
+            self._hear_of_freed()
+        finally:
+            for future in self._running.futures:
+                future.waiter = None
+            for each in self._answers:
+                each.close()
+        return self._verdict()
+
+    def _hear_of_freed(self) -> None:
+        """What a rank has answered may be faster than that it was freed from what it waited in."""
+        until = time.monotonic() + _HEARING
+        ended = {number for number, ending in self._ladder.endings.items() if ending is Ending.INTERRUPTED}
+        while self._asked_to_free & ended and time.monotonic() < until:
+            get_runtime().pump.wait(self, max(0.0, until - time.monotonic()))
+            self._take()
+
+    def _take(self) -> None:
+        """Tells the ladder what is new."""
+        self._count = self._running.count()
+        left = self._running.tasks()
+        now = time.monotonic()
+        while self._events:
+            self._carry_out(self._events.popleft()(now))
+        for number in self._tasks.keys() - left.keys() - self._ladder.endings.keys():
+            self._carry_out(self._ladder.stopped(number, now))
+
+    def _carry_out(self, commands: list[Command]) -> None:
+        running = self._running
+        for command in commands:
+            tasks = [self._tasks[number] for number in command.ranks]
+            if isinstance(command, Interrupt):
+                running.interrupt(tasks)
+            elif isinstance(command, Free):
+                self._asked_to_free = set(command.ranks)
+                self._answers += running.ask(tasks, _FREE, (STOPPED,), self._heard_freed)
+            elif isinstance(command, Insist):
+                running.interrupt(tasks)
+                self._answers += running.ask(tasks, _PROD)
+            elif isinstance(command, Look):
+                self._answers += running.ask(tasks, _DOING, (running.name,), self._looked)
+                self._answers += running.states(tasks, self._state)
+            elif isinstance(command, Announce):
+                ranks = describe_ranks(task.rank for task in tasks)
+                self._say(
+                    f"{ranks}: does not stop, and is replaced by a new process now; its variables and the state of its "
+                    f"actors are lost"
+                )
+            else:
+                assert isinstance(command, Restart)
+
+    # News
+
+    def _heard_freed(self, proc: str, port: int, freed: Any) -> None:
+        what = freed if isinstance(freed, Freed) else Freed.NOTHING
+        self._post(partial(self._was_freed, self._numbers[proc, port], what))
+
+    def _was_freed(self, number: int, freed: Freed, now: float) -> list[Command]:
+        self._asked_to_free.discard(number)
+        if freed is not Freed.NOTHING:
+            self._freed[number] = freed
+            self._ladder.freed(number)
+        return []
+
+    def _looked(self, proc: str, port: int, doing: Any) -> None:
+        number = self._numbers[proc, port]
+        if doing is None:
+            # The call has ended, and nobody waits for its answer any more.
+            self._post(lambda now: self._ladder.stopped(number, now))
+        elif isinstance(doing, Doing):
+            self._doing[number] = doing
+            self._post(lambda now: self._ladder.seen(number, doing.activity, now))
+
+    def _state(self, proc: str, state: str, pid: int) -> None:
+        activity = _STATES.get(state)
+        if activity is None:
+            return
+        for number in self._by_proc.get(proc, ()):
+            self._pids[number] = pid
+            self._post(lambda now, number=number: self._ladder.seen(number, activity, now))
+
+    def _post(self, event: Callable[[float], list[Command]]) -> None:
+        self._events.append(event)
+        get_runtime().pump.notify(self)
+
+    # The end
+
+    def _verdict(self) -> Stopped:
+        endings: dict[int, Ending] = {}
+        left: dict[int, str] = {}
+        doomed: list[str] = []
+        for number, ending in self._ladder.endings.items():
+            task = self._tasks[number]
+            # A rank may have been at one call while another waited; it has stopped when both have.
+            endings[task.rank] = max(ending, endings.get(task.rank, ending), key=lambda each: each.value)
+            if ending is Ending.LEFT:
+                if task.proc not in self._spared:
+                    self._calls.leave(task.port, task.proc)
+                more = "; stop again to replace" if self._calls.is_left(task.port, task.proc) else ""
+                left.setdefault(task.rank, self._does(number) + more)
+            elif ending is Ending.RESTARTED:
+                doomed.append(task.proc)
+        stopped = Stopped(endings, left, doomed)
+        for number, freed in self._freed.items():
+            if self._ladder.endings[number] is Ending.FREED:
+                stopped.note_freed(self._tasks[number].rank, freed)
+        stopped.cut = Freed.COLLECTIVE in self._freed.values()
+        return stopped
+
+    def _does(self, number: int) -> str:
+        """What a rank does that still runs."""
+        doing = self._doing.get(number)
+        where = f" ({doing.call} at line {doing.line})" if doing is not None and doing.call and doing.line else ""
+        activity = self._ladder.activity(number)
+        if activity is Activity.PYTHON:
+            return "goes on after each interrupt"
+        if activity is Activity.WAITING:
+            return f"waiting for a lock, a socket or another thread{where}, which no interrupt ends"
+        if activity is Activity.SUSPENDED:
+            pid = self._pids.get(number, 0)
+            return f"suspended by a signal such as SIGSTOP; will stop when it is resumed (kill -CONT {pid})"
+        if activity is Activity.DEVICE:
+            return "waiting in the kernel for a disk or a device, will stop when that is done"
+        if activity is Activity.SILENT:
+            return "inside a C call that holds the GIL, will stop when that returns"
+        return f"inside a C call{where}, will stop when that returns"

@@ -1,0 +1,114 @@
+"""``%mesh reload``: the text of an edited file runs again, in the notebook and on all ranks, or nowhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import linecache
+import sys
+import time
+from collections.abc import Callable, Iterable, MutableMapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from monarch._meshes.actor_mesh import ActorMesh
+from monarch._node.asking import ask
+from monarch._notebook.reload import forget, reload_here, renamed, restore
+from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError, EditError
+from monarch_kernel.magics.header import HeaderError
+
+_PATIENCE = 30.0
+"""Seconds for a module to run on all ranks."""
+_numbers = count(1)
+
+
+def reload_module(
+    name: str, names: MutableMapping[str, Any], meshes: Iterable[ActorMesh], give: Callable[[ActorMesh, type], str]
+) -> str:
+    """Reloads a module everywhere, and gives living actors of its classes the new version.
+
+    Args:
+        name: of the module.
+        names: the variables of the notebook; those that mean something of the module mean the new one then.
+        meshes: actors in all processes that may have it.
+        give: gives a mesh a new version of its class, and says what has changed.
+
+    Raises:
+        HeaderError: there is no such module, or no file of it.
+        EditError: it fails on a rank, or an actor cannot take the new class; then all have the old one.
+    """
+    begun = time.perf_counter()
+    path = _file_of(name)
+    source = Path(path).read_text(encoding="utf-8")
+    try:
+        compile(source, path, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise EditError(
+            f"{name} was not reloaded: {path} line {error.lineno}: {error.msg}: {(error.text or '').strip()}"
+        ) from None
+    linecache.checkcache(path)
+    number = next(_numbers)
+    found = list(meshes)
+    # One mesh for each mesh of processes is enough.
+    places = list({(mesh._state.procs, mesh._state.region): mesh for mesh in found}.values())
+    loaded = name in sys.modules
+    said: list[str] = []
+    given: list[tuple[ActorMesh, type]] = []
+    try:
+        if loaded:
+            reload_here(number, name, path, source)
+        for mesh in places:
+            _ask(mesh, name, "reload_here", number, name, path, source)
+        for mesh in found:
+            old = mesh._state.cls
+            new = renamed(number, old) if loaded else old
+            if new is not old and isinstance(new, type):
+                said.append(give(mesh, new))
+                given.append((mesh, old))
+    except BaseException:
+        for mesh in places:
+            try:
+                _ask(mesh, name, "restore", number)
+            except DeviceMeshError:
+                # It is gone, so it has nothing to put back.
+                continue
+        restore(number)
+        for mesh, old in given:
+            give(mesh, old)
+        raise
+    for variable, value in list(names.items()):
+        new = renamed(number, value)
+        if new is not value:
+            names[variable] = new
+    for mesh in places:
+        _ask(mesh, name, "forget", number)
+    forget(number)
+    ranks = sum(len(mesh) for mesh in places)
+    where = (
+        " and ".join(["the notebook"] * loaded + [f"{ranks} ranks"] * bool(ranks)) or "nowhere: nobody has imported it"
+    )
+    return "\n".join([f"{name} was reloaded in {where} ({(time.perf_counter() - begun) * 1e3:.0f} ms)", *said])
+
+
+def _ask(mesh: ActorMesh, name: str, function: str, *args: Any) -> None:
+    whole = mesh._view(mesh._state.region)
+    try:
+        ask(whole, f"monarch._notebook.reload:{function}", *args).get(_PATIENCE)
+    except CallTimeoutError:
+        raise EditError(f"{name} was not reloaded: not all ranks of {mesh._name} answer", mesh=mesh._name) from None
+    except ActorError as error:
+        raise EditError(f"{name} was not reloaded, and is as before everywhere: {error}", mesh=mesh._name) from error
+
+
+def _file_of(name: str) -> str:
+    module = sys.modules.get(name)
+    path = getattr(module, "__file__", None)
+    if path is None:
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            spec = None
+        path = spec.origin if spec is not None and spec.has_location else None
+    if path is None or not path.endswith(".py"):
+        raise HeaderError(f"%mesh reload {name}: there is no module of that name that is a Python file")
+    return path

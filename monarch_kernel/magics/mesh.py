@@ -1,0 +1,347 @@
+"""``%mesh`` and ``%%mesh``: the notebook's words for meshes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from threading import Lock
+from typing import Any
+
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class  # pyright: ignore[reportUnknownVariableType]
+
+from monarch._core.shapes.extent import Extent
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._core.shapes.value_mesh import Deferred, ValueMesh
+from monarch._core.stop_ladder import Ending, Freed
+from monarch._meshes.actor_mesh import ActorMesh
+from monarch._node.current import open_runtime
+from monarch._node.future import in_thread
+from monarch._notebook.execute import CellResult
+from monarch._supervision.healing import replace_procs
+from monarch.exceptions import DeviceMeshError, MonarchError
+from monarch_kernel.cells.checkpoints import Saving
+from monarch_kernel.cells.handle import Handle
+from monarch_kernel.cells.running import Run, Running
+from monarch_kernel.cells.stop import Stopped, stop_ranks, uninterrupted
+from monarch_kernel.editing.edit import Editor
+from monarch_kernel.magics.header import Header, HeaderError, parse
+from monarch_kernel.magics.lines import Verbs
+from monarch_kernel.magics.programs import hand_out, parse_run
+from monarch_kernel.meshes.detached import Keeping
+from monarch_kernel.meshes.elastic import Elastic
+from monarch_kernel.meshes.registry import Mesh, Meshes, choose, with_hint
+from monarch_kernel.meshes.spawning import Spawning, parse_spawn
+from monarch_kernel.output.displays import Displays
+from monarch_kernel.output.render import CellStopped, MeshCellError, bundle_of_ranks, error_lines
+from monarch_kernel.output.streams import Streams
+
+
+def _values(run: Run, results: dict[int, CellResult]) -> ValueMesh[Any]:
+    """The value of each rank of a cell, in the shape of what it was for."""
+    extent = run.views[0].extent if len(run.views) == 1 else Extent(("ranks",), (len(run.ranks),))
+    return ValueMesh(extent, [_value(results.get(rank)) for rank in run.ranks])
+
+
+def _value(result: CellResult | None) -> Any:
+    sealed = result.value if result is not None else None
+    return Deferred(sealed.open) if sealed is not None else None
+
+
+@magics_class
+class MeshMagics(Magics):
+    """The magics, and the meshes of the notebook."""
+
+    shell: Any  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(self, shell: Any, meshes: Meshes | None = None) -> None:
+        super().__init__(shell)
+        self.meshes = meshes or Meshes(shell.user_ns)
+        self._streams: Streams | None = None
+        self._verbs = Verbs(shell, self.meshes, self._attach_streams)
+        self.editor = Editor(shell, self.meshes)
+        self._spawning = Spawning(shell, self.meshes, self.editor)
+        self._verbs.more.update(update=self.editor.update, reload=self.editor.reload, run=self.run_program)
+        self._verbs.more.update(Elastic(self.meshes, shell.user_ns).verbs())
+        self._verbs.more.update(Saving(shell, self.meshes).verbs())
+        self.keeping = Keeping(shell, self.meshes, self._verbs.do_down)
+        self._verbs.more.update(self.keeping.verbs())
+        shell.events.register("pre_run_cell", self._cell_begins)
+        shell.events.register("post_run_cell", self._cell_ended)
+
+    @line_magic("mesh")
+    def line(self, line: str) -> Any:
+        """Meshes: ``%mesh help`` lists what there is."""
+        self._attach_streams()
+        return self._verbs.run(line)
+
+    # The cell magic
+
+    @cell_magic("mesh")
+    def cell(self, line: str, cell: str) -> Any:
+        """Runs the cell on ranks: ``%%mesh [MESH][SLICE] [options]``; or ``%%mesh spawn NAME`` makes actors of it."""
+        # Errors of what is run here are of the person's code, and their tracebacks show nothing of this.
+        __tracebackhide__ = True
+        order = parse_spawn(line)
+        if order is not None:
+            self._attach_streams()
+            return self._spawning.run(order, cell)
+        header = parse(line)
+        mesh, actors = self.addressed(header.name)
+        self._attach_streams()
+        finishing = mesh.finishing() if mesh is not None else []
+        if finishing:
+            where = describe_ranks(finishing)
+            print(
+                f"waiting for {where}, still inside a C call of a cell that was stopped; Stop replaces it, and its "
+                f"variables and its actors' state are lost",
+                file=sys.stderr,
+            )
+            self._attach_streams().told([call for each in mesh.unfinished for call in each.futures] if mesh else [])
+        try:
+            run, displays = self._start(actors, header, cell, mesh is None)
+        except DeviceMeshError as error:
+            raise error if mesh is None else with_hint(error, mesh.name) from None
+        if header.nowait:
+            return self._handle(mesh, header, run, displays, len(actors))
+        self._attach_streams().calls.name(run.futures, run.name)
+        stopped: Stopped | None = None
+        try:
+            until = None if header.timeout is None else time.monotonic() + header.timeout
+            if not run.wait(until):
+                stopped = self._stop(mesh, run)
+                stopped.timeout = header.timeout
+            elif run.missing():
+                # A rank has died, so the cell has failed; the others need not go on.
+                run.interrupt()
+        except KeyboardInterrupt:
+            stopped = self._stop(mesh, run)
+        displays.close()
+        return self._finish(mesh, len(actors), header, run, stopped)
+
+    def run_program(self, words: list[str]) -> Any:
+        """``%mesh run``: a program that was written for torchrun, on the ranks of a mesh."""
+        __tracebackhide__ = True
+        program = parse_run(words)
+        header = parse(program.place)
+        mesh, actors = self.addressed(header.name)
+        if mesh is None:
+            raise HeaderError(f"{header.name!r} is a mesh of actors, and a program runs on the ranks of a mesh")
+        text = hand_out(program, actors, choose(actors, header))
+        return self.cell(program.place, text)
+
+    def addressed(self, name: str | None) -> tuple[Mesh | None, ActorMesh]:
+        """The mesh of a name with its namespaces; or no mesh, and the actors that a variable of that name has."""
+        actors = self.shell.user_ns.get(name) if name is not None else None
+        if isinstance(actors, ActorMesh) and name not in self.meshes.by_name:
+            return None, actors
+        mesh = self.meshes.get(name)
+        return mesh, mesh.cells
+
+    def stop_calls(self, run: Running, mesh: Mesh | None) -> Stopped:
+        """Stops calls, and the earlier ones that they wait for; ranks that nothing else stops are replaced.
+
+        Those of actors are replaced at the second stop, as they have a state; and those inside C calls.
+        """
+        with uninterrupted():
+            return self._stop_calls(run, mesh)
+
+    def _stop_calls(self, run: Running, mesh: Mesh | None) -> Stopped:
+        calls = self._attach_streams().calls
+        ahead = calls.ahead(run.futures)
+        others = [each for each in ahead if calls.is_stoppable(each.call)]
+        every = Running(run.name, [*(each.call for each in others), *run.futures], run.main)
+        # Where a cell with a handle runs, its end is the person's to choose.
+        spared = frozenset(proc for each in ahead if calls.handle(each.call) for proc in each.procs)
+        stopped = stop_ranks(every, calls, mesh is not None, lambda text: print(text, file=sys.stderr), spared)
+        stopped.notes = [f"with {calls.title(each.call)}, for which it waited" for each in others]
+        for each in ahead:
+            handle = calls.handle(each.call)
+            if handle:
+                text = (
+                    f"had not begun; {calls.title(each.call)}, for which it waited, goes on; {handle}.cancel() ends it"
+                )
+                stopped.waited.update(dict.fromkeys(each.ranks, text))
+        if stopped.doomed:
+            try:
+                # That renews the groups as well.
+                replace_procs(open_runtime(), stopped.doomed, 20.0)
+            except MonarchError as error:
+                stopped.notes.append(f"the new processes are not all ready: {error}")
+        return stopped
+
+    def _stop(self, mesh: Mesh | None, run: Run) -> Stopped:
+        """Stops a cell."""
+        errors = {rank: error for rank, error in run.failures().items() if not error.interrupted}
+        stopped = self.stop_calls(run, mesh)
+        stopped.errors = errors
+        for rank, error in run.failures().items():
+            if error.freed:
+                stopped.cut = True
+                stopped.note_freed(rank, Freed.COLLECTIVE)
+        if mesh is None:
+            return stopped
+        left = stopped.ranks(Ending.LEFT)
+        if left:
+            mesh.unfinished.append(run)
+        if not stopped.doomed:
+            mesh.check_groups(stopped.cut or bool(left))
+        return stopped
+
+    def _start(self, actors: ActorMesh, header: Header, cell: str, inside: bool) -> tuple[Run, Displays]:
+        # As the notebook shows it; the shell's own count may be that of the next cell already.
+        name = f"cell [{self.shell.displayhook.prompt_count}]"
+        views = choose(actors, header)
+        displays = Displays(self.shell, sum(len(view) for view in views), len(actors), header.quiet)
+        streams = self._attach_streams()
+        hidden = header.quiet or not header.stream
+        try:
+            with streams.hiding(not header.quiet) if hidden else nullcontext():
+                preview = None if header.quiet else self._previewer(len(actors))
+                run = Run(name, cell, views, displays.port, inside, preview)
+        except BaseException:
+            displays.close()
+            raise
+        return run, displays
+
+    def _finish(self, mesh: Mesh | None, total: int, header: Header, run: Run, stopped: Stopped | None) -> Any:
+        streams = self._attach_streams()
+        for future in run.futures:
+            kept = streams.hidden.pop(future.port, None)
+            if kept is not None:
+                sys.stdout.writelines(kept.pieces())
+        streams.finish()
+        results = run.results()
+        ordered = sorted(results.items())
+        values = _values(run, results)
+        self.shell.user_ns["_mesh"] = values
+        if header.out and stopped is None and not any(result.error is not None for result in results.values()):
+            # As of an assignment, whose right side has raised.
+            self.shell.user_ns[header.out] = values
+        if not header.quiet:
+            shown = [(rank, result.bundle) for rank, result in ordered if result.bundle is not None]
+            bundle = bundle_of_ranks(shown, total)
+            if bundle is not None:
+                self.shell.display_pub.publish(bundle)
+        if stopped is not None:
+            if stopped.errors:
+                # What had gone wrong before is not hidden by the stop.
+                self._show_errors(MeshCellError(run.name, stopped.errors, total), run.told >= stopped.errors.keys())
+            print(stopped.text(), file=sys.stderr)
+            raise CellStopped("the cell was stopped on its ranks")
+        errors = {rank: result.error for rank, result in ordered if result.error is not None}
+        self._record(mesh, header, run, [rank for rank, _ in ordered if rank not in errors])
+        if errors:
+            failure = MeshCellError(run.name, errors, total, values)
+            self._show_errors(failure, True)
+            raise failure
+        return None
+
+    def _show_errors(self, failure: MeshCellError, told: bool) -> None:
+        """Shows the tracebacks of errors, folded, below their lines unless those are shown elsewhere."""
+        if not told:
+            print("\n".join(failure.lines), file=sys.stderr)
+        tracebacks = failure.tracebacks()
+        if tracebacks is not None:
+            self.shell.display_pub.publish(tracebacks)
+            failure.folded = True
+
+    def _previewer(self, total: int) -> Callable[[Run], None]:
+        """Shows the errors of ranks in the cell while others still run."""
+        streams = self._attach_streams()
+        kernel = getattr(self.shell, "kernel", None)
+        parent = kernel.get_parent("shell") if kernel is not None else None
+
+        def show(run: Run) -> None:
+            # What a stop has done is said by the stop.
+            errors = {rank: error for rank, error in run.failures().items() if not (error.interrupted or error.freed)}
+            run.told.update(errors)
+            left = run.missing()
+            if not errors or not left:
+                return
+            head, *lines = error_lines(run.name, errors, total)
+            verb = "runs" if len(left) == 1 else "run"
+            text = "\n".join([f"{head}; {describe_ranks(left)} still {verb}", *lines, ""])
+            streams.write(text, "stderr", parent)
+
+        # The thread that tells of it receives, and is not to take long.
+        return lambda run: (in_thread(open_runtime(), "preview", lambda: show(run)), None)[1]
+
+    def _handle(self, mesh: Mesh | None, header: Header, run: Run, displays: Displays, total: int) -> Handle:
+        """A cell that the notebook does not wait for."""
+
+        streams = self._attach_streams()
+        once = Lock()
+
+        def finish() -> ValueMesh[Any]:
+            results = run.results()
+            errors = {rank: result.error for rank, result in results.items() if result.error is not None}
+            values = _values(run, results)
+            with once:
+                # No code of the person's runs in this.
+                if not handle.recorded:
+                    handle.recorded = True
+                    displays.close()
+                    if run.missing():
+                        # A rank has died, so the cell has failed; the others need not go on.
+                        run.interrupt()
+                    self._record(mesh, header, run, [rank for rank in sorted(results) if rank not in errors])
+            if errors:
+                raise MeshCellError(run.name, errors, total, values)
+            return values
+
+        name = header.out or f"Out[{self.shell.displayhook.prompt_count}]"
+        handle = Handle(run, finish, lambda: self._stop(mesh, run), name, streams.place())
+        streams.calls.name(run.futures, run.name, name)
+        self.shell.user_ns["_mesh"] = handle
+        if header.out:
+            self.shell.user_ns[header.out] = handle
+        handle.watch()
+        return handle
+
+    def _record(self, mesh: Mesh | None, header: Header, run: Run, good: list[int]) -> None:
+        """Takes note of what a cell has defined on the ranks where it ran well."""
+        if mesh is not None and good and not header.once:
+            mesh.definitions.record(run.name, run.source, good, len(mesh.cells), header.define)
+
+    def verbs(self) -> list[str]:
+        """What may follow ``%mesh``."""
+        return self._verbs.names()
+
+    def actor_names(self) -> list[str]:
+        """Variables of the notebook that hold actors."""
+        found = [name for name, value in list(self.shell.user_ns.items()) if isinstance(value, ActorMesh)]
+        return sorted(name for name in found if not name.startswith("_"))
+
+    def calls_of(self, cell: str) -> list[Any]:
+        """The calls of actors' endpoints that a cell of the notebook has made and that have no answer yet."""
+        if self._streams is None:
+            return []
+        return self._streams.calls.of_cell(self._streams.calls_of(cell))
+
+    def unended(self) -> list[str]:
+        """What still runs that no cell of the notebook waits for, in words."""
+        return self._streams.calls.unended() if self._streams is not None else []
+
+    def streams(self) -> Streams:
+        """Where the output of ranks goes."""
+        return self._attach_streams()
+
+    def _cell_begins(self, _: Any) -> None:
+        if self._streams is not None:
+            self._streams.begin()
+
+    def _cell_ended(self, _: Any) -> None:
+        """Shows the end of a cell's output, where there was too much to show all."""
+        if self._streams is not None:
+            self._streams.end()
+            self._streams.finish()
+
+    def _attach_streams(self) -> Streams:
+        runtime = open_runtime()
+        if self._streams is None or runtime.session.output.on_blocks != self._streams.take:
+            self._streams = Streams(runtime, getattr(self.shell, "kernel", None))
+            self._streams.begin()
+            self._streams.attach(runtime.session.output)
+        return self._streams

@@ -1,0 +1,122 @@
+"""Help while typing in a ``%%mesh`` cell: names come from the ranks, mesh names and options from here."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
+
+from monarch._node.asking import ask
+from monarch.exceptions import CallTimeoutError, MonarchError
+from monarch_kernel.magics.header import OPTIONS, HeaderError, parse
+from monarch_kernel.magics.mesh import MeshMagics
+from monarch_kernel.meshes.registry import choose
+
+PATIENCE = 0.4
+"""Seconds to wait for a rank; who types gets help at once or none."""
+_TOKEN = re.compile(r"[A-Za-z_][A-Za-z_0-9.]*$")
+_WORD = re.compile(r"[\w\-]*$")
+_VERB = re.compile(r"\s*%mesh[ \t]+(\w*)$")
+_OF_MESH = re.compile(r"\s*%mesh[ \t]+(?:use|down|restart)[ \t]+(\w*)$")
+_OF_ACTORS = re.compile(r"\s*%mesh[ \t]+update[ \t]+(\w*)$")
+
+
+class Place(NamedTuple):
+    """Where the cursor is in a ``%%mesh`` cell."""
+
+    header: str
+    """The first line, without the magic."""
+    body: str | None
+    """The text of the cell up to the cursor; None while it is on the first line."""
+
+
+def place_of(code: str, cursor: int) -> Place | None:
+    """Where a cursor is, None if the cell is no ``%%mesh`` cell."""
+    first, newline, _ = code.partition("\n")
+    if not first.startswith("%%mesh"):
+        return None
+    if cursor <= len(first):
+        return Place(first[6:cursor], None)
+    return Place(first[6:], code[len(first) + len(newline) : cursor])
+
+
+class TypingHelp:
+    """Answers what an editor asks about a cell."""
+
+    def __init__(self, magics: MeshMagics) -> None:
+        self._magics = magics
+
+    def complete(self, code: str, cursor: int) -> tuple[list[str], int] | None:
+        """What may stand at the cursor, and from where it replaces the text; None where this has nothing to say."""
+        place = place_of(code, cursor)
+        if place is None:
+            return self._of_line(code[:cursor].rpartition("\n")[2], cursor)
+        if place.body is None:
+            word = _WORD.search(place.header)
+            names = [*self._magics.meshes.by_name, *self._magics.actor_names(), "spawn", *OPTIONS]
+            return _beginning_with(word[0] if word else "", names, cursor)
+        found = self._ask(place.header, "complete_here", place.body)
+        token = _TOKEN.search(place.body)
+        return (found or []), cursor - len(token[0] if token else "")
+
+    def _of_line(self, line: str, cursor: int) -> tuple[list[str], int] | None:
+        """The same in a line ``%mesh``."""
+        for pattern, names in (
+            (_VERB, self._magics.verbs()),
+            (_OF_MESH, list(self._magics.meshes.by_name)),
+            (_OF_ACTORS, self._magics.actor_names()),
+        ):
+            found = pattern.match(line)
+            if found is not None:
+                return _beginning_with(found[1], names, cursor)
+        return None
+
+    def inspect(self, code: str, cursor: int) -> str | None:
+        """Signature and docstring of the name at the cursor; None if there is none, or this is no such cell."""
+        place = place_of(code, cursor)
+        if place is None or place.body is None:
+            return None
+        rest = re.match(r"\w*", code[cursor:])
+        body = place.body.rstrip("(") + (rest[0] if rest else "")
+        token = _TOKEN.search(body)
+        return self._ask(place.header, "inspect_here", token[0]) if token else None
+
+    def _ask(self, header: str, service: str, text: str) -> Any:
+        """Asks the first rank that the cell is for, which answers also while it runs another cell."""
+        try:
+            given = parse(header)
+            mesh, actors = self._magics.addressed(given.name)
+            first = choose(actors, given)[0]._member(0)
+            key = "" if mesh is not None else first._key
+            return ask(first, f"monarch._notebook.complete:{service}", text, key).get(PATIENCE)[0]
+        except (CallTimeoutError, MonarchError, HeaderError):
+            return None
+
+
+def _beginning_with(text: str, names: list[str], cursor: int) -> tuple[list[str], int]:
+    return [name for name in names if name.startswith(text)], cursor - len(text)
+
+
+def install(shell: Any, magics: MeshMagics) -> TypingHelp:
+    """Has the shell's completer ask the ranks in ``%%mesh`` cells."""
+    helper = TypingHelp(magics)
+
+    @context_matcher()
+    def monarch_matcher(context: CompletionContext) -> Any:
+        code = context.full_text
+        lines = code.split("\n")
+        cursor = sum(len(line) + 1 for line in lines[: context.cursor_line]) + context.cursor_position
+        found = helper.complete(code, cursor)
+        if found is None:
+            return {"completions": []}
+        names, start = found
+        return {
+            "completions": [SimpleCompletion(text=name, type="mesh") for name in names],
+            "matched_fragment": code[start:cursor],
+            # The notebook's own names mean nothing on a rank.
+            "suppress": True,
+        }
+
+    shell.Completer.custom_matchers.append(monarch_matcher)
+    return helper

@@ -1,0 +1,1 @@
+"""The meshes of a notebook."""

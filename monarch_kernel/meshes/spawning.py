@@ -1,0 +1,155 @@
+"""``%%mesh spawn``: the class in the cell becomes a mesh of actors, or the new version of one that lives."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._meshes.actor_mesh import ActorMesh
+from monarch._meshes.proc_mesh import ProcMesh
+from monarch._node.current import get_runtime
+from monarch_kernel.editing.edit import Editor, actor_classes
+from monarch_kernel.magics.header import HeaderError, parse, ranks_of
+from monarch_kernel.meshes.registry import Meshes
+
+_ORDER = re.compile(
+    r"spawn\s+(?P<name>[^\s(\[]+)\s*(?:\((?P<arguments>.*)\))?\s*(?:--on[\s=]+(?P<place>[^-].*?))?\s*(?P<anew>--anew)?\s*"
+)
+_USAGE = "write %%mesh spawn NAME, %%mesh spawn NAME(ARGUMENTS) or %%mesh spawn NAME --on MESH[SLICE]"
+
+
+@dataclass
+class Order:
+    """What the first line says."""
+
+    name: str
+    arguments: str
+    """As between the parentheses of a call."""
+    place: str
+    """A mesh, perhaps with a slice; empty for the one in use."""
+    anew: bool
+    """Whether actors of that name that live are stopped, and new ones made."""
+
+
+def parse_spawn(line: str) -> Order | None:
+    """Understands the first line of a cell; None if it orders no actors.
+
+    Raises:
+        HeaderError: it begins as if it did, and cannot be understood.
+    """
+    text = line.strip()
+    if not re.match(r"spawn\s+[^-\[]", text):
+        return None
+    found = _ORDER.fullmatch(text)
+    if found is None:
+        raise HeaderError(f"cannot understand {text!r}; {_USAGE}")
+    if not found["name"].isidentifier():
+        raise HeaderError(f"actors are named as a variable is, and {found['name']!r} is no such name; {_USAGE}")
+    return Order(found["name"], found["arguments"] or "", (found["place"] or "").strip(), bool(found["anew"]))
+
+
+class Spawning:
+    """Runs such cells.
+
+    Args:
+        shell: of the notebook.
+        meshes: of the notebook.
+        editor: gives actors that live the new version of their class.
+    """
+
+    def __init__(self, shell: Any, meshes: Meshes, editor: Editor) -> None:
+        self._shell = shell
+        self._meshes = meshes
+        self._editor = editor
+        self._arguments_of: dict[str, str] = {}
+        """Of meshes of actors, by key: the arguments that they were spawned with."""
+
+    def run(self, order: Order, cell: str) -> None:
+        """Runs the cell in the notebook, and makes actors of the class that it defines last."""
+        # IPython shows no frames that have this.
+        __tracebackhide__ = True
+        before = actor_classes(self._shell)
+        shell = self._shell
+        source = shell.transform_cell(cell)
+        name = shell.compile.cache(source, shell.displayhook.prompt_count, raw_code=cell)
+        exec(compile(source, name, "exec", shell.compile.flags, dont_inherit=True), shell.user_ns)
+        new = [cls for cls in actor_classes(shell) if cls not in before]
+        if not new:
+            raise HeaderError(
+                f"%%mesh spawn {order.name}: the cell defines no class of actors, as in class Trainer(Actor): ..."
+            )
+        cls = new[-1]
+        living = self._shell.user_ns.get(order.name)
+        if isinstance(living, ActorMesh) and living._stopped is None and not living._runtime.closed:
+            if not order.anew and self._editor.renew(living, cls):
+                if order.arguments != self._arguments_of.get(living._state.key, order.arguments):
+                    print(
+                        f"{order.name}: the arguments ({order.arguments}) are not used, since the actors keep their "
+                        f"state; --anew makes new ones",
+                        file=sys.stderr,
+                    )
+                return
+            if not order.anew:
+                raise HeaderError(
+                    f"%%mesh spawn {order.name}: there are actors of that name already, of another class "
+                    f"({living._state.cls.__name__}); stop them first by {order.name}.stop().get(), or add --anew"
+                )
+            living.stop().get(15)
+        args, kwargs = self._arguments(order)
+        place = self._place(order)
+        before = set(get_runtime().meshes)
+        try:
+            actors = place.spawn(order.name, cls, *args, **kwargs)
+            actors.initialized.get()
+        except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt)
+            _forsake(order.name, before, "its spawn was stopped" if stopped else "some of them could not be made")
+            if stopped:
+                print(f"{order.name}: the spawn was stopped, and there are no such actors", file=sys.stderr)
+            raise
+        self._shell.user_ns[order.name] = actors
+        self._arguments_of[actors._state.key] = order.arguments
+        ranks = describe_ranks([actors._region.base_rank(at) for at in range(len(actors))])
+        count = f"{len(actors)} actor{'s' if len(actors) > 1 else ''}"
+        print(f"{order.name}: {count} of {cls.__name__}, on {ranks} of {self._where(order)}")
+
+    def _arguments(self, order: Order) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        try:
+            return eval(f"(lambda *args, **kwargs: (args, kwargs))({order.arguments})", self._shell.user_ns)
+        except SyntaxError as error:
+            raise HeaderError(f"%%mesh spawn {order.name}({order.arguments}): {error.msg}") from None
+
+    def _where(self, order: Order) -> str:
+        return f"mesh {order.place or self._meshes.get(None).name}"
+
+    def _place(self, order: Order) -> ProcMesh:
+        """The processes that the actors are to live in."""
+        header = parse(order.place)
+        given = self._shell.user_ns.get(header.name) if header.name else None
+        procs = given if isinstance(given, ProcMesh) else self._meshes.get(header.name).procs
+        if header.role:
+            return procs.role(header.role)
+        if header.axes is not None:
+            return procs.slice(**header.axes)
+        if header.ranks is None:
+            return procs
+        chosen = ranks_of(header.ranks, len(procs))
+        if chosen == list(range(len(procs))):
+            return procs
+        step = chosen[1] - chosen[0] if len(chosen) > 1 else 1
+        if procs.ndim != 1 or step < 1 or chosen != list(range(chosen[0], chosen[-1] + 1, step)):
+            raise HeaderError(
+                f"%%mesh spawn {order.name} --on {order.place}: actors need a regular part of a mesh; "
+                f"name ranks by axes, as in [{procs.extent.labels[0]}=0:4:2]"
+            )
+        return procs.slice(**{procs.extent.labels[0]: slice(chosen[0], chosen[-1] + 1, step)})
+
+
+def _forsake(name: str, before: set[str], reason: str) -> None:
+    """Stops actors that nobody can use, so that no heal makes them again and no later spawn takes them for living."""
+    for key, mesh in list(get_runtime().meshes.items()):
+        if key not in before and mesh._name == name and mesh._stopped is None:
+            mesh.stop(reason)

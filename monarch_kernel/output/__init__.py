@@ -1,0 +1,1 @@
+"""Output of ranks in the notebook."""

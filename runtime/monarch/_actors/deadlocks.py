@@ -1,0 +1,199 @@
+"""Actors that wait: each looks whether it waits in a circle, which would never end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from threading import RLock
+from typing import TYPE_CHECKING, Any, cast
+
+from monarch._actors.awaits import Awaits
+from monarch._core.deadlock import Probe, Request, Waits
+from monarch._core.later import asyncio
+from monarch._wire import messages as m
+from monarch._wire.receiving.loop import Waiter
+from monarch.exceptions import DeadlockError
+
+if TYPE_CHECKING:
+    from monarch._actors.mailbox import Cell
+    from monarch._node.future import Future
+    from monarch._node.node import Runtime
+
+_SUSPICIOUS = 0.05
+"""Seconds after which an actor that waits begins to look for a circle of actors that wait."""
+_SHORT = 1.0
+"""A wait of at most so many seconds ends by itself before much would be known of it."""
+
+
+class Circles:
+    """The waits of the actors of one process, and the probes that follow them: see monarch._core.deadlock."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._waits = Waits(runtime.proc, self._state_of)
+        self._lock = RLock()
+        self._stuck: dict[int, _Blocked | Awaits] = {}
+        """Who is told of a circle, by the number of the wait; under ``_lock``."""
+
+    # Waits of async endpoints, which do not hold up their thread
+
+    def awaited(self, cell: Cell, call: m.Call, future: Future[Any], arrival: asyncio.Future[Any]) -> None:
+        """An actor awaits a future; what arrives is DeadlockError if that waits for the actor's turn to end."""
+        if cell.turns.call is call and not arrival.done():
+            if cell.awaits is None:
+                cell.awaits = Awaits(cell, self)
+            cell.awaits.add(arrival, future)
+
+    def begin(self, cell: Cell, texts: dict[Request, str], awaits: Awaits) -> int:
+        """An actor awaits these requests; the number of its wait, 0 if it is in another wait."""
+        with self._lock:
+            try:
+                number = self._waits.begin(cell.key, texts, texts.__getitem__)
+            except ValueError:
+                return 0
+            self._stuck[number] = awaits
+        return number
+
+    def end(self, number: int) -> None:
+        """A wait is over."""
+        with self._lock:
+            self._waits.end(number)
+            self._stuck.pop(number, None)
+
+    def ask_around(self, number: int, futures: list[Future[Any]]) -> None:
+        """Look whether a wait is part of a circle; who began it is told."""
+        with self._lock:
+            awaits = self._stuck.get(number)
+            still = {request for future in futures for request in self._open(future)}
+            for request in self._waits.requests(number):
+                if request not in still:
+                    self._waits.answered(number, request)
+            probes, deadlock = self._waits.probes(number)
+        self._send_probes(probes)
+        if deadlock is not None and isinstance(awaits, Awaits):
+            awaits.tell(deadlock.message(), deadlock.path[0])
+
+    # Waits of sync endpoints
+
+    def wait(self, cell: Cell, call: m.Call, waiter: Waiter, timeout: float | None) -> bool:
+        """Waits in an actor; False if the time runs out first.
+
+        Raises:
+            DeadlockError: what is waited for waits for this actor.
+        """
+        pump = self._runtime.pump
+        if timeout is not None and timeout < _SHORT:
+            return pump.wait(waiter, timeout)
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        if pump.wait(waiter, _SUSPICIOUS):
+            return True
+        return self._wait_watchfully(cell, call, waiter, deadline)
+
+    def _wait_watchfully(self, cell: Cell, call: m.Call, waiter: Any, deadline: float) -> bool:
+        runtime = self._runtime
+        requests, text = self.requests(cell, call, waiter)
+        if not requests:
+            while not runtime.pump.wait(waiter, max(0.0, min(0.2, deadline - time.monotonic()))):
+                if time.monotonic() >= deadline:
+                    return False
+                runtime.idle()
+            return True
+        if cell.awaits is not None and cell.executor.loop is not None:
+            # The event loop is held up from here on, so this is what the actor waits for.
+            cell.awaits.end()
+        with self._lock:
+            try:
+                number = self._waits.begin(cell.key, requests, text)
+            except ValueError:
+                # Another thread of the same actor waits already, so this one is not all that the actor does.
+                number = 0
+        if not number:
+            return runtime.pump.wait(waiter, None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+        with self._lock:
+            blocked = self._stuck[number] = _Blocked(waiter, cell)
+        pause = 0.05
+        running, cell.running = cell.running, call
+        cell.blocked = True
+        try:
+            while True:
+                runtime.idle()
+                with self._lock:
+                    answered = set(requests) - set(self.requests(cell, call, waiter)[0])
+                    for request in answered:
+                        self._waits.answered(number, request)
+                    probes, deadlock = self._waits.probes(number)
+                if deadlock is not None:
+                    raise DeadlockError(deadlock.message())
+                self._send_probes(probes)
+                runtime.pump.wait(cast("Waiter", blocked), max(0.0, min(pause, deadline - time.monotonic())))
+                if blocked.circle is not None:
+                    raise DeadlockError(blocked.circle)
+                if waiter.done:
+                    return True
+                if time.monotonic() >= deadline:
+                    return False
+                pause = min(1.0, pause * 2)
+        finally:
+            cell.running = running
+            cell.blocked = False
+            with self._lock:
+                self._waits.end(number)
+                self._stuck.pop(number, None)
+
+    def requests(self, cell: Cell, call: m.Call, waiter: Any) -> tuple[list[Request], Callable[[Request], str]]:
+        """What an actor waits for, as requests to other actors, and what to say of each."""
+        return self._open(waiter), lambda _: f"{cell.title()}.{call.method}() waits for {waiter.label}"
+
+    def _open(self, waiter: Any) -> list[Request]:
+        actor = getattr(waiter, "actor", "")
+        if not actor:
+            return []
+        return [Request(self._runtime.proc, waiter.port, peer.proc, actor) for peer in waiter.waits_for()]
+
+    def _state_of(self, request: Request) -> Any:
+        cell = self._runtime.actors.get(request.actor)
+        return cell.state_of(request.proc, request.port) if cell is not None else None
+
+    def _send_probes(self, probes: list[Probe]) -> None:
+        for probe in probes:
+            body = (*probe[:4], tuple(probe.request), probe.path)
+            self._runtime.peer(probe.request.target).send(m.encode(m.Probe(probe.request.target, body)))
+
+    def on_probe(self, message: m.Probe) -> None:
+        """Takes a probe of another process."""
+        proc, actor, wait, round_, request, path = message.body
+        with self._lock:
+            probes, deadlock = self._waits.receive(Probe(proc, actor, wait, round_, Request(*request), tuple(path)))
+            blocked = self._stuck.get(deadlock.wait) if deadlock is not None else None
+            if isinstance(blocked, _Blocked) and deadlock is not None:
+                blocked.circle = deadlock.message()
+        if isinstance(blocked, _Blocked):
+            self._runtime.pump.notify(cast("Waiter", blocked))
+        elif blocked is not None and deadlock is not None:
+            blocked.tell_from_elsewhere(deadlock.message(), deadlock.path[0])
+        self._send_probes(probes)
+
+
+class _Blocked:
+    """Waits for what an actor waits for, and for the news that it waits in a circle."""
+
+    __slots__ = ("_waiter", "cell", "circle")
+
+    def __init__(self, waiter: Future[Any], cell: Cell) -> None:
+        self._waiter = waiter
+        self.cell = cell
+        self.circle: str | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.circle is not None or self._waiter.done
+
+    @property
+    def thread(self) -> Any:
+        return self._waiter.thread
+
+    @thread.setter
+    def thread(self, turn: Any) -> None:
+        # What completes the one wakes the thread that waits for both.
+        self._waiter.thread = turn

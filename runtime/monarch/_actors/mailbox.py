@@ -1,0 +1,548 @@
+"""Where an actor lives in its process: its mailbox, the message it handles, and the thread or loop that runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from monarch._actors.actor import is_async
+from monarch._actors.endpoint import Method, methods_of
+from monarch._actors.executors import start_task
+from monarch._actors.halting import Halting
+from monarch._actors.ports import ReplyPort
+from monarch._actors.turns import Turns
+from monarch._core.later import asyncio
+from monarch._core.shapes.extent import Point
+from monarch._groups.rendezvous import note_failure
+from monarch._node.node import Runtime, current
+from monarch._node.rank_config import ActorSpec
+from monarch._node.remote_errors import Outcome, is_ours, pack_failure, unpack_failure
+from monarch._node.service import function_of
+from monarch._procs.zygote.user_forks import leave_if_forked
+from monarch._wire import messages as m
+from monarch._wire.pickling import dumps, loads
+from monarch.exceptions import (
+    ArgumentError,
+    MonarchError,
+    PointError,
+    SerializationError,
+    StoppedError,
+    SupervisionError,
+)
+
+if TYPE_CHECKING:
+    from monarch._actors.awaits import Awaits
+    from monarch._actors.executors import Executor
+
+EXPLICIT = 1
+"""Flag of a Call: the method gets a port, whatever its decorator says."""
+UNDECORATED = 2
+"""Flag of a Call: the method may be one without a decorator."""
+FUNCTION = 4
+"""Flag of a Call: the method is a function, as ``module:name``, that gets the actor as its first argument."""
+NOTHING = dumps(None)[0]
+_PLACES = 4096
+
+
+class Cell:
+    """One actor.
+
+    Args:
+        runtime: of this process.
+        key: of its mesh; a process has one actor of a mesh at most.
+        executor: the thread or event loop that its code runs in.
+    """
+
+    def __init__(self, runtime: Runtime, key: str, executor: Executor) -> None:
+        self.runtime = runtime
+        self.key = key
+        self.executor = executor
+        self._post = executor.post
+        self.spec: ActorSpec | None = None
+        self.rank = 0
+        self.instance: Any = None
+        self.running: m.Call | None = None
+        self.since = 0.0
+        """When the message began that has the turn; written by the actor's thread."""
+        self.queue: deque[m.Call] = deque()
+        self.owned: list[Any] = []
+        self.failed: bytes | None = None
+        self.at_end: dict[str, Callable[[], object]] = {}
+        """What others have left to do when the actor is gone, by a name of theirs."""
+        self._methods: dict[str, Method] = {}
+        self._places: dict[bytes, int] = {}
+        self.turns = Turns(self)
+        """The messages that are handled on the event loop."""
+        self.start = self.turns.start
+        self.awaits: Awaits | None = None
+        """What the endpoint that has the turn awaits; of the loop's thread."""
+        self.halting: Halting | None = None
+        """Its end, once that has begun."""
+        self.ending: str | None = None
+        """Why messages are refused from now on. Any thread sets it, before ``_odd``; it never changes back."""
+        self._odd = False
+        """Whether some messages are not handled: ``ending`` or ``_dropped`` says which. Set by any thread, last."""
+        self._dropped: dict[int, m.Call] = {}
+        """By identity, queued messages that ``drop`` answers. Others add, the actor's thread takes away."""
+        self._abandoned: set[int] = set()
+        """Identities of messages that were answered while their code goes on; only added to."""
+        self.blocked = False
+        """Whether an endpoint keeps the event loop while it waits; written by the loop's thread."""
+        self.left = False
+        """Whether what is queued is refused by ``leave``. Any thread sets it; it never changes back."""
+        self._judging: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether its constructor has not ended; from any thread."""
+        return self.instance is None and self.failed is None and not self.left
+
+    def title(self) -> str:
+        """Name and coordinates, as in ``trainers[gpus=3]``."""
+        if self.spec is None:
+            return self.key
+        position = self.spec.region.position_of(self.rank)
+        if position is None:
+            # Of a mesh that has become smaller.
+            return f"{self.spec.name}[rank {self.rank}]"
+        point = Point(position, self.spec.region.extent)
+        at = ", ".join(f"{label}={point[label]}" for label in point)
+        return f"{self.spec.name}[{at}]" if at else self.spec.name
+
+    def take_class(self, cls: type) -> None:
+        """The actor is of a new version of its class from now on."""
+        assert self.spec is not None
+        self.spec.cls = cls
+        self._methods = methods_of(cls)
+
+    # Messages
+
+    def deliver(self, call: m.Call, more: Sequence[Any]) -> None:
+        """Takes a message, in the thread that received it."""
+        self.queue.append(call)
+        self.executor.deliver(self, call, more)
+        if self._odd and self.left:
+            # The actor has left meanwhile, and looks at its queue no more.
+            self.leave(self.ending or "")
+
+    def state_of(self, proc: str, port: int) -> str | None:
+        """How a request stands: see monarch._core.deadlock. None also if others can be handled meanwhile."""
+        for running in (self.running, self.turns.call):
+            if running is not None and running.port == port and running.src == proc:
+                return "explicit" if self._is_explicit(running) else "running"
+        for call in list(self.queue):
+            if call.port == port and call.src == proc:
+                # What blocks the loop holds up concurrent endpoints too.
+                return "queued" if self.blocked or not self.is_concurrent(call) else None
+        return None
+
+    def _is_explicit(self, call: m.Call) -> bool:
+        method = self._methods.get(call.method)
+        return bool(call.flags & EXPLICIT) or (method is not None and method.explicit)
+
+    def is_concurrent(self, call: m.Call) -> bool:
+        """Whether a message may be handled beside others."""
+        method = self._methods.get(call.method)
+        return method is not None and method.concurrent and not call.flags & FUNCTION
+
+    def is_refused(self, call: m.Call) -> bool:
+        """Whether a message is not to be handled, and was answered or is now; in the actor's thread."""
+        if not self._odd:
+            return False
+        if id(call) in self._dropped:
+            self._dropped.pop(id(call), None)
+            return True
+        if self.ending is not None:
+            if self._unqueue(call):
+                refuse(self.runtime, call, self.ending)
+            return True
+        return False
+
+    def drop(self, src: str, port: int) -> bool:
+        """Answer queued messages of a process that waits at a port instead of handling them; whether there are any.
+
+        At once, whatever the actor does: in the thread that received the request for it.
+        """
+        found = [call for call in list(self.queue) if call.port == port and call.src == src]
+        for call in found:
+            self._dropped[id(call)] = call
+            self._odd = True
+            # Whichever thread takes it out of the queue answers it.
+            if not self._unqueue(call):
+                self._dropped.pop(id(call), None)
+            else:
+                _reject(self.runtime, call, KeyboardInterrupt("interrupted before it began"), False)
+        return bool(found)
+
+    def cancelled(self, call: m.Call, why: str) -> None:
+        """Answer a message that was cancelled before it began; on the event loop."""
+        if not self._unqueue(call):
+            return
+        if self.ending is not None:
+            refuse(self.runtime, call, self.ending)
+        else:
+            self._answer_error(call, asyncio.CancelledError(why))
+
+    def refuse_rest(self, reason: str) -> None:
+        """Have no message begin from now on; from any thread."""
+        self.ending = reason
+        self._odd = True
+
+    def _unqueue(self, call: m.Call) -> bool:
+        """Take a message out of the queue, where two senders may have put theirs in another order than they are run in.
+
+        False if ``leave`` or ``drop`` was faster, which has answered it.
+        """
+        try:
+            self.queue.remove(call)
+        except ValueError:
+            return False
+        return True
+
+    def _run(self, call: m.Call, more: Sequence[Any]) -> None:
+        """Handles a message with a sync method, in the actor's thread."""
+        if (self._odd and self.is_refused(call)) or not self._unqueue(call):
+            self._dropped.pop(id(call), None)
+            return
+        self.running = call
+        self.since = monotonic()
+        executor = self.executor
+        interrupts = executor.interrupts
+        token = current.set((self, call))
+        try:
+            method = self._methods.get(call.method)
+            if method is None or call.flags or self.failed is not None:
+                method = self._method(call)
+            args, kwargs = self.runtime.load(call, more) if call.bulk is not None else loads(call.body, more)
+            executor.interruptible = True
+            if interrupts is not None:
+                interrupts.enter()
+            try:
+                if method.explicit:
+                    value = method.function(self.instance, self._port(call), *args, **kwargs)
+                else:
+                    value = method.function(self.instance, *args, **kwargs)
+            finally:
+                executor.interruptible = False
+                if interrupts is not None:
+                    interrupts.leave()
+        except BaseException as error:
+            executor.interruptible = False
+            if interrupts is not None:
+                # Again, if it was in leaving that an interrupt came.
+                interrupts.leave()
+            self._answer_cut(call, error)
+        else:
+            # What came with the call is let go before the answer says that it is done.
+            args = kwargs = None
+            self._answer(call, method, value)
+        finally:
+            current.reset(token)
+            self.running = None
+            if self._dropped:
+                # It had begun when it was to be dropped.
+                self._dropped.pop(id(call), None)
+
+    async def run_async(self, call: m.Call, more: Sequence[Any]) -> None:
+        """Handles a message as a task of the event loop."""
+        self._unqueue(call)
+        self.running = call
+        current.set((self, call))
+        try:
+            method = self._method(call)
+            args, kwargs = self.runtime.load(call, more)
+            ports = (self._port(call),) if method.explicit else ()
+            value = method.function(self.instance, *ports, *args, **kwargs)
+            if isinstance(value, Coroutine):
+                self.running = self.turns.call
+                args = kwargs = None
+                value = await value
+        except BaseException as error:
+            self._answer_cut(call, error)
+        else:
+            self._answer(call, method, value)
+        finally:
+            if self.running is call:
+                self.running = None
+            self.turns.finished(call)
+
+    def abandon(self, calls: Iterable[m.Call]) -> None:
+        """Answer messages whose code goes on although the actor was stopped; what it answers later is not sent."""
+        for call in calls:
+            self._abandoned.add(id(call))
+            self._odd = True
+            refuse(self.runtime, call, self.ending, "the call had begun, and its code goes on")
+
+    def _answer_cut(self, call: m.Call, error: BaseException) -> None:
+        """Answer a message whose code raised; one that the actor's end has cut short says so."""
+        if self.ending is not None and isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
+            if id(call) not in self._abandoned:
+                refuse(self.runtime, call, self.ending, "the call had begun and was cut short; part of it may be done")
+        else:
+            self._answer_error(call, error)
+
+    def _method(self, call: m.Call) -> Method:
+        if self.failed is not None:
+            raise SupervisionError(f"{self.title()} has failed before: {unpack_text(self.failed)}", mesh=self.title())
+        method = self._methods.get(call.method)
+        if method is not None and not call.flags:
+            return method
+        if call.flags & FUNCTION:
+            return Method(function_of(call.method), False, False, False)
+        if call.flags & UNDECORATED:
+            function = getattr(type(self.instance), call.method, None)
+            function = getattr(function, "method", function)
+            if callable(function):
+                coroutine = inspect.iscoroutinefunction(function)
+                if coroutine and self.executor.loop is None:
+                    raise ArgumentError(
+                        f"{self.title()}.{call.method} is async, and an actor without async endpoints has no event loop"
+                    )
+                return Method(function, coroutine, bool(call.flags & EXPLICIT), False)
+        names = ", ".join(sorted(self._methods)) or "none"
+        raise ArgumentError(f"{self.title()} has no endpoint {call.method!r}; it has {names}")
+
+    def _port(self, call: m.Call) -> ReplyPort:
+        return ReplyPort(self.runtime, call.src, call.port, self._place(call.view), f"{self.title()}.{call.method}()")
+
+    def _place(self, view: bytes) -> int:
+        place = self._places.get(view)
+        if place is None:
+            if len(self._places) > _PLACES:
+                self._places.clear()
+            position = self.runtime.region_of(view).position_of(self.rank)
+            if position is None:
+                raise PointError(
+                    f"{self.title()} was sent a message that is not for it: rank {self.rank} is not in its view"
+                )
+            place = self._places[view] = position
+        return place
+
+    # Answers
+
+    def _answer(self, call: m.Call, method: Method, value: Any) -> None:
+        leave_if_forked()
+        runtime = self.runtime
+        runtime.idle()
+        if runtime.deferred or runtime.releases:
+            runtime.settle()
+        if self._odd and id(call) in self._abandoned:
+            return
+        if call.port and not method.explicit:
+            status = m.FAILED if isinstance(value, Outcome) and value.failed else m.RESULT
+            try:
+                body, buffers = dumps(value, "", lambda: [call.src])
+                place = self._places.get(call.view)
+                if place is None:
+                    place = self._place(call.view)
+                runtime.reply(call.src, call.port, place, status, body, buffers, call.cost)
+            except BaseException as error:
+                # Nothing of it was sent or counted.
+                plain = isinstance(error, (PointError, KeyboardInterrupt))
+                self._answer_error(call, error if plain else _unpicklable(self, call, error))
+        else:
+            runtime.has_finished(call.src, call.cost, False)
+
+    def _answer_error(self, call: m.Call, error: BaseException) -> None:
+        leave_if_forked(error)
+        runtime = self.runtime
+        runtime.idle()
+        runtime.settle()
+        if self._odd and id(call) in self._abandoned:
+            return
+        freed = note_failure(error) if "torch.distributed" in sys.modules else None
+        own = freed is None and isinstance(error, MonarchError) and _raised_by_us(error)
+        failure = pack_failure(freed or error, own, freed is not None)
+        runtime.has_finished(call.src, call.cost, bool(call.port))
+        if call.port:
+            runtime.answer(call.src, call.port, call.view, m.ERROR, failure)
+        else:
+            self.fail(failure)
+
+    def supervises(self) -> bool:
+        """Whether the actor judges failures in what it owns."""
+        # Its class is asked, since a __getattr__ of the user's may wait.
+        return any("__supervise__" in vars(base) for base in type(self.instance).__mro__)
+
+    def supervise(self, failure: Any, judged: Callable[[bool], None]) -> None:
+        """Has the actor's ``__supervise__`` judge a failure in what it owns."""
+
+        def act() -> None:
+            loop = self.executor.loop
+            if loop is not None:
+                task = start_task(loop, self._supervise_async(failure, judged))
+                self._judging.add(task)
+                task.add_done_callback(self._judging.discard)
+                return
+            token = current.set((self, m.Call(self.runtime.proc, self.key, "__supervise__", 0, b"", "", 0, b"")))
+            try:
+                handled = self.instance.__supervise__(failure)
+            except BaseException as error:
+                # This failure is the one to be told of from here on.
+                self.fail(pack_failure(error))
+                handled = True
+            finally:
+                current.reset(token)
+            judged(bool(handled))
+
+        self._post(act)
+
+    async def _supervise_async(self, failure: Any, judged: Callable[[bool], None]) -> None:
+        try:
+            handled = self.instance.__supervise__(failure)
+            if isinstance(handled, Coroutine):
+                handled = await handled
+        except BaseException as error:
+            self.fail(pack_failure(error))
+            handled = True
+        judged(bool(handled))
+
+    def fail(self, failure: bytes) -> None:
+        """Nobody waits for an answer, so the owner is told; the actor's state is not to be trusted any more."""
+        if self.failed is None:
+            self.failed = failure
+            owner = self.spec.owner if self.spec is not None else self.runtime.root
+            self.runtime.peer(owner).send(m.encode(m.Fault(self.runtime.proc, self.key, self.rank, failure)))
+
+    # Life
+
+    def construct(self, create: m.Create, more: Sequence[Any], broken: bytes | None = None) -> None:
+        """Makes the actor; in its thread, or if it is an async one on its event loop.
+
+        Args:
+            create: says how.
+            more: what came beside it.
+            broken: the failure of the bootstrap of this process, if it has failed: then the actor is not made.
+        """
+        try:
+            spec: ActorSpec = self.runtime.load(create, more)
+            if spec.whole:
+                # The mesh may have been resized since this was sent.
+                spec.region = spec.procs.region()
+            self.spec = spec
+            self._methods = methods_of(spec.cls)
+            self.rank = spec.procs.rank_of(self.runtime.proc)
+        except BaseException as error:
+            self._not_made(create, error, isinstance(error, SerializationError))
+            return
+        if broken is not None:
+            self._broken_off(create, broken)
+        elif is_async(spec.cls):
+            self.executor.enter_loop(lambda: self._initialize(create))
+        else:
+            self._initialize(create)
+
+    def _initialize(self, create: m.Create) -> None:
+        runtime, spec = self.runtime, self.spec
+        assert spec is not None
+        call = m.Call(create.src, self.key, "__init__", create.port, create.view, "", 0, b"")
+        token = current.set((self, call))
+        self.running = call
+        try:
+            with self.executor.inside():
+                self.instance = spec.cls(*spec.args, **spec.kwargs)
+        except BaseException as error:
+            freed = note_failure(error) if "torch.distributed" in sys.modules else None
+            if self.ending is not None and isinstance(error, KeyboardInterrupt):
+                error = StoppedError(f"{self.title()} was stopped before it was made: {self.ending}")
+                self._not_made(create, error, True)
+            else:
+                self._not_made(create, freed or error, False, freed is not None)
+        else:
+            runtime.idle()
+            runtime.answer(create.src, create.port, create.view, m.RESULT, NOTHING)
+        finally:
+            self.running = None
+            current.reset(token)
+
+    def _not_made(self, create: m.Create, error: BaseException, own: bool, freed: bool = False) -> None:
+        self._broken_off(create, pack_failure(error, own, freed))
+
+    def _broken_off(self, create: m.Create, failure: bytes) -> None:
+        self.runtime.idle()
+        self.failed = failure
+        self.runtime.answer(create.src, create.port, create.view, m.ERROR, self.failed)
+
+    def halt(self, reason: str, stopped: Callable[[bytes | None], None], process: bool = False) -> None:
+        """Stops the actor once it has handled what came before; then says so, with the failure of its cleanup.
+
+        Args:
+            reason: for callers.
+            stopped: told, in any thread.
+            process: whether its process ends with it.
+        """
+        self.halting = Halting(self, reason, stopped, process)
+        self.halting.begin()
+
+    def leave(self, reason: str) -> None:
+        """Take no more messages; those that wait are refused. From any thread, and more than once."""
+        runtime = self.runtime
+        self.left = True
+        self.refuse_rest(reason)
+        runtime.gone[self.key] = reason
+        runtime.actors.pop(self.key, None)
+        with contextlib.suppress(IndexError):
+            while True:
+                refuse(runtime, self.queue.popleft(), reason)
+
+    def lose_thread(self, error: BaseException) -> None:
+        """Have all messages refused, and the owner told: the thread of the actor ends by this error."""
+        self.leave(f"its event loop broke: {type(error).__name__}: {error}")
+        self.abandon(list(self.turns.tasks.values()))
+        self.fail(pack_failure(error))
+
+    def let_go(self) -> None:
+        """Drop the instance, and do what others have left to do; in the actor's thread, at its very end."""
+        self.runtime.idle()
+        self.instance = None
+        # Each may take itself away.
+        for action in list(self.at_end.values()):
+            action()
+
+
+def unpack_text(failure: bytes) -> str:
+    """The kind and message of a packed failure, in one line."""
+    known = unpack_failure(failure)
+    return f"{known.kind}: {known.text}".splitlines()[0]
+
+
+def _raised_by_us(error: BaseException) -> bool:
+    """Whether it says what is wrong with the call itself, and does not come out of the endpoint's own calls."""
+    tb = error.__traceback__
+    while tb is not None:
+        if not is_ours(tb.tb_frame.f_code.co_filename):
+            return False
+        tb = tb.tb_next
+    return True
+
+
+def _unpicklable(cell: Cell, call: m.Call, error: BaseException) -> SerializationError:
+    why = error if isinstance(error, Exception) else f"pickling it raised {type(error).__name__}"
+    made = SerializationError(f"the result of {cell.title()}.{call.method}() cannot be sent: {why}")
+    made.__cause__ = error
+    return made
+
+
+def refuse(runtime: Runtime, call: m.Call, reason: str | None, fate: str = "the call did not begin") -> None:
+    """Answers a message to an actor that is not here (any more)."""
+    error = StoppedError(
+        f"actor {call.actor} was stopped{': ' + reason if reason else ''}; {fate}"
+        if reason is not None
+        else f"there is no actor {call.actor} in {runtime.proc}; it was never spawned there, or its spawn failed"
+    )
+    _reject(runtime, call, error, True)
+
+
+def _reject(runtime: Runtime, call: m.Call, error: BaseException, own: bool) -> None:
+    """Answers a message that is not handled with an error; from any thread."""
+    runtime.has_finished(call.src, call.cost, bool(call.port))
+    failure = pack_failure(error, own)
+    if call.port:
+        runtime.answer(call.src, call.port, call.view, m.ERROR, failure)
+    else:
+        runtime.peer(call.src).send(m.encode(m.Fault(runtime.proc, call.actor, runtime.rank, failure)))

@@ -1,0 +1,196 @@
+"""Ports: one-way channels that can be sent in messages and answered from anywhere."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from monarch._node.current import open_runtime, runtime_for
+from monarch._node.future import Future, Promise
+from monarch._node.node import Runtime, current
+from monarch._node.remote_errors import exception_of, pack_failure, unpack_failure
+from monarch._procs.session_folder import host_of
+from monarch._wire import messages as m
+from monarch._wire.pickling import dumps
+from monarch.exceptions import ActorError, MonarchError, StoppedError
+
+T = TypeVar("T")
+
+RANKED = -1
+"""In place of a rank: that of the actor that sends."""
+
+
+class Port(Generic[T]):
+    """The end of a channel that values are sent to. It can be pickled, and used in any process of the session."""
+
+    __slots__ = ("_port", "_proc", "_rank", "_runtime", "return_undeliverable")
+
+    def __init__(self, runtime: Runtime, proc: str, port: int, rank: int = 0) -> None:
+        self._runtime = runtime
+        self._proc = proc
+        self._port = port
+        self._rank = rank
+        self.return_undeliverable = True
+
+    def send(self, value: T) -> None:
+        """Sends a value; values of one sender arrive in order.
+
+        Raises:
+            SerializationError: the value cannot be pickled.
+        """
+        body, buffers = dumps(value, "", lambda: [self._proc])
+        self._send(m.RESULT, body, buffers)
+
+    def exception(self, error: Exception) -> None:
+        """Sends an exception, which is raised where it is received."""
+        self._send(m.ERROR, pack_failure(error))
+
+    def _send(self, status: int, body: bytes, buffers: Sequence[memoryview] = (), rank: int | None = None) -> None:
+        rank = self._rank if rank is None else rank
+        if rank == RANKED:
+            here = current.get()
+            rank = here[0].rank if here is not None else 0
+        runtime = self._runtime
+        if runtime.closed:
+            raise StoppedError(f"{self!r} cannot be used any more: {runtime.ended}")
+        runtime.reply(self._proc, self._port, rank, status, body, buffers)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (self._runtime.origin, self._proc, self._port, self._rank)
+
+    def __repr__(self) -> str:
+        return f"<Port {self._port} of {self._proc}>"
+
+
+class ReplyPort(Port[Any]):
+    """The port that an endpoint with an explicit response port answers through.
+
+    An endpoint that lets go of it without an answer would keep its caller waiting for ever, so that is an error.
+    """
+
+    __slots__ = ("_label", "_used")
+
+    def __init__(self, runtime: Runtime, proc: str, port: int, rank: int, label: str) -> None:
+        super().__init__(runtime, proc, port, rank)
+        self._label = label
+        # Nobody waits for the answer to a broadcast.
+        self._used = not port
+
+    def _send(self, status: int, body: bytes, buffers: Sequence[memoryview] = (), rank: int | None = None) -> None:
+        self._used = True
+        if self._port:
+            super()._send(status, body, buffers, rank)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Somebody else may answer from now on.
+        self._used = True
+        return super().__reduce__()
+
+    def __del__(self) -> None:
+        if not self._used:
+            # A garbage collection may run this anywhere, under any lock: it only notes what to send later.
+            self._runtime.deferred.append(
+                partial(_no_answer, self._runtime, self._label, self._proc, self._port, self._rank)
+            )
+
+
+def _no_answer(runtime: Runtime, label: str, proc: str, port: int, rank: int) -> None:
+    error = MonarchError(f"{label} let go of its response port without a reply")
+    runtime.reply(proc, port, rank, m.ERROR, pack_failure(error, True))
+
+
+def _received(origin: str, proc: str, port: int, rank: int) -> Port[Any]:
+    """Return a port that has arrived in a message; SerializationError outside its session."""
+    return Port(runtime_for("a port", origin, (host_of(proc),)), proc, port, rank)
+
+
+class PortReceiver(Generic[T]):
+    """The end of a channel that values are received from."""
+
+    def __init__(self, runtime: Runtime, once: bool, ranked: bool) -> None:
+        self._runtime = runtime
+        self._once = once
+        self._ranked = ranked
+        self._arrived: deque[tuple[m.Reply, Sequence[bytes]]] = deque()
+        self._waiting: deque[Promise[Any]] = deque()
+        self._closed = ""
+        """Why nothing arrives any more; empty while something may. Lock: ``peer_lock``, as those above."""
+        self.port = runtime.open_port(self)
+
+    def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
+        """Takes a value that has arrived."""
+        if self._once:
+            # Not under the lock: what hears of the end of a port may write to a stream of the program's.
+            self._runtime.close_port(self.port)
+        with self._runtime.peer_lock:
+            waiting = self._waiting.popleft() if self._waiting else None
+            if waiting is None:
+                self._arrived.append((reply, frames))
+        if self._once:
+            self._end("has had the one value of its channel")
+        if waiting is not None:
+            waiting.complete(lambda: self._value(reply, frames))
+
+    def recv(self) -> Future[T]:
+        """The next value; values come in the order in which they arrived. An exception is raised as it was sent.
+
+        The future raises StoppedError if the receiver is closed, or has had its one value, and nothing is left.
+        """
+        promise: Promise[Any] = Promise(self._runtime, "recv()")
+        with self._runtime.peer_lock:
+            arrived = self._arrived.popleft() if self._arrived else None
+            if arrived is None and not self._closed:
+                self._waiting.append(promise)
+        if arrived is not None:
+            reply, frames = arrived
+            promise.complete(lambda: self._value(reply, frames))
+        elif self._closed:
+            promise.complete(self._fail)
+        return promise
+
+    def ranked(self) -> PortReceiver[tuple[int, T]]:
+        """The same receiver, that gives pairs of the sender's rank and the value."""
+        self._ranked = True
+        return self  # pyright: ignore[reportReturnType]
+
+    def close(self) -> None:
+        """Takes no more values; those who wait for one get StoppedError."""
+        self._runtime.close_port(self.port)
+        self._end("was closed")
+
+    def _end(self, why: str) -> None:
+        with self._runtime.peer_lock:
+            self._closed = self._closed or why
+            waiting, self._waiting = self._waiting, deque()
+        for each in waiting:
+            each.complete(self._fail)
+
+    def _fail(self) -> Any:
+        raise StoppedError(f"recv() cannot return: the receiver {self._closed}; open a new channel")
+
+    def _value(self, reply: m.Reply, frames: Sequence[bytes]) -> Any:
+        if reply.status == m.ERROR:
+            failure = unpack_failure(reply.body)
+            raise exception_of(failure) or ActorError(f"{failure.kind}: {failure.text}\n{failure.trace}")
+        value = self._runtime.load(reply, frames)
+        return (reply.rank, value) if self._ranked else value
+
+
+class Channel(Generic[T]):
+    """Makes ports."""
+
+    @staticmethod
+    def open(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
+        """A port and its receiver. With ``once``, the first value is the only one."""
+        runtime = open_runtime()
+        receiver: PortReceiver[Any] = PortReceiver(runtime, once, False)
+        return Port(runtime, runtime.proc, receiver.port), receiver
+
+    @staticmethod
+    def open_ranked(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
+        """As ``open``; the receiver gives pairs of the sender's rank and the value."""
+        runtime = open_runtime()
+        receiver: PortReceiver[Any] = PortReceiver(runtime, once, True)
+        return Port(runtime, runtime.proc, receiver.port, RANKED), receiver

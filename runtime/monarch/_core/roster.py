@@ -1,0 +1,227 @@
+"""Which processes a mesh of procs has: a formula with exceptions and not a list, so that references to it are small."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from threading import RLock
+from typing import Any
+from weakref import WeakValueDictionary
+
+from monarch._core.shapes.extent import Extent, axes_text
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._core.shapes.region import Region
+from monarch.exceptions import StoppedError
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Which processes a mesh has at a time. Only its owner changes that, so the newest version is the true one."""
+
+    version: int
+    hosts: tuple[str, ...]
+    """Host id of each host, in the order of its mesh."""
+    per_host: int
+    """How many procs each of them has."""
+    sizes: tuple[int, ...]
+    """Of the axes of the whole mesh."""
+    names: Mapping[int, str] = field(default_factory=dict)
+    """By rank, the processes that are not called ``<uid>.<rank>``: those that came in the place of others."""
+
+    def proc(self, uid: str, rank: int) -> str:
+        """The proc id of a base rank of the mesh of this uid."""
+        if rank >= len(self.hosts) * self.per_host:
+            # A view from before it shrank: what was there is gone, and is not to be taken for another.
+            return f"{self.hosts[-1]}/{uid}.{rank}~gone"
+        return f"{self.hosts[rank // self.per_host]}/{self.names.get(rank) or f'{uid}.{rank}'}"
+
+
+class _Life:
+    """What the references to one mesh in this process have in common."""
+
+    __slots__ = ("__weakref__", "ranks", "region", "roster", "views")
+
+    def __init__(self, roster: Roster) -> None:
+        # These three are written under _lock; a roster and a region are not changed once made.
+        self.roster = roster
+        self.region: Region | None = None
+        """All of its processes; None until somebody asks."""
+        self.ranks = {name: rank for rank, name in roster.names.items()}
+        """Of processes with names of their own, also of those that were replaced since."""
+        self.views: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        """Meshes that are on all of its processes, and follow when these become more or fewer."""
+
+
+_lives: WeakValueDictionary[str, _Life] = WeakValueDictionary()
+_lock = RLock()
+
+
+class Procs:
+    """The processes of one ``spawn_procs``, by base rank.
+
+    What one reference in a process learns of changes holds for all that this process has.
+
+    Args:
+        uid: unique in the session; a single proc id, if it is a mesh of one process that was not spawned.
+        name: for people.
+        labels: axes of the whole mesh.
+        host_axes: how many of these axes are those of the hosts.
+        owner: proc id of the process that spawned it.
+        roster: which processes there are, as far as is known where this reference comes from.
+    """
+
+    __slots__ = ("_life", "host_axes", "labels", "name", "owner", "uid")
+
+    def __init__(
+        self, uid: str, name: str, labels: tuple[str, ...], host_axes: int, owner: str, roster: Roster
+    ) -> None:
+        self.uid = uid
+        self.name = name
+        self.labels = labels
+        self.host_axes = host_axes
+        self.owner = owner
+        with _lock:
+            life = _lives.get(uid)
+            if life is None:
+                life = _lives[uid] = _Life(roster)
+            self._life = life
+        self.learn(roster)
+
+    @property
+    def roster(self) -> Roster:
+        """Which processes there are, as far as this process knows."""
+        return self._life.roster
+
+    @property
+    def version(self) -> int:
+        """Grows with each change of the processes that this process learns of."""
+        return self._life.roster.version
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Host id of each host, in the order of its mesh."""
+        return self._life.roster.hosts
+
+    @property
+    def per_host(self) -> int:
+        """How many procs each host has."""
+        return self._life.roster.per_host
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of the axes."""
+        return self._life.roster.sizes
+
+    @property
+    def size(self) -> int:
+        """How many procs there are."""
+        roster = self._life.roster
+        return len(roster.hosts) * roster.per_host
+
+    def learn(self, roster: Roster) -> None:
+        """Takes note of a change, unless a newer one is known."""
+        life = self._life
+        with _lock:
+            if roster.version <= life.roster.version:
+                return
+            sizes = life.roster.sizes
+            life.ranks.update({name: rank for rank, name in roster.names.items()})
+            life.roster, life.region = roster, None
+        if sizes != roster.sizes:
+            for view in list(life.views.values()):
+                view._follow()
+
+    def follow(self, view: Any) -> None:
+        """A mesh is on all processes, and is to stay so."""
+        self._life.views[id(view)] = view
+
+    # Changes, made by the owner
+
+    def replaced(self, names: Mapping[int, str], hosts: Mapping[str, str]) -> Roster:
+        """What there is when other processes, and other hosts, take the place of some, for ``learn``.
+
+        Args:
+            names: by rank, the name of a process that there is already; an empty one makes a new one up.
+            hosts: of those that go, the ones that come.
+        """
+        now = self.roster
+        version = now.version + 1
+        made = {rank: name or f"{self.uid}.{rank}~{version}" for rank, name in names.items()}
+        there = tuple(hosts.get(host, host) for host in now.hosts)
+        return replace(now, version=version, hosts=there, names={**now.names, **made})
+
+    def resized(self, hosts: Sequence[str], per_host: int, sizes: Sequence[int]) -> Roster:
+        """What there is when the first axis has grown or shrunk, for ``learn``: those at its end are new or gone."""
+        now = self.roster
+        version, count, old = now.version + 1, len(hosts) * per_host, self.size
+        names = {rank: name for rank, name in now.names.items() if rank < count}
+        # One that was there before must not be taken for a new one of its rank.
+        names.update({rank: f"{self.uid}.{rank}~{version}" for rank in range(old, count)})
+        return Roster(version, tuple(hosts), per_host, tuple(sizes), names)
+
+    # Looking up
+
+    def region(self) -> Region:
+        """All of them."""
+        life = self._life
+        region = life.region
+        if region is None:
+            with _lock:
+                # Or that of a roster that is no more could be kept.
+                region = life.region = Region.full(Extent(self.labels, life.roster.sizes))
+        return region
+
+    def host(self, rank: int) -> str:
+        """The id of the host of a base rank."""
+        roster = self._life.roster
+        return roster.hosts[rank // roster.per_host]
+
+    def proc(self, rank: int) -> str:
+        """The proc id of a base rank."""
+        return self.uid if "/" in self.uid else self._life.roster.proc(self.uid, rank)
+
+    def check(self, region: Region, name: str) -> None:
+        """StoppedError if ranks of a view are gone since the mesh has shrunk."""
+        gone = [rank for rank in region.base_ranks() if rank >= self.size] if self.version else []
+        if gone:
+            raise StoppedError(
+                f"{describe_ranks(gone)} of {name} went when it was resized to {axes_text(self.region().extent)}; "
+                f"take a slice of what there is",
+                mesh=name,
+            )
+
+    def rank_of(self, proc: str) -> int:
+        """The base rank of a proc id, also of one that was replaced."""
+        return 0 if "/" in self.uid else split_proc(proc)[1]
+
+    def has(self, proc: str) -> bool:
+        """Whether a process is of this mesh now, and neither replaced nor gone."""
+        rank = self.rank_of(proc)
+        return rank < self.size and self.proc(rank) == proc
+
+    def host_region(self) -> Region:
+        """The hosts, by their axes."""
+        return Region.full(Extent(self.labels[: self.host_axes], self.sizes[: self.host_axes]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Procs) and self.uid == other.uid
+
+    def __hash__(self) -> int:
+        return hash(self.uid)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Procs, (self.uid, self.name, self.labels, self.host_axes, self.owner, self.roster)
+
+
+def split_proc(proc: str) -> tuple[str, int]:
+    """The uid of the mesh that a proc is of, and its base rank there; empty and 0 for the program."""
+    name = proc.partition("/")[2]
+    uid, _, rank = name.rpartition(".")
+    if not uid:
+        return "", 0
+    life = _lives.get(uid)
+    known = life.ranks.get(name) if life is not None else None
+    if known is None:
+        digits = rank.partition("~")[0]
+        known = int(digits) if digits.isdecimal() else 0
+    return uid, known

@@ -1,0 +1,1 @@
+"""Extents, regions, ranks and values of meshes."""

@@ -1,0 +1,232 @@
+"""Meshes of values: what the members of a mesh answered, each at its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from operator import index
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+
+from monarch._core.shapes.extent import Extent, Point, axes_text, no_rank
+from monarch._core.shapes.mesh_view import MeshView
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._core.shapes.region import AxisIndex, Region
+from monarch._core.text.tables import html_table, rich_table, same_value, text_table, value_text
+from monarch.exceptions import ShapeError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+R = TypeVar("R")
+S = TypeVar("S")
+
+_full = lru_cache(maxsize=1024)(Region.full)
+
+SHOWN = 32
+"""Rows that a mesh of values shows at most."""
+
+
+class Deferred(Generic[R]):
+    """A value that is loaded when it is first read, and once; a load that raised is tried again."""
+
+    __slots__ = ("_load", "_lock", "_value")
+
+    _value: R
+
+    def __init__(self, load: Callable[[], R]) -> None:
+        self._load: Callable[[], R] | None = load
+        # A load may use up what it reads, so two threads must not both run it.
+        self._lock = RLock()
+
+    def read(self) -> R:
+        """The value; raises what loading it raises."""
+        with self._lock:
+            if self._load is not None:
+                self._value = self._load()
+                self._load = None
+            return self._value
+
+
+class ValueMesh(MeshView, Generic[R]):
+    """One value for each member of a mesh. Iterating gives ``(Point, value)`` pairs in rank order.
+
+    ``mesh[3]`` and ``mesh[-1]`` are the values of single ranks. ``mesh[1:3]`` is a mesh of ranks along one
+    axis, named ``ranks`` if there were several. ``mesh["gpus", 1]`` or ``mesh[{"gpus": 1}]`` goes by axes:
+    the value if no axis is left, else the mesh of those that are. Views share the values.
+
+    It shows as a table in which neighbours of equal values are folded; arrays and tensors count as equal
+    there if they show the same.
+
+    Args:
+        axes: extent of the mesh, or a region whose extent is meant.
+        values: in rank order; each may be a ``Deferred``, which is loaded when it is first read.
+
+    Raises:
+        ShapeError: there are more or fewer values than members.
+    """
+
+    __slots__ = ("__weakref__", "_cells", "_region")
+
+    def __init__(self, axes: Extent | Region | Mapping[str, int], values: Iterable[R | Deferred[R]]) -> None:
+        extent = axes.extent if isinstance(axes, Region) else Extent.of(axes)
+        self._region = Region.full(extent)
+        self._cells: list[R | Deferred[R]] = list(values)
+        if len(self._cells) != extent.nelements:
+            raise ShapeError(
+                f"{len(self._cells)} values do not fill a mesh of {axes_text(extent)}; "
+                f"give {extent.nelements}, in rank order"
+            )
+
+    @classmethod
+    def of(cls, extent: Extent, values: list[Any]) -> ValueMesh[Any]:
+        """The mesh of values that are known to fill the extent; nothing is checked or copied."""
+        mesh = object.__new__(cls)
+        mesh._region, mesh._cells = _full(extent), values
+        return mesh
+
+    def _view(self, region: Region) -> Self:
+        view = object.__new__(type(self))
+        view._region, view._cells = region, self._cells
+        return view
+
+    def _read(self, cell: int) -> R:
+        value = self._cells[cell]
+        if isinstance(value, Deferred):
+            value = self._cells[cell] = cast("Deferred[R]", value).read()
+        return value
+
+    def get(self, rank: int) -> R:
+        """The value of a rank of this mesh, negative ones counted from the end; PointError for others."""
+        count = len(self)
+        if not -count <= rank < count:
+            raise no_rank(self.extent, rank)
+        return self._read(self._region.base_rank(rank % count))
+
+    def item(self, /, **coords: int) -> R:
+        """The value at a point, by one coordinate for each axis.
+
+        Raises:
+            AxisError: an axis is unknown or missing.
+            PointError: a coordinate is out of range.
+        """
+        return self.get(self.extent.rank_of(**coords))
+
+    def values(self) -> Iterator[R]:
+        """The values in rank order."""
+        return map(self._read, self._region.base_ranks())
+
+    def items(self) -> Iterator[tuple[Point, R]]:
+        """Point and value of each member in rank order."""
+        return zip(self.coordinates, self.values(), strict=True)
+
+    def __iter__(self) -> Iterator[tuple[Point, R]]:
+        return self.items()
+
+    def map(self, function: Callable[[R], S]) -> ValueMesh[S]:
+        """The mesh of ``function(value)`` of each value."""
+        return ValueMesh(self.extent, map(function, self.values()))
+
+    @overload
+    def __getitem__(self, key: int) -> R: ...
+    @overload
+    def __getitem__(self, key: slice) -> ValueMesh[R]: ...
+    @overload
+    def __getitem__(self, key: Mapping[str, AxisIndex] | tuple[str | AxisIndex, ...]) -> Any: ...
+    def __getitem__(self, key: object) -> Any:
+        if isinstance(key, slice):
+            return self._ranks(cast("slice[Any, Any, Any]", key))
+        if isinstance(key, Mapping):
+            return self._at(dict(cast("Mapping[str, AxisIndex]", key)))
+        if isinstance(key, tuple):
+            parts = cast("tuple[Any, ...]", key)
+            if parts and len(parts) % 2 == 0 and all(isinstance(name, str) for name in parts[::2]):
+                return self._at(dict(zip(parts[::2], parts[1::2], strict=True)))
+        elif hasattr(key, "__index__"):
+            return self.get(index(cast("int", key)))
+        raise ShapeError(
+            f"a mesh of {axes_text(self.extent)} cannot be indexed by {key!r}; give a rank, a range, "
+            f"or an axis and a coordinate as in mesh['gpus', 1]"
+        )
+
+    def _ranks(self, chosen: slice) -> ValueMesh[R]:
+        if self.ndim == 1:
+            return self.slice(**{self.extent.labels[0]: chosen})
+        # A range may cut across the axes, so these cells are listed; what is deferred still loads once.
+        flat = ValueMesh({"ranks": len(self)}, [self._cells[cell] for cell in self._region.base_ranks()])
+        return flat.slice(ranks=chosen)
+
+    def _at(self, axes: dict[str, AxisIndex]) -> R | ValueMesh[R]:
+        part = self.slice(**axes)
+        return part if part.ndim or not axes else part.get(0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.extent, list(self.values()))
+
+    def __repr__(self) -> str:
+        rows = [
+            (f"{row[0]} ({row[1]}):" if row[1] else f"{row[0]}:", row[2]) if len(row) > 1 else row
+            for row in self._rows()
+        ]
+        return f"{self._title()}\n{text_table([], rows, SHOWN + 1, gap=' ')}"
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._columns(), SHOWN + 1, title=self._title())
+
+    def __rich__(self) -> Any:
+        return rich_table(*self._columns(), SHOWN + 1, title=self._title())
+
+    def _columns(self) -> tuple[list[str], list[tuple[str, ...]]]:
+        """Headers and rows of the table."""
+        rows = self._rows()
+        return (["ranks", "at", "value"], rows) if self.ndim > 1 else (["ranks", "value"], [row[::2] for row in rows])
+
+    def _title(self) -> str:
+        return f"{type(self).__name__}({axes_text(self.extent) if self.ndim else ''})"
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        """Rows of ranks, coordinates they share, and their value; or one cell for what is left out."""
+        half, last = SHOWN // 2, len(self) - 1
+        rows: list[tuple[str, ...]] = []
+        start = 0
+        while start <= last and len(rows) < half:
+            end, text = self._run(start, 1, last)
+            rows.append(self._row(start, end, text))
+            start = end + 1
+        below: list[tuple[str, ...]] = []
+        # From the end backwards, so that the values in the middle are not even loaded.
+        while start <= last and len(below) < half:
+            first, text = self._run(last, -1, start)
+            below.append(self._row(first, last, text))
+            last = first - 1
+        if start <= last:
+            rows.append((f"… {last - start + 1} more ranks",))
+        return rows + below[::-1]
+
+    def _run(self, start: int, step: int, last: int) -> tuple[int, str]:
+        """The end of the run of equal values that begins at a rank, and their text."""
+        value, text = self._shown(start)
+        end = start
+        while end != last:
+            following, its_text = self._shown(end + step)
+            if its_text != text or not same_value(value, following, text):
+                break
+            end += step
+        return end, text
+
+    def _shown(self, rank: int) -> tuple[object, str]:
+        try:
+            value = self.get(rank)
+        except Exception as error:
+            # What is shown for a value that cannot be loaded is no reason not to show the others.
+            return error, f"<not readable: {value_text(error)}>"
+        return value, value_text(value)
+
+    def _row(self, first: int, last: int, text: str) -> tuple[str, ...]:
+        low, high = Point(first, self.extent), Point(last, self.extent)
+        shared: list[str] = []
+        for label in self.extent if self.ndim > 1 else ():
+            if low[label] != high[label]:
+                break
+            shared.append(f"{label}={low[label]}")
+        return describe_ranks(range(first, last + 1)), ", ".join(shared), text

@@ -1,0 +1,506 @@
+"""Folding the output of ranks: lines that several ranks print alike become one."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Sequence
+from itertools import pairwise
+from operator import itemgetter
+from typing import NamedTuple
+
+from monarch._core.shapes.ranks import describe_ranks
+
+LINE_LIMIT = 16 << 20
+"""Characters of a line without an end; a longer one is cut into several."""
+PARTS_LIMIT = 256 << 20
+"""Characters of all lines without an end; beyond it, the longer ones are cut."""
+_LONG = 64 << 10
+"""Characters from which a line without an end is long: it keeps equal ones of other ranks waiting for its end."""
+HELD_LIMIT = 128 << 20
+"""Characters of lines that wait for equal ones; beyond it none waits."""
+_LONG_WAIT = 2.0
+"""Seconds for which they wait at most."""
+
+
+_CUT = 64
+"""Lines of each rank that are looked at one by one, before the rest is looked at as a whole again."""
+
+
+class Line(NamedTuple):
+    """A line of output, of one rank or of several that printed it alike."""
+
+    source: Hashable
+    ranks: tuple[int, ...]
+    """Ascending."""
+    stream: str
+    text: str
+    """Without the newline."""
+
+    def prefix(self) -> str:
+        """Whose line it is: ``[rank 3]`` or ``[ranks 0-7]``."""
+        return f"[{describe_ranks(self.ranks)}]"
+
+
+class Block(NamedTuple):
+    """Lines of output that follow each other, of one rank or of several that printed them alike."""
+
+    source: Hashable
+    ranks: tuple[int, ...]
+    """Ascending."""
+    stream: str
+    text: str
+    """Each line with its newline."""
+
+    def prefix(self) -> str:
+        """Whose lines they are."""
+        return f"[{describe_ranks(self.ranks)}]"
+
+    def lines(self) -> list[Line]:
+        """The same one by one."""
+        source, ranks, stream, text = self
+        return [Line(source, ranks, stream, line) for line in text[:-1].split("\n")]
+
+    def prefixed(self) -> str:
+        """The text with the prefix before each line."""
+        prefix = self.prefix() + " "
+        return prefix + self.text[:-1].replace("\n", f"\n{prefix}") + "\n"
+
+
+_Key = tuple[str, str]
+"""Stream and text: what must be equal for lines to fold."""
+
+
+class _Printed(NamedTuple):
+    """Whole lines that a rank has printed at once."""
+
+    came: float
+    stream: str
+    text: str
+    """Each line with its newline."""
+
+
+class _Pending:
+    """What one source has printed and was not emitted yet."""
+
+    __slots__ = ("blocks", "cut", "last_part", "parts", "queues", "where")
+
+    def __init__(self) -> None:
+        # Of each rank and stream, the pieces of the line that has not ended; and when the last of them came.
+        self.parts: dict[tuple[int, str], list[str]] = {}
+        self.last_part = 0.0
+        # Of each rank, what it has printed, which is cut into lines only if it does not fold as a whole.
+        self.blocks: dict[int, deque[_Printed]] = {}
+        # How many lines of each rank are cut next time; more each time that it does not help.
+        self.cut = _CUT
+        # Of each rank, lines before its blocks, with serial numbers, oldest first; only while lines are taken out.
+        self.queues: dict[int, deque[tuple[int, _Key]]] = {}
+        # Of each key, the ranks that have such lines in their queues, and how many.
+        self.where: dict[_Key, dict[int, int]] = {}
+
+
+class Folder:
+    """Folds equal lines of several ranks that come within a window of time.
+
+    The order of each rank's lines is kept. When the oldest line has waited for the window, ranks whose output begins
+    alike are emitted as one as far as it is alike; ranks that have no line in common are emitted as they are. Only
+    where neither holds, lines are looked at one by one: each rank has a queue of its lines, the ranks that have the
+    oldest line further back are brought to it, by emitting what is before it in their queues; then it is emitted once
+    for all of them.
+
+    As on a terminal, a carriage return begins a line anew: what comes after it replaces what was there.
+
+    Args:
+        window: seconds for which a line waits for equal lines of other ranks.
+    """
+
+    def __init__(self, window: float) -> None:
+        self._window = window
+        self._sources: dict[Hashable, _Pending] = {}
+        # Of each source that has queues, its lines by serial number: when each came, and its rank. Oldest first.
+        self._waiting: dict[Hashable, OrderedDict[int, tuple[float, int]]] = {}
+        self._serial = 0
+        self._in_parts = 0
+
+    def add(self, source: Hashable, rank: int, stream: str, text: str, now: float) -> None:
+        """Takes what a rank printed: any piece of its output, of any length, with or without line ends.
+
+        Args:
+            source: whose ranks these are, such as mesh and call; lines of different sources do not fold.
+            rank: who printed it.
+            stream: where to, such as ``stdout``.
+            text: what.
+            now: seconds on a clock that does not go back; the clock of ``due`` and ``next_due`` too.
+        """
+        if not text:
+            return
+        pending = self._sources.get(source)
+        if pending is None:
+            pending = self._sources[source] = _Pending()
+        end = text.rfind("\n") + 1
+        if end:
+            whole, text = text[:end], text[end:]
+            parts = pending.parts.pop((rank, stream), None)
+            if parts:
+                self._in_parts -= sum(map(len, parts))
+                whole = "".join([*parts, whole])
+            self._printed(pending, source, rank, stream, whole, now)
+        if text:
+            self._add_part(pending, source, rank, stream, text, now)
+
+    def _add_part(self, pending: _Pending, source: Hashable, rank: int, stream: str, text: str, now: float) -> None:
+        parts = pending.parts.setdefault((rank, stream), [])
+        parts.append(text)
+        pending.last_part = now
+        self._in_parts += len(text)
+        if "\r" in text:
+            # A progress bar may go on for ever without a newline; only its last state is kept.
+            whole = "".join(parts)
+            self._in_parts -= len(whole)
+            parts[:] = [_overwritten(whole) + ("\r" if whole.endswith("\r") else "")]
+            self._in_parts += len(parts[0])
+        elif len(text) >= _LONG or self._in_parts > PARTS_LIMIT:
+            size = sum(map(len, parts))
+            if size > LINE_LIMIT or (self._in_parts > PARTS_LIMIT and size > _LONG):
+                self.end_line(source, rank, stream, now)
+
+    def end_line(self, source: Hashable, rank: int, stream: str, now: float) -> None:
+        """Ends a line that has begun, if there is one."""
+        pending = self._sources.get(source)
+        parts = pending.parts.pop((rank, stream), None) if pending is not None else None
+        if pending is not None and parts:
+            self._in_parts -= sum(map(len, parts))
+            self._printed(pending, source, rank, stream, "".join([*parts, "\n"]), now)
+
+    def due(self, now: float) -> list[Line]:
+        """Takes out the lines whose time has come, and what must go before them."""
+        return [line for block in self.due_blocks(now) for line in block.lines()]
+
+    def due_blocks(self, now: float) -> list[Block]:
+        """The same, as blocks."""
+        found: list[Block] = []
+        if self._held() > HELD_LIMIT:
+            now = float("inf")
+        for source, pending in list(self._sources.items()):
+            while pending.blocks or pending.queues:
+                # The oldest of the source decides.
+                if self._due_at(source, pending) > now:
+                    break
+                # Rounding may put the oldest, which is due, just after that.
+                until = max(now - self._window, self._oldest(source, pending))
+                self._emit_oldest(source, pending, until, found)
+            self._put_back(source, pending)
+            self._tidy(source, pending)
+        return found
+
+    def next_due(self) -> float | None:
+        """When to call ``due`` next, on the clock of ``add``; None if no line waits."""
+        waiting = [each for each in self._sources.items() if each[1].blocks or each[1].queues]
+        return min((self._due_at(*each) for each in waiting), default=None)
+
+    def flush(self, source: Hashable = None) -> list[Line]:
+        """Takes out all lines of a source, or of all if it is None, those that have not ended included."""
+        return [line for block in self.flush_blocks(source) for line in block.lines()]
+
+    def flush_blocks(self, source: Hashable = None) -> list[Block]:
+        """The same, as blocks."""
+        found: list[Block] = []
+        for name in list(self._sources) if source is None else [source]:
+            pending = self._sources.get(name)
+            if pending is None:
+                continue
+            self._end_parts(name, pending)
+            while pending.blocks or pending.queues:
+                self._emit_oldest(name, pending, float("inf"), found)
+            self._tidy(name, pending)
+        return found
+
+    def catch_up(self, source: Hashable) -> list[Block]:
+        """Takes out all lines of a source that have ended."""
+        found: list[Block] = []
+        pending = self._sources.get(source)
+        while pending is not None and (pending.blocks or pending.queues):
+            self._emit_oldest(source, pending, float("inf"), found)
+        return found
+
+    def unfinished(self, source: Hashable) -> list[Block]:
+        """The lines of a source that have begun and not ended, and that nothing waits before; they stay."""
+        pending = self._sources.get(source)
+        if pending is None or pending.blocks or pending.queues:
+            return []
+        ranks: dict[_Key, list[int]] = {}
+        for (rank, stream), parts in sorted(pending.parts.items()):
+            text = _overwritten("".join(parts))
+            if text.strip() and len(text) < _LONG:
+                ranks.setdefault((stream, text), []).append(rank)
+        return [Block(source, tuple(each), stream, text + "\n") for (stream, text), each in ranks.items()]
+
+    # Blocks
+
+    def _printed(self, pending: _Pending, source: Hashable, rank: int, stream: str, text: str, now: float) -> None:
+        """Whole lines of a rank."""
+        if "\r" in text:
+            text = "".join(_overwritten(line) + "\n" for line in text[:-1].split("\n"))
+        if len(text) >= _LONG:
+            # Of equal texts one is kept.
+            text = next((each[-1].text for each in pending.blocks.values() if each[-1].text == text), text)
+        pending.blocks.setdefault(rank, deque()).append(_Printed(now, stream, text))
+
+    def _held(self) -> int:
+        """Characters of blocks that wait; a text that several ranks share counts once."""
+        every = (block.text for each in self._sources.values() for blocks in each.blocks.values() for block in blocks)
+        return sum({id(text): len(text) for text in every}.values())
+
+    def _oldest(self, source: Hashable, pending: _Pending) -> float:
+        """When the oldest line of a source came, on the clock of ``add``."""
+        if pending.queues:
+            return next(iter(self._waiting[source].values()))[0]
+        return min(blocks[0].came for blocks in pending.blocks.values())
+
+    def _due_at(self, source: Hashable, pending: _Pending) -> float:
+        """When to emit the oldest line of a source."""
+        came = self._oldest(source, pending)
+        due = came + self._window
+        if any(map(_is_long, pending.parts.values())):
+            # The rest of a long line of another rank is just coming, which may be equal.
+            due = max(due, min(pending.last_part + self._window, came + _LONG_WAIT))
+        return due
+
+    def _emit_oldest(self, source: Hashable, pending: _Pending, until: float, found: list[Block]) -> None:
+        """Emits what came first, and what goes with it.
+
+        Args:
+            source: whose it is.
+            pending: what that has.
+            until: what came before this is emitted.
+            found: where to.
+        """
+        if not pending.queues:
+            if self._emit_alike(source, pending, until, found) or self._emit_private(source, pending, until, found):
+                pending.cut = _CUT
+                return
+            self._cut(pending, source)
+        _, rank = next(iter(self._waiting[source].values()))
+        count = len(pending.queues)
+        self._emit(source, rank, found)
+        if len(pending.queues) < count and pending.blocks.keys() - pending.queues.keys():
+            # Of one rank there are more lines to look at, which may be alike again.
+            self._put_back(source, pending)
+
+    def _emit_alike(self, source: Hashable, pending: _Pending, until: float, found: list[Block]) -> bool:
+        """Emits what all ranks have printed alike from the beginning on; False if that is not all of some."""
+        streams = {block.stream for blocks in pending.blocks.values() for block in blocks}
+        if len(streams) > 1:
+            return False
+        stream = streams.pop()
+        texts = sorted((_joined(blocks), rank) for rank, blocks in pending.blocks.items())
+        texts.sort(key=lambda each: len(each[0]))
+        if any(not longer.startswith(shorter) for (shorter, _), (longer, _) in pairwise(texts)):
+            return False
+        # How far the output goes that is due on any rank.
+        end = max(_due_length(blocks, until) for blocks in pending.blocks.values())
+        longest = texts[-1][0]
+        ranks = sorted(rank for _, rank in texts)
+        start = 0
+        for text, rank in texts:
+            stop = min(len(text), end)
+            if stop > start:
+                found.append(Block(source, tuple(ranks), stream, longest[start:stop]))
+                start = stop
+            ranks.remove(rank)
+            self._drop(pending, rank, stop)
+        return True
+
+    def _emit_private(self, source: Hashable, pending: _Pending, until: float, found: list[Block]) -> bool:
+        """Emits the output of ranks that have no line in common; False if two have."""
+        seen: set[str] = set()
+        total = 0
+        for blocks in pending.blocks.values():
+            mine: set[str] = set()
+            for block in blocks:
+                mine.update(block.text[:-1].split("\n"))
+            total += len(mine)
+            seen |= mine
+            if len(seen) != total:
+                return False
+        for rank in sorted(pending.blocks, key=lambda rank: pending.blocks[rank][0].came):
+            length = 0
+            for stream, text in _merged(pending.blocks[rank], until):
+                found.append(Block(source, (rank,), stream, text))
+                length += len(text)
+            self._drop(pending, rank, length)
+        return True
+
+    def _drop(self, pending: _Pending, rank: int, length: int) -> None:
+        """Removes the first characters of what a rank has printed."""
+        blocks = pending.blocks[rank]
+        while length:
+            block = blocks[0]
+            if len(block.text) > length:
+                blocks[0] = block._replace(text=block.text[length:])
+                break
+            length -= len(block.text)
+            blocks.popleft()
+        if not blocks:
+            del pending.blocks[rank]
+
+    def _cut(self, pending: _Pending, source: Hashable) -> None:
+        """Makes lines of the beginnings of the blocks, in the order in which they came."""
+        cut: list[tuple[float, _Printed, int]] = []
+        for rank, blocks in list(pending.blocks.items()):
+            left, latest = pending.cut, float("-inf")
+            while left > 0 and blocks:
+                block = blocks.popleft()
+                lines = block.text.split("\n", left)
+                rest = lines.pop()
+                left -= len(lines)
+                if rest:
+                    blocks.appendleft(block._replace(text=rest))
+                    block = block._replace(text=block.text[: -len(rest)])
+                # What a flush has ended counts as old, and comes last all the same.
+                latest = max(latest, block.came)
+                cut.append((latest, block, rank))
+            if not blocks:
+                del pending.blocks[rank]
+        pending.cut *= 2
+        for _, block, rank in sorted(cut, key=itemgetter(0)):
+            for line in block.text[:-1].split("\n"):
+                self._queue(pending, source, rank, (block.stream, line), block.came)
+
+    def _put_back(self, source: Hashable, pending: _Pending) -> None:
+        """Makes blocks again of lines that were not taken out."""
+        waiting = self._waiting.pop(source, None)
+        if waiting is None:
+            return
+        for rank, queue in pending.queues.items():
+            blocks = pending.blocks.setdefault(rank, deque())
+            lines: list[str] = []
+            last: _Printed | None = None
+            for serial, (stream, text) in reversed(queue):
+                came = waiting[serial][0]
+                if last is not None and (last.came, last.stream) != (came, stream):
+                    blocks.appendleft(last._replace(text="\n".join(reversed(lines)) + "\n"))
+                    lines = []
+                last = _Printed(came, stream, "")
+                lines.append(text)
+            if last is not None:
+                blocks.appendleft(last._replace(text="\n".join(reversed(lines)) + "\n"))
+        pending.queues.clear()
+        pending.where.clear()
+
+    # Lines
+
+    def _end_parts(self, source: Hashable, pending: _Pending) -> None:
+        """Makes lines of what has not ended."""
+        everything, pending.parts = pending.parts, {}
+        for (rank, stream), parts in everything.items():
+            whole = "".join(parts)
+            self._in_parts -= len(whole)
+            # A line that was wiped, as a progress bar does when it closes, is none.
+            if whole.strip() or not whole.endswith("\r"):
+                self._printed(pending, source, rank, stream, whole + "\n", float("-inf"))
+
+    def _tidy(self, source: Hashable, pending: _Pending) -> None:
+        if not pending.queues and not pending.blocks and not pending.parts:
+            self._sources.pop(source, None)
+
+    def _queue(self, pending: _Pending, source: Hashable, rank: int, key: _Key, now: float) -> None:
+        self._serial += 1
+        pending.queues.setdefault(rank, deque()).append((self._serial, key))
+        ranks = pending.where.setdefault(key, {})
+        ranks[rank] = ranks.get(rank, 0) + 1
+        waiting = self._waiting.get(source)
+        if waiting is None:
+            waiting = self._waiting[source] = OrderedDict()
+        waiting[self._serial] = (now, rank)
+
+    def _emit(self, source: Hashable, rank: int, found: list[Block]) -> None:
+        """Emits the head of a rank's queue for all ranks that have it, after what is before it in theirs."""
+        pending = self._sources[source]
+        queues, where, waiting = pending.queues, pending.where, self._waiting[source]
+        key = queues[rank][0][1]
+        # Each level is a key to emit and the ranks to bring to it, in reverse; the next serves one of them.
+        levels = [(key, [*reversed(where[key])])]
+        busy = {key}
+        while levels:
+            key, behind = levels[-1]
+            # A head that is busy is this key, or waits below: moving it for this level would go in a circle.
+            while behind and queues[behind[-1]][0][1] in busy:
+                behind.pop()
+            if behind:
+                before = queues[behind[-1]][0][1]
+                levels.append((before, [*reversed(where[before])]))
+                busy.add(before)
+                continue
+            ranks = sorted(rank for rank in where[key] if queues[rank][0][1] == key)
+            for each in ranks:
+                _take(pending, waiting, each)
+            stream, text = key
+            found.append(Block(source, tuple(ranks), stream, text + "\n"))
+            levels.pop()
+            busy.discard(key)
+        if not waiting:
+            del self._waiting[source]
+
+
+def _take(pending: _Pending, waiting: OrderedDict[int, tuple[float, int]], rank: int) -> None:
+    """Removes the head of a rank's queue."""
+    queue = pending.queues[rank]
+    serial, key = queue.popleft()
+    del waiting[serial]
+    if not queue:
+        del pending.queues[rank]
+    ranks = pending.where[key]
+    ranks[rank] -= 1
+    if not ranks[rank]:
+        del ranks[rank]
+        if not ranks:
+            del pending.where[key]
+
+
+def merge_blocks(blocks: Sequence[Block]) -> list[Block]:
+    """The same with those together that follow each other and are of the same ranks and stream."""
+    found: list[list[Block]] = []
+    for block in blocks:
+        if found and found[-1][-1][:3] == block[:3]:
+            found[-1].append(block)
+        else:
+            found.append([block])
+    return [
+        each[0] if len(each) == 1 else each[0]._replace(text="".join(block.text for block in each)) for each in found
+    ]
+
+
+def _joined(blocks: deque[_Printed]) -> str:
+    return blocks[0].text if len(blocks) == 1 else "".join([block.text for block in blocks])
+
+
+def _due_length(blocks: deque[_Printed], until: float) -> int:
+    """Characters of what came before a time, and of what must go before that."""
+    length = due = 0
+    for block in blocks:
+        length += len(block.text)
+        if block.came <= until:
+            due = length
+    return due
+
+
+def _merged(blocks: deque[_Printed], until: float) -> list[tuple[str, str]]:
+    """What came before a time, in as few texts as possible, each with its stream."""
+    found: list[tuple[str, list[str]]] = []
+    for block in blocks:
+        if block.came > until:
+            break
+        if found and found[-1][0] == block.stream:
+            found[-1][1].append(block.text)
+        else:
+            found.append((block.stream, [block.text]))
+    return [(stream, "".join(texts)) for stream, texts in found]
+
+
+def _is_long(parts: list[str]) -> bool:
+    return len(parts[0]) >= _LONG or sum(map(len, parts)) >= _LONG
+
+
+def _overwritten(text: str) -> str:
+    """What a terminal leaves of a line: the part after the last carriage return that is not at its end."""
+    return text.rstrip("\r").rpartition("\r")[2] if "\r" in text else text

@@ -1,0 +1,1 @@
+"""Process groups of meshes: rendezvous, membership, torchrun."""

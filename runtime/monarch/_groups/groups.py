@@ -1,0 +1,127 @@
+"""The process groups of meshes and slices, in torch's own terms, on their ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from monarch._core.roster import Procs
+from monarch._core.shapes.region import Region
+from monarch._groups.rendezvous import PROGRAM, membership
+from monarch._node.current import get_runtime
+from monarch.exceptions import AxisError, GroupError
+
+if TYPE_CHECKING:
+    from monarch._tensors.collectives.world import World
+
+
+class Grouped:
+    """Mixin of meshes of processes and of actors: the process groups of their ranks, in torch's own terms."""
+
+    if TYPE_CHECKING:
+        _region: Region
+
+        _state: Any
+
+    def group(self, *axes: str) -> Any:
+        """The process group of this mesh, on one of its ranks; made when it is first used.
+
+        Its groups over all of the mesh and along each axis are made together, so all ranks of the mesh come here once.
+        NCCL where each rank has a GPU of its own, with gloo for tensors on the CPU; gloo elsewhere.
+
+        Args:
+            axes: the axes along which the ranks of the group differ; none for all of the mesh.
+
+        Returns:
+            A ``torch.distributed.ProcessGroup``. In a program, which is no rank, a reference that becomes one on the
+            rank where it arrives in a message.
+
+        Raises:
+            AxisError: there is no such axis.
+            GroupError: this is no rank of the mesh, or a rank has died or does not join.
+        """
+        for axis in axes:
+            self._region.size(axis)
+        if get_runtime().config is None:
+            return _reference(self._state.procs, self._region, axes)
+        return group_of(self._state.procs, self._region, axes)
+
+    def device_mesh(self) -> Any:
+        """A ``torch.distributed.device_mesh.DeviceMesh`` with the axes of this mesh, on one of its ranks.
+
+        Raises:
+            GroupError: as ``group`` does.
+        """
+        if get_runtime().config is None:
+            return _reference(self._state.procs, self._region, None)
+        return device_mesh_of(self._state.procs, self._region)
+
+
+def _reference(procs: Procs, region: Region, axes: tuple[str, ...] | None) -> GroupReference:
+    if procs.proc(0) == get_runtime().proc:
+        raise GroupError(PROGRAM)
+    return GroupReference(procs, region, axes)
+
+
+class GroupReference:
+    """A process group, or for axes of None a DeviceMesh, as a program names it: it becomes one on a rank."""
+
+    def __init__(self, procs: Procs, region: Region, axes: tuple[str, ...] | None) -> None:
+        self._procs, self._region, self._axes = procs, region, axes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._axes is None:
+            return device_mesh_of, (self._procs, self._region)
+        return group_of, (self._procs, self._region, self._axes)
+
+    def __repr__(self) -> str:
+        what = "DeviceMesh" if self._axes is None else "process group"
+        return f"<{what} of {self._procs.name}, to be sent to its ranks>"
+
+
+def group_of(procs: Procs, region: Region, axes: tuple[str, ...]) -> Any:
+    """The process group of this rank along some axes of a view of its mesh; without any, over all of the view."""
+    world, rank = _world_of(procs, region)
+    groups = [world.group(ranks) for ranks in _groups_of(region, rank)]
+    if not axes:
+        return groups[0]
+    if len(axes) == 1:
+        return groups[1 + region.extent.labels.index(axes[0])]
+    return world.group(_along(region, rank, axes))
+
+
+def device_mesh_of(procs: Procs, region: Region) -> Any:
+    """The DeviceMesh of a view of this rank's mesh."""
+    from monarch._tensors.collectives.device_mesh import make_device_mesh
+
+    world, rank = _world_of(procs, region)
+    groups = [world.group(ranks) for ranks in _groups_of(region, rank)]
+    labels, sizes = region.extent.labels or ("ranks",), region.extent.sizes or (1,)
+    return make_device_mesh(world, groups[1:] or groups, list(region.base_ranks()), sizes, labels)
+
+
+def _world_of(procs: Procs, region: Region) -> tuple[World, int]:
+    runtime = get_runtime()
+    config = runtime.config
+    if config is None or config.procs != procs or region.position_of(runtime.rank) is None:
+        raise GroupError(f"this process is no rank of {procs.name}, or not of this slice of it", mesh=procs.name)
+    own = membership()
+    own.check_doom(region.base_ranks())
+    world = own.ensure()
+    # Its spawn may have failed meanwhile.
+    own.check_doom(region.base_ranks())
+    return world, runtime.rank
+
+
+def _groups_of(region: Region, rank: int) -> list[list[int]]:
+    """The groups that a rank has in a view: over all of it, then along each axis. All ranks make them in this order."""
+    return [list(region.base_ranks()), *(_along(region, rank, (label,)) for label in region.extent.labels)]
+
+
+def _along(region: Region, rank: int, axes: tuple[str, ...]) -> list[int]:
+    position = region.position_of(rank)
+    assert position is not None
+    here = region.extent.point(position)
+    for axis in axes:
+        if axis not in region.extent:
+            raise AxisError(f"there is no axis {axis!r}")
+    return list(region.slice(**{label: here[label] for label in region.extent if label not in axes}).base_ranks())

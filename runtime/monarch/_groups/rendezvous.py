@@ -1,0 +1,502 @@
+"""The part that a rank has in the process groups of its mesh: the ranks meet by messages, whatever their actors do.
+
+The first rank of a mesh convenes the others when any of them asks for a group: it serves a store at a port that the
+system chose, tells all where that is, and each joins in a thread of its own. So a slice has its group while other
+ranks are busy, and nobody chooses a port. What was formed is a round; it is broken by the death of a rank, or by a
+stop that left a collective half done, and the next use makes a new round.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from monarch._core.roster import Procs
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._node.current import get_runtime
+from monarch._node.future import Promise
+from monarch._node.node import current
+from monarch._node.service import service
+from monarch._procs.os.helpers import be_helper
+from monarch._wire import messages as m
+from monarch._wire.pickling import dumps
+from monarch.exceptions import GroupError
+
+if TYPE_CHECKING:
+    from monarch._tensors.collectives.world import Place, World
+
+_MODULE = "monarch._groups.rendezvous"
+PROGRAM = "only ranks have process groups, and this is the program; use them in endpoints and in %%mesh cells"
+_BROKEN = re.compile(r"gloo/|NCCL error|Connection (closed|reset) by peer|Connection was likely closed")
+"""What torch says of a collective whose connections do not work."""
+_ROUNDS = 1_000_000
+"""More than one incarnation of a rank convenes."""
+_PATIENCE = 90.0
+"""Seconds to wait for a round at most; those that join complain earlier of those that do not."""
+_FREED = 256
+"""Calls that were freed and have not ended, at most."""
+_HEARING = 0.15
+"""Seconds to wait at most for the reason for which the connections of a collective were closed."""
+
+
+class Membership:
+    """The part that this process has in the process groups of its mesh."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.round = 0
+        self.convened = 0
+        self.roster = -1
+        """Version of the roster by which the ranks of this round were called. Lock: ``lock``."""
+        self.world: World | None = None
+        self.broken = ""
+        """Why the groups of this round are of no use; empty while they are."""
+        self._waiting: list[Promise[Any]] = []
+        self._joining = False
+        """Whether a round is under way."""
+        self._sockets: set[tuple[int, int]] | None = None
+        """What there was before the round under way, whose connections are to be cut if it cannot succeed."""
+        self.kept: list[Any] = []
+        """The stores that this process serves, for as long as others may use them."""
+        self._death_in = -1
+        """The round in which a rank of the mesh died last. Under ``_told``."""
+        self._freed: dict[tuple[str, int], str] = {}
+        """Why collectives of calls cannot end, by caller and port; of those under way. With the condition."""
+        self._told = threading.Condition()
+        self._doomed: dict[tuple[str, int], tuple[str, frozenset[int]]] = {}
+        """Of constructors whose spawn has failed: why, and which ranks will not join them. With the condition."""
+        self._used: dict[tuple[str, int], int] = {}
+        """By caller and port, the round whose groups a call has got last. Lock: ``lock``."""
+        self._ended = 0, ""
+        """The newest round that is of no use, and why: the call to it may come later. Lock: ``lock``."""
+
+    # The program's side
+
+    def ensure(self) -> World:
+        """The default group of this process's mesh, made together with its other ranks if there is none that works."""
+        runtime = get_runtime()
+        if runtime.config is None:
+            raise GroupError(PROGRAM)
+        procs = self.procs()
+        if self.world is not None and not uses_collectives():
+            self.spoil("the program has ended it")
+        with self.lock:
+            if self.world is not None and not self.broken:
+                self._note_use()
+                return self.world
+            newer_than, joining = self.round, self._joining
+            promise: Promise[Any] = Promise(runtime, f"the process group of {procs.name}")
+            self._waiting.append(promise)
+        dead = [rank for rank in range(procs.region().nelements) if self._is_dead(procs.proc(rank))]
+        if dead:
+            self._settle(None, GroupError(_lost(procs, dead), mesh=procs.name, ranks=tuple(dead)))
+        elif joining:
+            # Another rank was faster.
+            pass
+        elif procs.proc(0) == runtime.proc:
+            convene(procs, newer_than)
+        else:
+            _ask(procs.proc(0), "convene", procs, newer_than)
+        world = cast("World", promise.get(_PATIENCE))
+        with self.lock:
+            if world is self.world:
+                self._note_use()
+        return world
+
+    def _note_use(self) -> None:
+        """The call that runs here has the groups of this round; with the lock."""
+        here = current.get()
+        if here is not None:
+            while len(self._used) >= _FREED:
+                del self._used[next(iter(self._used))]
+            self._used[here[1].src, here[1].port] = self.round
+
+    def used_round(self, src: str, port: int) -> int:
+        """The round that a call has got its groups from; the one of now if it has got none."""
+        with self.lock:
+            return self._used.get((src, port), self.round)
+
+    def _is_dead(self, proc: str) -> bool:
+        peer = get_runtime().peers.get(proc)
+        return peer is not None and peer.dead is not None
+
+    def procs(self) -> Procs:
+        """The processes of this rank's mesh."""
+        config = get_runtime().config
+        assert config is not None
+        return config.procs
+
+    def place(self, address: str, port: int) -> Place:
+        """Where this rank stands among the others."""
+        from monarch._tensors.collectives.interfaces import LOOPBACK
+        from monarch._tensors.collectives.world import Place, own_device
+
+        runtime, procs = get_runtime(), self.procs()
+        assert runtime.config is not None
+        addresses = runtime.config.addresses
+        rank, local = runtime.rank, procs.per_host
+        own = addresses[rank // local] if addresses else LOOPBACK
+        return Place(rank, procs.region().nelements, rank % local, local, address, port, own, own_device())
+
+    # Joining
+
+    def join(self, number: int, address: str, port: int, roster: int, store: Any = None) -> None:
+        """Takes part in a round, in a thread of its own."""
+        with self.lock:
+            if number <= self.round:
+                return
+            self.roster = roster
+            old, self.world = self.world, None
+            ended, why = self._ended
+            self.round, self.broken, self._joining = number, why if number <= ended else "", number > ended
+        if self.broken:
+            self._settle(None, GroupError(why), number)
+            return
+        threading.Thread(
+            target=self._join, args=(number, address, port, store, old), name="monarch-group", daemon=True
+        ).start()
+
+    def _join(self, number: int, address: str, port: int, store: Any, old: World | None) -> None:
+        from monarch._tensors.collectives import store as rendezvous
+        from monarch._tensors.collectives import world as worlds
+        from monarch._tensors.collectives.connections import open_sockets
+
+        # The threads of gloo are started by this one.
+        be_helper()
+        try:
+            if old is not None:
+                worlds.leave(old)
+            with self.lock:
+                self._sockets = open_sockets()
+            place = self.place(address, port)
+            if store is None:
+                store = rendezvous.find_store(address, port, place.size)
+            world = worlds.form(place, rendezvous.part_of(store, number))
+        except BaseException as error:
+            failed = error if isinstance(error, GroupError) else GroupError(f"the process group was not made: {error}")
+            self._settle(None, self._reason(failed), number)
+        else:
+            self._settle(world, None, number)
+
+    def _reason(self, error: GroupError) -> GroupError:
+        """What broke the round, if that is known, rather than what came of it."""
+        return GroupError(self.broken) if self.broken else error
+
+    def _settle(self, world: World | None, error: GroupError | None, number: int | None = None) -> None:
+        with self.lock:
+            if number is not None and number != self.round:
+                return
+            if number is not None:
+                self._sockets, self._joining = None, False
+                self.world = world
+            if error is not None and number is not None:
+                self.broken = self.broken or str(error)
+            broken = GroupError(self.broken) if self.broken else error
+            waiting, self._waiting = self._waiting, []
+        for promise in waiting:
+            if broken is not None:
+                promise.complete(_raiser(broken))
+            else:
+                promise.complete(lambda: world)
+
+    # Breaking
+
+    def leave(self) -> None:
+        """Ends the groups, because a program is to make its own; the next use makes them anew, with the others."""
+        from monarch._tensors.collectives.world import leave
+
+        with self.lock:
+            world, self.world = self.world, None
+        if world is not None:
+            leave(world)
+
+    def spoil(self, reason: str) -> int:
+        """The groups are of no use any more: frees whoever waits in a collective; how many connections that cut."""
+        from monarch._tensors.collectives.connections import open_sockets, shut_down
+
+        with self.lock:
+            world, before = self.world, self._sockets
+            if world is not None or before is not None:
+                self.broken = self.broken or reason
+        count = world.free() if world is not None else 0
+        if before is not None:
+            count += shut_down(open_sockets() - before)
+        return count
+
+    def free_call(self, src: str, port: int, reason: str) -> None:
+        """The collectives of a call cannot end, or are about to be aborted."""
+        with self._told:
+            if len(self._freed) >= _FREED:
+                self._freed.clear()
+            self._freed[src, port] = reason
+            self._told.notify_all()
+
+    def take_freed(self, src: str, port: int, patience: float) -> str:
+        """Why the collectives of a call that has ended could not end; empty if nobody has said that in time."""
+        with self._told:
+            # After a death there is nothing more to be told.
+            self._told.wait_for(lambda: (src, port) in self._freed or self._death_in == self.round, patience)
+            return self._freed.pop((src, port), "")
+
+    def doom(self, src: str, port: int, reason: str, failed: Iterable[int]) -> None:
+        """Ranks will not join the collectives of a constructor."""
+        with self._told:
+            while len(self._doomed) >= _FREED:
+                del self._doomed[next(iter(self._doomed))]
+            self._doomed[src, port] = reason, frozenset(failed)
+
+    def check_doom(self, ranks: Iterable[int]) -> None:
+        """Raises if the code that runs here is a constructor that some of these ranks will not join."""
+        here = current.get()
+        if here is None or not self._doomed:
+            return
+        with self._told:
+            reason, failed = self._doomed.get((here[1].src, here[1].port), ("", ()))
+        if any(rank in failed for rank in ranks):
+            raise GroupError(reason, mesh=self.procs().name)
+
+    def end_round(self, reason: str, number: int) -> bool:
+        """A round is of no use any more, whether this rank was called to it or not; False if a newer one has begun."""
+        with self.lock:
+            if self.round > number:
+                return False
+            if self._ended[0] < number:
+                self._ended = number, reason
+            if self._joining:
+                # It may be ready before connections are there to be cut.
+                self.broken = self.broken or reason
+            return True
+
+    def note_death(self) -> None:
+        """A rank of the mesh has died, so its groups of this round are broken, which explains what they raise."""
+        with self._told:
+            self._death_in = self.round
+            self._told.notify_all()
+
+
+_own = Membership()
+
+
+def membership() -> Membership:
+    """That of this process."""
+    return _own
+
+
+# Services, which other processes ask for
+
+
+@service("quick")
+def convene(procs: Procs, newer_than: int) -> None:
+    """In the first rank of a mesh: begins a round, unless a newer one has begun already."""
+    with _own.lock:
+        # A new incarnation has counted no rounds, so one that is broken is no answer to it.
+        if _own.convened > newer_than and not (_own.broken and _own.round == _own.convened):
+            return
+        # A new incarnation does not know how far the one before had counted.
+        known = max(_own.convened, newer_than, procs.version * _ROUNDS)
+        number = _own.convened = known + 1
+    threading.Thread(target=_convene, args=(number,), name="monarch-convene", daemon=True).start()
+
+
+def _convene(number: int) -> None:
+    from monarch._tensors.collectives.interfaces import LOOPBACK
+    from monarch._tensors.collectives.store import serve_store
+
+    runtime, procs = get_runtime(), _own.procs()
+    assert runtime.config is not None
+    address = (runtime.config.addresses or (LOOPBACK,))[0]
+    roster, size = procs.version, procs.region().nelements
+    try:
+        store, port = serve_store(address, size)
+    except (OSError, RuntimeError) as error:
+        _own.join(number, address, 0, roster)
+        _own._settle(None, GroupError(f"no store can be served at {address}: {error}"), number)
+        return
+    _own.kept[:] = [*_own.kept[-1:], store]
+    for rank in range(size):
+        if rank != runtime.rank:
+            _ask(procs.proc(rank), "join", procs, number, address, port, roster)
+    _own.join(number, address, port, roster, store)
+
+
+@service("quick")
+def join(procs: Procs, number: int, address: str, port: int, roster: int) -> None:
+    """In the other ranks: takes part in a round, to which the first rank calls those of a version of the roster."""
+    _own.join(number, address, port, roster)
+
+
+@service("quick")
+def renew(procs: Procs, roster: int) -> None:
+    """Some ranks of a mesh were replaced; that the message has arrived tells all references in this process.
+
+    It comes from the program, and the call to a new round from the first rank, which may be faster: a round of this
+    version of the roster is one of the new ranks, and stays.
+    """
+    runtime = get_runtime()
+    if runtime.config is None:
+        # The program knows those that the owner does not, if that is a rank.
+        tell_of_new_ones(procs)
+        return
+    for cell in list(runtime.actors.values()):
+        spec = cell.spec
+        if spec is not None and spec.whole and spec.procs == procs:
+            spec.region = procs.region()
+    if runtime.config.procs == procs and _own.roster < roster:
+        _own.spoil(f"ranks of {procs.name} were replaced, or came or went; use the group again to make it anew")
+
+
+def tell_of_new_ones(procs: Procs) -> None:
+    """Tells all processes that this one knows which ranks of a mesh were replaced."""
+    runtime = get_runtime()
+    frame = m.encode(m.Ask(runtime.proc, 0, b"", f"{_MODULE}:renew", dumps((procs, procs.version))[0]))
+    for proc, peer in list(runtime.peers.items()):
+        if peer.dead is None and proc != runtime.proc and not proc.endswith("/agent"):
+            peer.send(frame)
+
+
+@service("quick")
+def spoil(reason: str) -> int:
+    """Frees a rank that waits in a collective, of its mesh's groups or of the person's own."""
+    from monarch._tensors.collectives.connections import of_collectives, shut_down
+
+    if _own.world is not None or _own._sockets is not None:
+        return _own.spoil(reason)
+    config = get_runtime().config
+    # A rank without any group has connections of the person's own only.
+    return shut_down(of_collectives(config.addresses if config is not None else ())) if uses_collectives() else 0
+
+
+@service("quick")
+def round_now() -> int:
+    """The number of this rank's last round, whether its groups work or not."""
+    return _own.round
+
+
+@service("quick")
+def spoil_round(reason: str, number: int) -> None:
+    """As ``spoil``, unless a newer round has begun: others may be faster than this message."""
+    if _own.end_round(reason, number):
+        spoil(reason)
+
+
+@service("quick")
+def doom(key: str, src: str, port: int, reason: str, failed: Sequence[int]) -> int:
+    """Some constructors of a spawn have raised: if that of this rank goes on, it waits for none of them.
+
+    Args:
+        key: of the mesh that is spawned.
+        src: proc that spawns it.
+        port: where it waits for the actors.
+        reason: for the error of the constructor.
+        failed: ranks of this mesh of processes whose constructors have raised.
+
+    Returns:
+        The round of this rank whose groups it may wait in; 0 if there are none.
+    """
+    cell = get_runtime().actors.get(key)
+    if cell is not None and cell.is_coming:
+        _own.doom(src, port, reason, failed)
+        _own.free_call(src, port, reason)
+    with _own.lock:
+        return _own.round if (_own.world is not None or _own._joining) and not _own.broken else 0
+
+
+@service("quick")
+def leave_round(reason: str, number: int) -> None:
+    """As ``spoil_round``, but groups that the person's code has made are left alone."""
+    if _own.end_round(reason, number):
+        _own.spoil(reason)
+
+
+def note_failure(error: BaseException) -> GroupError | None:
+    """An endpoint or a cell has raised this: if it is of a collective that broke, the next use makes new groups.
+
+    Returns:
+        What to say instead, if the call was freed from a collective: torch only knows that connections were closed.
+    """
+    here = current.get()
+    # Another rank that was freed closes its connections to this one, which may be faster than the reason.
+    patience = _HEARING if broke(error) else 0.0
+    # A newer one, which may begin now, is not what broke.
+    number = _own.used_round(here[1].src, here[1].port) if here is not None else _own.round
+    reason = _own.take_freed(here[1].src, here[1].port, patience) if here is not None else ""
+    _give_up_if_broken(error, number)
+    # An interrupt that came meanwhile is raised where the collective ends, with its error as context.
+    caused = broke(error) or (isinstance(error, KeyboardInterrupt) and broke(error.__context__))
+    # So is one that came to the collective after it was freed.
+    caused = caused or (isinstance(error, GroupError) and str(error) == reason)
+    if not reason or not caused:
+        return None
+    known = GroupError(reason, mesh=_own.procs().name).with_traceback(error.__traceback__)
+    # Where the error comes from is told, and not what gloo says of connections that were closed here.
+    known.__suppress_context__ = True
+    return known
+
+
+def broke(error: BaseException | None) -> bool:
+    """Whether an error is of a collective, or of the making of a group, whose connections do not work."""
+    return isinstance(error, RuntimeError) and _BROKEN.search(str(error)) is not None
+
+
+def _give_up_if_broken(error: BaseException, number: int) -> None:
+    if _own.world is None or _own.broken or _own.round != number or not broke(error):
+        return
+    procs = _own.procs()
+    give_up(procs, number)
+    for rank in range(procs.size):
+        if rank != get_runtime().rank and not _own._is_dead(procs.proc(rank)):
+            _ask(procs.proc(rank), "give_up", procs, number)
+
+
+@service("quick")
+def give_up(procs: Procs, number: int) -> None:
+    """A round is of no use any more, since a connection between two of its ranks broke."""
+    if _own.round == number:
+        _own.spoil(f"a connection of the process group of {procs.name} broke; use the group again to make it anew")
+
+
+@service("quick")
+def in_step() -> dict[str, int] | None:
+    """How far this rank is in each of its groups; None if it has none that works."""
+    world = _own.world
+    return None if world is None or _own.broken else {"": _own.round, **world.position()}
+
+
+def member_died(dead: m.Dead) -> None:
+    """A rank of this process's mesh has died, and this one may wait for it in a collective."""
+    procs = _own.procs()
+    rank = procs.rank_of(dead.proc)
+    if procs.has(dead.proc):
+        reason = f"{_lost(procs, [rank])}; it {dead.reason}"
+        _own.note_death()
+        spoil(reason)
+        if _own.world is None:
+            _own._settle(None, GroupError(reason, mesh=procs.name, ranks=(rank,)))
+
+
+def uses_collectives() -> bool:
+    """Whether this process has a default process group."""
+    import sys
+
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+def _lost(procs: Procs, ranks: list[int]) -> str:
+    total = procs.region().nelements
+    return f"the process group of {procs.name} is broken, since {describe_ranks(ranks, total)} of it died"
+
+
+def _ask(proc: str, service: str, *args: Any) -> None:
+    """Asks for a service without waiting for an answer."""
+    runtime = get_runtime()
+    runtime.peer(proc).send(m.encode(m.Ask(runtime.proc, 0, b"", f"{_MODULE}:{service}", dumps(args)[0])))
+
+
+def _raiser(error: BaseException) -> Callable[[], Any]:
+    def make() -> Any:
+        raise error
+
+    return make

@@ -1,0 +1,227 @@
+"""Programs written for torchrun, run in ranks: each finds the environment that torchrun would give it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import linecache
+import os
+import runpy
+import secrets
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from monarch._core.roster import Procs
+from monarch._groups.rendezvous import membership
+from monarch._node.asking import ask_proc
+from monarch._node.current import get_runtime
+from monarch._node.service import service
+from monarch._procs.os.helpers import as_helper
+from monarch.exceptions import ArgumentError, GroupError
+
+_MODULE = "monarch._groups.torchrun"
+
+
+class Meeting(NamedTuple):
+    """Where the ranks of a program find each other."""
+
+    ranks: list[int]
+    """Base ranks of the mesh that take part; the first one is rank 0 of the program."""
+    address: str
+    port: int
+    served: bool
+    """Whether a store is served there already; else rank 0 of the program makes one."""
+
+
+class Script(NamedTuple):
+    """A program to be run."""
+
+    path: str
+    """Its file, or ``-m`` for a module."""
+    arguments: list[str]
+    source: str | None = None
+    """Its text; None if it is read from the file."""
+
+
+# The first rank
+
+
+@service("threaded")
+def serve_meeting(clients: int) -> tuple[str, int]:
+    """Service: serves a store for a program at a free port; its address, as the other hosts know it."""
+    from monarch._tensors.collectives.interfaces import LOOPBACK
+    from monarch._tensors.collectives.store import serve_store
+
+    config = get_runtime().config
+    assert config is not None
+    address = config.addresses[get_runtime().rank // config.procs.per_host] if config.addresses else LOOPBACK
+    store, port = serve_store(address, clients)
+    _served[port] = store
+    return address, port
+
+
+@service("quick")
+def serves(port: int) -> bool:
+    """Service: whether this process serves a store at a port."""
+    return port in _served
+
+
+_served: dict[int, Any] = {}
+
+
+def arrange(procs: Procs, ranks: Sequence[int]) -> Meeting:
+    """Has the first of some ranks serve a store for them."""
+    address, port = ask_proc(procs.proc(ranks[0]), f"{_MODULE}:serve_meeting", len(ranks)).get()
+    return Meeting(list(ranks), address, port, True)
+
+
+# All ranks
+
+
+def variables_of(meeting: Meeting) -> dict[str, str]:
+    """The environment of a program in this rank, as torchrun makes it."""
+    from monarch._tensors.collectives.world import Place, own_device, torchrun_variables
+
+    runtime = get_runtime()
+    config = runtime.config
+    if config is None or runtime.rank not in meeting.ranks:
+        raise GroupError("this process is none of the ranks that the program is to run on")
+    per_host = config.procs.per_host
+    here = [rank for rank in meeting.ranks if rank // per_host == runtime.rank // per_host]
+    rank, local = meeting.ranks.index(runtime.rank), here.index(runtime.rank)
+    device, size, local_size = own_device(), len(meeting.ranks), len(here)
+    if device != "cpu" and len(os.environ.get("CUDA_VISIBLE_DEVICES", ",").split(",")) == 1:
+        # It sees one GPU, which is number 0, so that it is like a host of its own to a program that counts GPUs.
+        local, local_size = 0, 1
+    place = Place(rank, size, local, local_size, meeting.address, meeting.port, meeting.address, device)
+    variables = torchrun_variables(place)
+    if meeting.served:
+        variables.update(
+            TORCHELASTIC_USE_AGENT_STORE="True",
+            TORCHELASTIC_RESTART_COUNT="0",
+            TORCHELASTIC_MAX_RESTARTS="0",
+            TORCHELASTIC_RUN_ID=f"{meeting.address}:{meeting.port}",
+        )
+    return variables
+
+
+@service("threaded")
+def set_variables(meeting: Meeting) -> None:
+    """Service: puts the environment in place, for programs that make their process group by themselves."""
+    from monarch._tensors.collectives.interfaces import choose_interface
+
+    choose_interface(meeting.address)
+    for name in ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID"):
+        os.environ.pop(name, None)
+    os.environ.update(variables_of(meeting))
+
+
+_orders: dict[str, tuple[Script, Meeting]] = {}
+
+
+@service("quick")
+def take_order(token: str, script: Script, meeting: Meeting) -> None:
+    """Service: keeps what is to be run until ``run_order`` asks for it."""
+    _orders[token] = (Script(*script), Meeting(*meeting))
+
+
+def run_order(token: str) -> None:
+    """Runs what was ordered under this token."""
+    run_script(*_orders.pop(token))
+
+
+def new_token() -> str:
+    """A name for an order."""
+    return secrets.token_hex(4)
+
+
+def run_script(script: Script, meeting: Meeting) -> None:
+    """Runs a program as ``__main__``, as torchrun would, in this thread.
+
+    What it changes in the environment, ``sys.argv`` and ``sys.path`` is undone; a process group that it leaves ends.
+
+    Raises:
+        RuntimeError: it ended with an exit code other than 0. Other errors are those of the program.
+    """
+    membership().leave()
+    # As torchrun would, which binds no process to cores.
+    with as_helper(), _setting(script):
+        set_variables(meeting)
+        try:
+            if script.path == "-m":
+                runpy.run_module(script.arguments[0], run_name="__main__", alter_sys=True)
+            elif script.source is None:
+                runpy.run_path(script.path, run_name="__main__")
+            else:
+                _run_source(script.path, script.source)
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise RuntimeError(f"{_title(script)} ended with exit code {end.code}") from None
+        finally:
+            _end_group()
+
+
+def _run_source(path: str, source: str) -> None:
+    """A file that only the program has: its text runs here under its name."""
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    module = types.ModuleType("__main__")
+    module.__file__ = path
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = module
+    try:
+        exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
+    finally:
+        sys.modules["__main__"] = before
+
+
+@contextlib.contextmanager
+def _setting(script: Script) -> Iterator[None]:
+    environment, arguments, path = dict(os.environ), sys.argv[:], sys.path[:]
+    if script.path == "-m":
+        found = importlib.util.find_spec(script.arguments[0])
+        sys.argv[:] = [found.origin if found and found.origin else "-m", *script.arguments[1:]]
+    else:
+        sys.argv[:] = [script.path, *script.arguments]
+        sys.path.insert(0, os.path.dirname(os.path.abspath(script.path)))
+    try:
+        yield
+    finally:
+        sys.argv[:], sys.path[:] = arguments, path
+        for name in set(os.environ) - set(environment):
+            del os.environ[name]
+        os.environ.update(environment)
+
+
+def _end_group() -> None:
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _title(script: Script) -> str:
+    return f"python -m {script.arguments[0]}" if script.path == "-m" else script.path
+
+
+def script_of(words: Sequence[str], read: bool) -> Script:
+    """A program by its command line: ``script.py ARGS`` or ``-m module ARGS``.
+
+    Args:
+        words: of the command line.
+        read: whether its text is read here, for ranks that may not see the file.
+
+    Raises:
+        ArgumentError: there is no script, or no such file.
+    """
+    if not words or (words[0] == "-m" and len(words) < 2):
+        raise ArgumentError("name a script and its arguments, as in train.py --steps 10, or -m and a module")
+    if words[0] == "-m" or not read:
+        return Script(words[0], list(words[1:]))
+    path = os.path.abspath(words[0])
+    try:
+        with open(path, encoding="utf-8") as file:
+            return Script(path, list(words[1:]), file.read())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"the script {words[0]!r} cannot be read: {error}") from None

@@ -1,0 +1,41 @@
+"""Folding the answers of a mesh into one value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from monarch._meshes.adverbs import Endpoint
+from monarch._node.future import Future, in_thread
+
+P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A")
+
+
+class Accumulator(Generic[P, R, A]):
+    """Calls an endpoint on all actors and folds what they return, in the order in which it arrives.
+
+    Args:
+        endpoint: what is called.
+        identity: what the fold begins with.
+        combine: makes the next of what was folded so far and one answer.
+    """
+
+    def __init__(self, endpoint: Endpoint[P, R], identity: A, combine: Callable[[A, R], A]) -> None:
+        self._endpoint: Endpoint[..., Any] = endpoint
+        self._identity = identity
+        self._combine = combine
+
+    def accumulate(self, *args: P.args, **kwargs: P.kwargs) -> Future[A]:
+        """Sends at once; the result is the fold of all answers. The first error of an actor is its error."""
+        answers = self._endpoint.stream(*args, **kwargs)
+
+        def fold() -> A:
+            value = self._identity
+            for answer in answers:
+                value = self._combine(value, answer.get())
+            return value
+
+        endpoint = self._endpoint
+        return in_thread(endpoint.mesh._runtime, f"{endpoint.mesh._name}.{endpoint.name}() accumulated", fold)

@@ -1,0 +1,364 @@
+"""Meshes of actors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+from monarch._actors.endpoint import arity_of, methods_of
+from monarch._core.roster import Procs
+from monarch._core.shapes.mesh_view import MeshView
+from monarch._core.shapes.region import Region
+from monarch._core.shapes.selection import called
+from monarch._core.text.tables import html_table, rich_table, text_table
+from monarch._groups.groups import Grouped
+from monarch._meshes.adverbs import Endpoint, Undecorated
+from monarch._meshes.async_resource import Managed
+from monarch._meshes.birth import Birth
+from monarch._node.current import runtime_for
+from monarch._node.future import Future
+from monarch._node.gather import Gather, died
+from monarch._node.node import Runtime
+from monarch._node.peers import Shape, Targets
+from monarch._wire import messages as m
+from monarch.exceptions import ArgumentError, StoppedError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from monarch._node.rank_config import ActorSpec
+
+_following = RLock()
+"""So that no thread takes an older shape for the newest."""
+SHOWN = 32
+"""Rows that a mesh shows at most."""
+
+
+class _State:
+    """What all views of one mesh in this process share."""
+
+    __slots__ = (
+        "birth",
+        "cls",
+        "failed",
+        "initialized",
+        "key",
+        "name",
+        "owned",
+        "procs",
+        "region",
+        "spec",
+        "stopped",
+        "stopping",
+    )
+
+    def __init__(self, key: str, name: str, cls: type, procs: Procs, region: Region, owned: bool) -> None:
+        self.key = key
+        self.name = name
+        self.cls = cls
+        self.procs = procs
+        self.region = region
+        self.owned = owned
+        self.stopped: str | None = None
+        self.stopping: Future[None] | None = None
+        self.initialized: Future[Any] | None = None
+        self.birth: Birth | None = None
+        """Its making; None for a reference, and once a heal has made again what had failed."""
+        self.spec: ActorSpec | None = None
+        self.failed: set[int] = set()
+        """Base ranks whose actor has failed where nobody waited, as far as is known here, and that a heal makes again.
+        The receiving thread adds to it, a heal takes from it: each by one operation of set, so there is no lock."""
+
+
+class ActorMesh(Grouped, MeshView, Managed):
+    """The actors of one ``spawn``, or a view of them. Its endpoints are attributes, as in ``mesh.train.call(1)``.
+
+    A mesh can be sent in messages. What arrives refers to the same actors and does not own them.
+    """
+
+    def __init__(self, state: _State, region: Region, runtime: Runtime) -> None:
+        self._state = state
+        # Replaced as a whole when the mesh is resized, by the thread that learns of it; any thread reads it.
+        self._shape = Shape.of(region)
+        self._runtime = runtime
+        # Made by any thread; one of another shape or version is made again.
+        self._found: Targets | None = None
+        self._follows = region == state.region and region == state.procs.region()
+        if self._follows:
+            state.procs.follow(self)
+
+    @classmethod
+    def _received(cls, origin: str, key: str, name: str, actor: type, procs: Procs, region: Region) -> ActorMesh:
+        """Return a reference that has arrived in a message; SerializationError outside its session."""
+        runtime = runtime_for(f"the actor mesh {name!r}", origin, procs.hosts)
+        return cls(_State(key, name, actor, procs, region, False), region, runtime)
+
+    @property
+    def _region(self) -> Region:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Which ranks it has."""
+        return self._shape.region
+
+    @property
+    def _view_bytes(self) -> bytes:
+        """That for the wire."""
+        return self._shape.packed
+
+    def _view(self, region: Region) -> Self:
+        return type(self)(self._state, region, self._runtime)
+
+    def _receivers(self) -> list[str]:
+        """The proc ids of its members."""
+        return [peer.proc for peer in self._members_at().peers]
+
+    # Endpoints
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or (name.startswith("_") and name in ("_state", "_region", "_runtime", "_shape")):
+            raise AttributeError(name)
+        cls = self._state.cls
+        if name in methods_of(cls):
+            found = Endpoint[..., Any](self, name, arity_of(cls, name))
+            self.__dict__[name] = found
+            return found
+        given = inspect.getattr_static(cls, name, None)
+        if inspect.isfunction(given):
+            return Undecorated(self, name, given)
+        names = ", ".join(sorted(methods_of(cls))) or "none"
+        raise ArgumentError(f"{self._name}, a mesh of {cls.__name__}, has no endpoint {name!r}; it has {names}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *methods_of(self._state.cls)})
+
+    # Members
+
+    @property
+    def _name(self) -> str:
+        """The name that it was spawned with."""
+        return self._state.name
+
+    @property
+    def _called(self) -> str:
+        """Its name with what this view has of it, as in ``trainers[gpus=1]``."""
+        return called(self._name, self._state.region, self._region)
+
+    @property
+    def _key(self) -> str:
+        """Its key, unique in the session."""
+        return self._state.key
+
+    @property
+    def _stopped(self) -> str | None:
+        """Why it cannot be used any more; None if it can."""
+        return self._state.stopped
+
+    @property
+    def initialized(self) -> Future[None]:
+        """Done when all of its actors are made; its error is that of their constructors."""
+        future = self._state.initialized
+        if future is None:
+            raise StoppedError(f"only who spawned {self._name} can wait for it to be initialized", mesh=self._name)
+        return future
+
+    def _members_at(self) -> Targets:
+        """Where its members are: one consistent state, for all that one call needs."""
+        found, procs = self._found, self._state.procs
+        # What is looked up while it changes counts as what there was before.
+        version = procs.version
+        if found is not None and found.version == version and found.shape is self._shape:
+            return found
+        while True:
+            self._check_open()
+            if self._follows and self._region != procs.region():
+                # Another thread is about to say so.
+                self._follow()
+            try:
+                found = self._found = self._locate(self._shape, version)
+                return found
+            except StoppedError:
+                if not self._follows or procs.version == version:
+                    raise
+                # Its processes have become fewer just now.
+                version = procs.version
+
+    def _locate(self, shape: Shape, version: int) -> Targets:
+        runtime, procs, region = self._runtime, self._state.procs, shape.region
+        procs.check(region, self._name)
+        return Targets(runtime, [runtime.peer(procs.proc(rank)) for rank in region.base_ranks()], shape, version)
+
+    def _member(self, position: int) -> ActorMesh:
+        """The mesh of one member."""
+        return self._member_of(self._shape, position)
+
+    def _member_of(self, shape: Shape, position: int) -> ActorMesh:
+        """The mesh of the member at a position that a shape of this mesh has."""
+        return self._view(Region((), shape.region.base_rank(position), (), ()))
+
+    def _follow(self) -> None:
+        """The processes are more or fewer than before, and this is a mesh of actors on all of them."""
+        state = self._state
+        with _following:
+            shape = Shape.of(state.procs.region())
+            while shape.region is not state.procs.region():
+                # A __del__ has run in between, which has learned of a newer one.
+                shape = Shape.of(state.procs.region())
+            state.region, self._shape = shape.region, shape
+
+    def _check_alive(self, method: str) -> None:
+        """Raises what says that members have died."""
+        runtime = self._runtime
+        self._check_open()
+        if self._state.failed:
+            # They may be made anew just now.
+            self._wait_for_verdict(method)
+        if not runtime.deaths:
+            return
+        lost = self._lost()
+        if lost and self._wait_for_verdict(method):
+            lost = self._lost()
+        if lost:
+            raise died(f"{self._called}.{method}()", self._name, lost, self.extent, None, self._called)
+
+    def _awaits_verdict(self) -> bool:
+        """Whether a call waits now for what is decided about its members."""
+        runtime = self._runtime
+        if runtime.closed or not runtime.oversight.is_open(self._state.procs.uid):
+            return False
+        return bool(self._state.failed) or bool(runtime.deaths and self._lost())
+
+    def _has_read(self, positions: Iterable[int]) -> None:
+        """Somebody was told of errors of these members."""
+        if self._state.birth is not None:
+            self._state.birth.heard([self._region.base_rank(position) for position in positions])
+
+    def _wait_for_verdict(self, method: str) -> bool:
+        procs = self._state.procs
+        return self._runtime.oversight.wait(procs.uid, procs.name, f"{self._called}.{method}()")
+
+    def _check_open(self) -> None:
+        runtime = self._runtime
+        if runtime.closed:
+            raise StoppedError(f"{self._name} cannot be used any more: {runtime.ended}", mesh=self._name)
+
+    def _lost(self) -> dict[int, m.Dead]:
+        return {rank: peer.dead for rank, peer in enumerate(self._members_at().peers) if peer.dead is not None}
+
+    # Ending
+
+    def stop(self, reason: str = "stopped by its owner") -> Future[None]:
+        """Stops the actors, once they have handled what was sent before; their ``__cleanup__`` runs.
+
+        It begins at once; the result says when it is done, or with which error a cleanup has failed. After 3 s the rest
+        of what was sent is refused, async calls are cancelled, and sync ones, or a constructor, are interrupted.
+        ``__cleanup__`` runs when they have ended, ``finally`` included, and has 5 s. An actor whose code goes on after
+        two interrupts is given up, with an error. `monarch.config` has the bounds.
+
+        Raises:
+            StoppedError: this is a view or a reference, and only the owner stops a mesh.
+        """
+        state = self._state
+        if not state.owned or self._region != state.region:
+            raise StoppedError(
+                f"{self._name} can only be stopped as a whole, by the one who spawned it", mesh=self._name
+            )
+        if state.stopping is not None:
+            return state.stopping
+        state.stopped = reason
+        runtime = self._runtime
+        targets = self._members_at()
+
+        def finish(_: Gather[None], __: list[Any]) -> None:
+            return None
+
+        extent = targets.shape.region.extent
+        gather: Gather[None] = Gather(runtime, targets.peers, extent, self._name, "stop", finish, patient=True)
+        halt = m.encode(m.Halt(runtime.proc, state.key, gather.port, targets.shape.packed, reason))
+        for peer in targets.peers:
+            peer.send(halt)
+        gather.check()
+        state.stopping = _Tolerant(gather)
+        state.stopping._when_done(lambda _: self._forget())
+        return state.stopping
+
+    def _forget(self) -> None:
+        self._runtime.meshes.pop(self._state.key, None)
+
+    # Showing
+
+    def to_table(self) -> str:
+        """Which actor is where, as text."""
+        headers, rows = self._rows()
+        return text_table(headers, rows, SHOWN + 1)
+
+    def _rows(self) -> tuple[list[str], list[list[object]]]:
+        return member_rows(self._runtime, self._state.procs, self._region)
+
+    def _title(self) -> str:
+        axes = ", ".join(f"{label}={size}" for label, size in self.extent.items())
+        return f"{self._state.cls.__name__} mesh {self._called!r} ({axes})" + (" stopped" if self._stopped else "")
+
+    def __repr__(self) -> str:
+        return f"<{self._title()}>"
+
+    def __rich__(self) -> Any:
+        return rich_table(*self._rows(), SHOWN + 1, title=self._title())
+
+    def _repr_html_(self) -> str:
+        headers, rows = self._rows()
+        return html_table(headers, rows, SHOWN + 1, title=self._title())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActorMesh) and self._key == other._key and self._region == other._region
+
+    def __hash__(self) -> int:
+        return hash((self._key, self._region))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = self._state
+        origin = self._runtime.origin
+        return ActorMesh._received, (origin, state.key, state.name, state.cls, state.procs, self._region)
+
+
+class _Tolerant(Future[None]):
+    """The end of a mesh: what has died already has ended as well."""
+
+    __slots__ = ("_source",)
+
+    def __init__(self, source: Gather[None]) -> None:
+        super().__init__(source._runtime, source.label)  # pyright: ignore[reportPrivateUsage]
+        self._source = source
+        source._when_done(lambda _: self._complete())  # pyright: ignore[reportPrivateUsage]
+
+    def _make(self) -> None:
+        from monarch.exceptions import DeviceMeshError
+
+        try:
+            self._source.get()
+        except DeviceMeshError:
+            pass
+
+
+def member_rows(runtime: Runtime, procs: Procs, region: Region) -> tuple[list[str], list[list[object]]]:
+    """A table of the members of a view: rank, coordinates, host, state."""
+    extent = region.extent
+    headers = ["rank", *extent.labels, "host", "proc", "state"]
+    rows: list[list[object]] = []
+    count = region.nelements
+    shown = range(count) if count <= SHOWN else [*range(SHOWN // 2), *range(count - SHOWN // 2, count)]
+    from monarch._core.shapes.extent import Point
+
+    for rank in shown:
+        point = Point(rank, extent)
+        proc = procs.proc(region.base_rank(rank))
+        peer = runtime.peers.get(proc)
+        state = "alive"
+        if peer is not None and peer.dead is not None:
+            state = "stopped" if peer.dead.expected else peer.dead.reason
+        elif runtime.silence is not None:
+            state = runtime.silence.text(proc) or state
+        host, _, name = proc.partition("/")
+        rows.append([rank, *(point[label] for label in extent), host, name, state])
+        if count > SHOWN and rank == SHOWN // 2 - 1:
+            rows.append([f"… {count - SHOWN} more", *[""] * (len(headers) - 1)])
+    return headers, rows

@@ -1,0 +1,497 @@
+"""Endpoints of a mesh, as the caller has them: the adverbs that say to whom a message goes and what comes back."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
+
+from monarch._actors.endpoint import Arity, methods_of
+from monarch._actors.mailbox import EXPLICIT, UNDECORATED
+from monarch._actors.ports import Port
+from monarch._core.shapes.extent import axes_text
+from monarch._core.shapes.value_mesh import ValueMesh
+from monarch._meshes.deferred_calls import call_later, must_wait, send_later, stream_later
+from monarch._node.backpressure import take_room
+from monarch._node.future import Future
+from monarch._node.gather import Gather, died, replaced
+from monarch._node.node import Runtime, current
+from monarch._node.owed import Owed
+from monarch._node.peers import cost_of
+from monarch._supervision.escalation import call_hook
+from monarch._supervision.mesh_failure import MeshFailure
+from monarch._wire import messages as m
+from monarch._wire.links import lasting
+from monarch._wire.pickling import are_large, dumps
+from monarch.exceptions import ArgumentError, MonarchError, NotAnEndpointError, SerializationError, StoppedError
+
+if TYPE_CHECKING:
+    from monarch._meshes.actor_mesh import ActorMesh
+    from monarch._node.peers import Peer, Targets
+
+_COPIED_ONCE = 32 << 10
+"""Bytes of a frame from which it is not copied for each of its receivers."""
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _values(gather: Gather[Any], values: list[Any]) -> Any:
+    return ValueMesh.of(gather.extent, values)
+
+
+def _single(gather: Gather[Any], values: list[Any]) -> Any:
+    value = values[0]
+    return value.read() if hasattr(value, "read") and type(value).__name__ == "Deferred" else value
+
+
+class _Answers(Protocol):
+    """What takes the answers to a call."""
+
+    port: int
+
+
+class Endpoint(Generic[P, R]):
+    """One endpoint of the actors of a mesh. Each adverb checks the arguments, pickles them once and sends at once."""
+
+    __slots__ = ("_arity", "_flags", "mesh", "name")
+
+    def __init__(self, mesh: ActorMesh, name: str, arity: Arity | None, flags: int = 0) -> None:
+        self.mesh = mesh
+        self.name = name
+        self._arity = arity
+        self._flags = flags
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
+        """Sends to every actor of the mesh; the result is a ValueMesh of what each returned.
+
+        Raises:
+            ArgumentError: the arguments do not fit the endpoint's signature.
+            SerializationError: an argument cannot be pickled.
+            StoppedError, SupervisionError: the mesh was stopped, or some of its ranks are known to be dead.
+        """
+        return self._gather(args, kwargs, _values)
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Sends to the one actor that this mesh has; the result is what it returned. ArgumentError for others."""
+        mesh = self.mesh
+        if len(mesh) != 1:
+            raise ArgumentError(
+                f"call_one needs a mesh of exactly 1 actor, and {mesh._called} has {axes_text(mesh.extent)}; "
+                f"slice it, or use call or choose"
+            )
+        return self._gather(args, kwargs, _single)
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Sends to one actor of the mesh, drawn at random; the result is what it returned."""
+        one = self.mesh._member(random.randrange(len(self.mesh)))
+        return Endpoint[P, R](one, self.name, self._arity, self._flags)._gather(args, kwargs, _single)
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
+        """Sends to every actor of the mesh; gives a future for each answer, in the order in which they arrive."""
+        if must_wait(self.mesh):
+            packed = self._pack(args, kwargs)
+            return iter(stream_later(self.mesh, self.name, lambda: self._stream(packed)))
+        return iter(self._stream(self._prepare(args, kwargs)))
+
+    def _stream(self, prepared: tuple[bytes, list[memoryview]]) -> list[Future[R]]:
+        mesh = self.mesh
+        deaths = mesh._runtime.deaths
+        targets = mesh._members_at()
+        stream = Stream(mesh._runtime, mesh, targets, self.name)
+        self._dispatch(prepared, targets, stream, False)
+        mesh._runtime.watch.sent(stream)
+        if mesh._runtime.deaths != deaths:
+            stream.check()
+        return list(stream.futures)
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Sends to every actor of the mesh and waits for nothing.
+
+        An endpoint that raises then has nobody to tell: its actor fails, and its owner hears of it.
+        """
+        self._send(args, kwargs)
+
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """For distributed tensors, which this version does not have."""
+        raise MonarchError(f"{self.mesh._name}.{self.name}.rref() needs distributed tensors, which are not here yet")
+
+    def send_to(self, args: tuple[Any, ...], kwargs: dict[str, Any], port: Port[Any] | None, choose: bool) -> None:
+        """Sends with a port of the caller's choice for the answers."""
+        mesh = self.mesh._member(random.randrange(len(self.mesh))) if choose else self.mesh
+        if port is None:
+            Endpoint[P, R](mesh, self.name, self._arity, self._flags)._send(args, kwargs)
+            return
+        endpoint = Endpoint[P, R](mesh, self.name, self._arity, self._flags)
+        if must_wait(mesh):
+            packed = endpoint._pack(args, kwargs)
+            send_later(mesh, self.name, lambda: endpoint._relay(packed, port), lambda _: None, port.exception)
+        else:
+            endpoint._relay(endpoint._prepare(args, kwargs), port)
+
+    def _relay(self, prepared: tuple[bytes, list[memoryview]], port: Port[Any]) -> None:
+        mesh = self.mesh
+        method = methods_of(mesh._state.cls).get(self.name)
+        explicit = bool(self._flags & EXPLICIT) or (method is not None and method.explicit)
+        targets = mesh._members_at()
+        relay = _Relay(mesh, targets, self.name, port, explicit)
+        self._dispatch(prepared, targets, relay, not explicit)
+        mesh._runtime.watch.sent(relay)
+        relay.check()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise ArgumentError(
+            f"{self.mesh._name}.{self.name} is an endpoint of a mesh: "
+            f"say how to call it, as in {self.mesh._name}.{self.name}.call(...)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self.name} of {self.mesh._called}>"
+
+    def _gather(self, args: tuple[Any, ...], kwargs: dict[str, Any], finish: Any) -> Future[Any]:
+        if must_wait(self.mesh):
+            packed = self._pack(args, kwargs)
+            return call_later(self.mesh, self.name, lambda: self._call(packed, finish))
+        return self._call(self._prepare(args, kwargs), finish)
+
+    def _call(self, prepared: tuple[bytes, list[memoryview]], finish: Any) -> Future[Any]:
+        mesh = self.mesh
+        deaths = mesh._runtime.deaths
+        targets = mesh._members_at()
+        gather: Gather[Any] = Gather(
+            mesh._runtime, targets.peers, targets.shape.region.extent, mesh._name, self.name, finish, mesh._key
+        )
+        gather.view = mesh
+        self._dispatch(prepared, targets, gather, True)
+        mesh._runtime.watch.sent(gather)
+        if mesh._runtime.deaths != deaths:
+            gather.check()
+        return gather
+
+    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def send(prepared: tuple[bytes, list[memoryview]]) -> None:
+            self._dispatch(prepared, self.mesh._members_at(), None, True)
+
+        if must_wait(self.mesh):
+            packed = self._pack(args, kwargs)
+            send_later(self.mesh, self.name, lambda: send(packed), lambda _: None, self._not_sent)
+        else:
+            send(self._prepare(args, kwargs))
+
+    def _not_sent(self, error: BaseException) -> None:
+        """A broadcast was not sent after all, and nobody waits to be told."""
+        mesh, ranks = self.mesh, tuple(self.mesh._region.base_ranks())
+        text = f"a broadcast of {self.name}() was not sent: {error}"
+        call_hook(MeshFailure(mesh._name, mesh, ranks, text, when=time.time()))
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, list[memoryview]]:
+        return self._pack(args, kwargs, True)
+
+    def _pack(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], wait: bool = False
+    ) -> tuple[bytes, list[memoryview]]:
+        """Pickles the arguments, once it is clear that the receivers live; that may ``wait`` for a verdict."""
+        if self._arity is not None:
+            self._arity.check(args, kwargs)
+        mesh = self.mesh
+        if mesh._stopped is not None:
+            raise StoppedError(
+                f"{mesh._name}.{self.name}() was not sent: {mesh._name} was stopped ({mesh._stopped}); spawn a new one",
+                mesh=mesh._name,
+            )
+        if wait:
+            mesh._check_alive(self.name)
+        try:
+            return dumps((args, kwargs), "", mesh._receivers)
+        except SerializationError as error:
+            raise SerializationError(f"{mesh._name}.{self.name}() was not sent: {error}") from error.__cause__
+
+    def _dispatch(
+        self, prepared: tuple[bytes, list[memoryview]], targets: Targets, sink: _Answers | None, gathered: bool
+    ) -> None:
+        """Sends to all targets or, if this raises, to none; the port of the sink is closed then."""
+        mesh = self.mesh
+        runtime = mesh._runtime
+        body, buffers = prepared
+        port = sink.port if sink is not None else 0
+        here = current.get()
+        sender = here[0].key if here is not None else ""
+        cost = cost_of(body, buffers)
+        try:
+            # What was let go of since the last call is free for the answers of this one.
+            runtime.settle()
+            take_room(runtime, targets.peers, cost, mesh, self.name)
+            shared = buffers and targets.near and are_large(buffers)
+            bulk = _into_memory(runtime, targets, buffers, cost) if shared else None
+        except BaseException:
+            if port:
+                # Nobody will answer.
+                runtime.close_port(port)
+            raise
+        call = m.Call(
+            runtime.proc, mesh._key, self.name, port, targets.shape.packed, sender, self._flags, body, None, 0, cost
+        )
+        send_to_all(runtime, targets, call, buffers, bulk, gathered)
+
+
+def _into_memory(runtime: Runtime, targets: Targets, buffers: Sequence[memoryview], cost: int) -> m.PackedBulk | None:
+    """Writes large buffers into shared memory for those of this host; None if they go through the socket."""
+    receivers = [peer for peer in targets.near if peer.dead is None]
+    if not receivers:
+        return None
+    try:
+        bulk = runtime.put(buffers, [peer.proc for peer in receivers])
+    except BaseException:
+        for peer in targets.peers:
+            peer.give_back(cost)
+        raise
+    for peer in receivers:
+        if peer.dead is not None:
+            # It died meanwhile, and will release nothing.
+            runtime.forget_holder(peer.proc)
+    return bulk
+
+
+def send_to_all(
+    runtime: Runtime,
+    targets: Targets,
+    call: m.Call,
+    buffers: Sequence[memoryview],
+    bulk: m.PackedBulk | None,
+    gathered: bool,
+) -> None:
+    """Sends one message to all members of a view: directly on this host, once a host to the others."""
+    # Not the caller's own memory, which may change before all is sent.
+    frames = lasting(buffers) if buffers and (targets.far or bulk is None) else ()
+    if targets.near:
+        frame: Any = m.encode(_with(call, bulk, 0 if bulk else len(buffers))) if buffers else m.encode(call)
+        if len(frame) >= _COPIED_ONCE and len(targets.near) > 1:
+            frame = lasting([frame])[0]
+        for peer in targets.near:
+            peer.send(frame, () if bulk else frames)
+    if targets.far:
+        far = m.encode(_with(call, None, len(buffers))) if buffers else m.encode(call)
+        for gateway, procs in targets.far:
+            gateway.cast(runtime.proc, procs, call.port if gathered else 0, [far, *frames])
+
+
+def _with(call: m.Call, bulk: m.PackedBulk | None, frames: int) -> m.Call:
+    return m.Call(
+        call.src,
+        call.actor,
+        call.method,
+        call.port,
+        call.view,
+        call.sender,
+        call.flags,
+        call.body,
+        bulk,
+        frames,
+        call.cost,
+    )
+
+
+class _Arrival(Future[R]):
+    """One of the answers of a stream, whichever comes next."""
+
+    __slots__ = ("_got", "actor", "port", "stream")
+
+    def __init__(self, runtime: Runtime, stream: Stream) -> None:
+        super().__init__(runtime, stream.label)
+        self.stream = stream
+        self._got: Gather[Any] | None = None
+
+    def arrive(self, part: Gather[Any]) -> None:
+        self._got = part
+        self._complete()
+
+    @property
+    def unread(self) -> bool:
+        """Whether it has failed, and nobody has read that."""
+        return self.done and self._error is None and self._got is not None and bool(self._got.failed_positions())
+
+    def _make(self) -> R:
+        assert self._got is not None
+        return self._got.get()
+
+
+class Stream(Owed):
+    """Gives each reply, as it arrives, to the next of its futures."""
+
+    def __init__(self, runtime: Runtime, mesh: ActorMesh, targets: Targets, method: str) -> None:
+        super().__init__(runtime, mesh, targets.peers)
+        self._mesh = mesh
+        self._method = method
+        self._shape = targets.shape
+        self.futures: list[_Arrival[Any]] = [_Arrival(runtime, self) for _ in self.targets]
+        self._next = 0
+        self.port = runtime.open_port(self)
+
+    @property
+    def label(self) -> str:
+        """What is waited for, as errors say it."""
+        return f"{self._mesh._called}.{self._method}()"
+
+    @property
+    def unread(self) -> bool:
+        """Whether an error that has arrived was not read, and somebody may read it."""
+        return any(future.unread for future in self.futures[: self._next])
+
+    def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
+        """Takes an answer."""
+        if not 0 <= reply.rank < len(self.targets):
+            reply = replaced(reply, self.targets, self.label)
+        if reply.rank in self.owed:
+            part = self._part(reply.rank)
+            part.reply(m.Reply(reply.src, part.port, 0, reply.status, 0, reply.body, reply.bulk), frames)
+            self._give(reply.rank, part, bool(reply.status))
+
+    def lost(self, peer: Peer, dead: m.Dead) -> bool:
+        """A proc has died: each answer that it owes is an error."""
+        waited = False
+        for rank, target in enumerate(self.targets):
+            if target is peer and rank in self.owed:
+                part = self._part(rank)
+                part.lost(peer, dead)
+                self._give(rank, part)
+                waited = True
+        return waited
+
+    def fail(self, uid: str, key: str, why: str) -> bool:
+        """The mesh has failed: so does each answer that is still owed."""
+        failed = False
+        for rank in sorted(self.owed):
+            part = self._part(rank)
+            if part.fail(uid, key, why):
+                self._give(rank, part)
+                failed = True
+        return failed
+
+    def _part(self, rank: int) -> Gather[Any]:
+        one = self._mesh._member_of(self._shape, rank)
+        gather: Gather[Any] = Gather(
+            self._runtime, [self.targets[rank]], one.extent, self._mesh._name, self._method, _single, self._mesh._key
+        )
+        # It stands for what has arrived already, and is no call of its own.
+        gather.watched = False
+        gather.view = one
+        return gather
+
+    def _give(self, rank: int, part: Gather[Any], failed: bool = False) -> None:
+        self.settle(rank, failed)
+        future = self.futures[self._next]
+        self._next += 1
+        future.arrive(part)
+
+
+class _Relay(Owed):
+    """Passes answers on to a port, which may be of another process. Explicit ports may answer more than once."""
+
+    def __init__(self, mesh: ActorMesh, targets: Targets, method: str, port: Port[Any], explicit: bool) -> None:
+        super().__init__(mesh._runtime, mesh, targets.peers)
+        self._mesh = mesh
+        self._method = method
+        self._target = port
+        self._explicit = explicit
+        self._shape = targets.shape
+        self.port = self._runtime.open_port(self)
+
+    @property
+    def label(self) -> str:
+        """What is waited for, as errors say it."""
+        return f"{self._mesh._called}.{self._method}()"
+
+    def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
+        """Takes an answer."""
+        if not 0 <= reply.rank < len(self.targets):
+            reply = replaced(reply, self.targets, self.label)
+        if self._explicit or reply.rank in self.owed:
+            try:
+                self._pass_on(reply, frames)
+            except Exception as error:
+                self._target.exception(error)
+            self.settle(reply.rank, bool(reply.status), not self._explicit)
+
+    def _pass_on(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
+        body, buffers = reply.body, []
+        if reply.bulk is not None or frames:
+            body, buffers = dumps(self._runtime.load(reply, frames))
+        self._target._send(reply.status, body, buffers, reply.rank)  # pyright: ignore[reportPrivateUsage]
+
+    def lost(self, peer: Peer, dead: m.Dead) -> bool:
+        """A proc has died: what it still owes is an error."""
+        owed = [rank for rank in sorted(self.owed) if self.targets[rank] is peer]
+        for rank in owed:
+            mesh = self._mesh
+            self._target.exception(
+                died(self.label, mesh._name, {rank: dead}, self._shape.region.extent, None, mesh._called)
+            )
+            self.settle(rank, False, not self._explicit)
+        if self._explicit and all(target.dead is not None for target in self.targets):
+            # Nobody is left that might answer more than once.
+            self._runtime.close_port(self.port)
+        return bool(owed)
+
+
+def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Endpoint[..., Any]:
+    """The endpoint of a method that has no decorator: ``as_endpoint(mesh.method).call(...)``.
+
+    Raises:
+        ValueError: it is no method of a spawned actor.
+    """
+    if isinstance(method, Endpoint):
+        found = cast("Endpoint[..., Any]", method)
+        flags = UNDECORATED | (EXPLICIT if explicit_response_port else 0)
+        return Endpoint(found.mesh, found.name, None, flags)
+    if isinstance(method, Undecorated):
+        flags = UNDECORATED | (EXPLICIT if explicit_response_port else 0)
+        arity = Arity(method.name, method.function, 2 if explicit_response_port else 1)
+        return Endpoint(method.mesh, method.name, arity, flags)
+    raise ValueError(f"as_endpoint needs a method of a spawned actor, as in as_endpoint(mesh.method), not {method!r}")
+
+
+class Undecorated:
+    """A method of an actor that is no endpoint."""
+
+    __slots__ = ("function", "mesh", "name")
+
+    def __init__(self, mesh: ActorMesh, name: str, function: Any) -> None:
+        self.mesh = mesh
+        self.name = name
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotAnEndpointError(self._text())
+
+    def __getattr__(self, name: str) -> Any:
+        raise ArgumentError(f"{self._text()}; {name!r} is for endpoints")
+
+    def _text(self) -> str:
+        return (
+            f"{self.mesh._name}.{self.name} is a method and no endpoint; put @endpoint on it, "
+            f"or use as_endpoint({self.mesh._name}.{self.name})"
+        )
+
+
+def send(
+    endpoint: Endpoint[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    port: Port[Any] | None = None,
+    selection: str = "all",
+) -> None:
+    """Sends a message whose answers go to a port.
+
+    Args:
+        endpoint: whom and what to call.
+        args: positional arguments.
+        kwargs: arguments by name.
+        port: where the answers go; None if nobody wants them.
+        selection: ``all`` for every actor of the mesh, ``choose`` for one at random.
+
+    Raises:
+        ValueError: there is no such selection.
+    """
+    if selection not in ("all", "choose"):
+        raise ValueError(f"selection is 'all' or 'choose', not {selection!r}")
+    endpoint.send_to(args, kwargs or {}, port, selection == "choose")

@@ -1,0 +1,42 @@
+"""What meshes that can be stopped have in common: they are context managers, and can be awaited until they are up."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from monarch._node.future import Future
+
+
+class Managed:
+    """Mixin: ``with mesh:`` and ``async with mesh:`` stop it at the end, ``await mesh`` gives it once it is up."""
+
+    if TYPE_CHECKING:
+
+        def stop(self) -> Future[None]: ...
+        @property
+        def initialized(self) -> Future[Any]: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop().get()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        yield from self.initialized.__await__()
+        return self

@@ -1,0 +1,341 @@
+"""The making of the actors of one spawn: who waits for it, who was told that a constructor raised, and who is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from monarch._core.later import asyncio
+from monarch._core.shapes.extent import Extent
+from monarch._meshes.doom import Doom
+from monarch._node.gather import Gather, Lost
+from monarch._node.remote_errors import unpack_failure
+from monarch._wire import messages as m
+
+if TYPE_CHECKING:
+    from monarch._node.node import Runtime
+    from monarch._node.peers import Peer
+
+HEARD_S = 0.2
+"""Seconds after a constructor has raised in which somebody may be told, and in which others may raise as well."""
+
+_PATIENCE = 10
+"""How many times as long is waited at most for constructors that are being freed from a collective."""
+
+
+class Birth(Gather[None]):
+    """Done when all actors of a spawn are made, or some time after the first constructor has raised.
+
+    An error that nobody is told of goes on as a fault. Told is whoever has read it from this future or from a call to
+    the actor; whoever waits for this future; and whoever keeps a call to the actor that was under way when its
+    constructor raised, since that call has the error too. Constructors that end after it is done are heard as well.
+
+    Args:
+        runtime: of this process.
+        targets: the processes of the actors.
+        ranks: their base ranks.
+        extent: of the mesh.
+        name: of the mesh, for errors.
+        key: of the actors.
+        coming: by base rank, the processes that are dead and that somebody replaces: the actors are made in the new
+            ones by whoever does that.
+    """
+
+    __slots__ = (
+        "_awaiting",
+        "_calls",
+        "_claims",
+        "_coming",
+        "_kept",
+        "_passing",
+        "_ranks",
+        "_told",
+        "_whose",
+        "raised",
+    )
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        targets: Sequence[Peer],
+        ranks: Sequence[int],
+        extent: Extent,
+        name: str,
+        key: str,
+        coming: Mapping[int, m.Dead],
+    ) -> None:
+        self._ranks = list(ranks)
+        self._whose = key
+        """In faults, the key of the actors."""
+        self._coming = dict(coming)
+        """Lock: that of futures, as all that follows."""
+        self._claims = 0
+        """Threads that wait."""
+        self._kept = False
+        """Whether a callback waits."""
+        self._awaiting: list[asyncio.Future[None]] = []
+        self._calls: list[tuple[int, Callable[[], Any]]] = []
+        """Calls under way to actors whose constructor has raised, if somebody keeps them, each with the base rank."""
+        self._told: set[int] = set()
+        """Base ranks whose failure somebody was told of, or that was passed on as a fault."""
+        self._passing = False
+        """Whether what was raised is about to be passed on."""
+        self.raised: dict[int, m.Reply] = {}
+        """By base rank, what constructors have raised."""
+        super().__init__(runtime, targets, extent, name, "__init__", lambda _, __: None, key)
+
+    # Those who wait
+
+    def get(self, timeout: float | None = None) -> None:
+        with self._lock:
+            self._claims += 1
+        try:
+            return super().get(timeout)
+        finally:
+            with self._lock:
+                self._claims -= 1
+
+    def as_asyncio(self) -> asyncio.Future[None]:
+        kept = self._kept
+        future = super().as_asyncio()
+        with self._lock:
+            # It may be cancelled, and then nobody waits.
+            self._kept = kept
+            self._awaiting.append(future)
+        return future
+
+    def add_done_callback(self, callback: Any) -> None:
+        self._kept = True
+        super().add_done_callback(callback)
+
+    def heard(self, ranks: Iterable[int]) -> None:
+        """Somebody has read what the constructors of these base ranks have raised."""
+        with self._lock:
+            self._told.update(ranks)
+
+    def _make(self) -> None:
+        with self._lock:
+            self._told.update(self.raised)
+        return super()._make()
+
+    # What arrives
+
+    def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
+        """An actor is made, or its constructor has raised."""
+        if reply.status != m.RESULT:
+            self._has_raised(reply)
+        if self.done:
+            self._comes_late(reply)
+        else:
+            super().reply(reply, frames)
+
+    def _has_raised(self, reply: m.Reply) -> None:
+        rank = self._ranks[reply.rank]
+        calls = _calls_to(self._runtime, self.actor, self.targets[reply.rank])
+        with self._lock:
+            if rank in self.raised:
+                return
+            self.raised[rank] = reply
+            self._calls.extend((rank, call) for call in calls)
+            first, self._passing = not self._passing, True
+        if first:
+            self._runtime.pump.call_later(HEARD_S, self._pass_on)
+
+    def _comes_late(self, reply: m.Reply) -> None:
+        """The future is done without this one; whoever reads it later finds it there."""
+        with self._lock:
+            if self._replies:
+                self._replies[reply.rank] = reply
+            over = self._answered(self.targets[reply.rank])
+        if reply.status != m.RESULT:
+            self._runtime.watch.failed(self, reply.rank)
+        if over:
+            self._end()
+
+    def _answered(self, peer: Peer) -> bool:
+        """Whether this was the last one that had not answered in time; with the lock."""
+        if peer not in self.unanswered:
+            return False
+        self.unanswered = [each for each in self.unanswered if each is not peer]
+        return not self.unanswered
+
+    def _end(self) -> None:
+        self._runtime.close_port(self.port)
+        if self.party is not None:
+            self.party.completed()
+
+    def _give_up(self) -> None:
+        """Completes without those that have not answered, which are heard later."""
+        with self._lock:
+            if not self._left:
+                return
+            self.unanswered = self.waits_for()
+            self._left = 0
+        self._complete()
+
+    def _pass_on(self, patience: int = _PATIENCE) -> None:
+        """Gives up those that have not answered, and tells of what is untold.
+
+        Those that wait for the failed ones in a collective are about to be freed, and are heard in time most often.
+        """
+        if patience and not self.done and self.party is not None and self.party.frees:
+            self._runtime.pump.call_later(HEARD_S, partial(self._pass_on, patience - 1))
+        elif self.done or not self.waits_for():
+            self._tell()
+        else:
+            Doom(self._runtime, self, self._tell)
+
+    def _tell(self) -> None:
+        self._give_up()
+        for fault in self.untold():
+            self._runtime.faulted.tell(fault)
+
+    def untold(self) -> list[m.Fault]:
+        """What constructors have raised and nobody was told of; once."""
+        unwanted = self._is_unwanted()
+        with self._lock:
+            awaited = self._claims or self._kept or any(not each.cancelled() for each in self._awaiting)
+            if awaited or unwanted:
+                told = set(self.raised)
+            else:
+                told = self._told | {rank for rank, call in self._calls if call() is not None}
+            if told & self._told or awaited:
+                # That others were freed from what they waited in is a consequence.
+                told |= {rank for rank, reply in self.raised.items() if unpack_failure(reply.body).freed}
+            untold = [reply for rank, reply in sorted(self.raised.items()) if rank not in told]
+            self._told.update(self.raised)
+            self._calls.clear()
+            self._awaiting.clear()
+            # They have what was there so far.
+            self._kept = self._passing = False
+        return [m.Fault(each.src, self._whose, self._ranks[each.rank], each.body) for each in untold]
+
+    def _is_unwanted(self) -> bool:
+        """Whether nobody cares any more: the mesh was stopped, or a heal has made its actors again."""
+        mesh = self._runtime.meshes.get(self.actor)
+        return mesh is None or mesh._state.birth is not self or mesh._stopped is not None
+
+    def lost(self, peer: Peer, dead: m.Dead) -> bool:
+        """A process has died, unless it is known that it was dead."""
+        if self.done:
+            with self._lock:
+                over = self._answered(peer)
+            if over:
+                self._end()
+            return False
+        with self._lock:
+            if self._coming and any(each is dead for each in self._coming.values()):
+                return False
+        return super().lost(peer, dead)
+
+    def arrived(self, rank: int, reply: m.Reply) -> None:
+        """An actor was made in a process that has come in the place of a dead one; or its constructor has raised."""
+        with self._lock:
+            if self._coming.pop(rank, None) is None:
+                return
+            place = self._ranks.index(rank)
+            if reply.status != m.RESULT:
+                # Whoever replaces the process is told.
+                self._told.add(rank)
+                self.raised[rank] = reply
+        super().reply(m.Reply(reply.src, self.port, place, reply.status, 0, reply.body), ())
+
+    def forsake(self) -> None:
+        """Nobody replaces dead processes any more: their actors do not come."""
+        with self._lock:
+            lost = 0
+            for rank, dead in self._coming.items():
+                place = self._ranks.index(rank)
+                if self._left and self._replies[place] is None:
+                    self._replies[place] = Lost(dead)
+                    lost += 1
+            self._coming.clear()
+            self._left -= lost
+            complete = lost and not self._left
+        if complete:
+            self._runtime.close_port(self.port)
+            self._complete()
+        elif lost:
+            self._runtime.pump.call_later(HEARD_S, self._give_up)
+
+
+class Booting(Birth):
+    """Done when the bootstraps of all processes of a mesh have ended.
+
+    If one raises and nobody is told, neither by this nor by an actor that is spawned there, that is a fault too.
+
+    Args:
+        runtime: of this process.
+        targets: the processes, by base rank.
+        extent: of the mesh.
+        name: of the mesh, for errors.
+        uid: of the mesh.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, runtime: Runtime, targets: Sequence[Peer], extent: Extent, name: str, uid: str) -> None:
+        super().__init__(runtime, targets, range(len(targets)), extent, name, "", {})
+        self.method = "bootstrap"
+        self._finish = _true
+        self._whose = uid
+
+    def _has_raised(self, reply: m.Reply) -> None:
+        # The others are waited for, since they have nothing to do with it.
+        with self._lock:
+            self.raised[reply.rank] = reply
+        self._runtime.pump.call_later(HEARD_S, self._pass_on)
+
+    def _pass_on(self) -> None:
+        for fault in self.untold():
+            self._runtime.faulted.tell(fault)
+
+    def _is_unwanted(self) -> bool:
+        shared = self._runtime.own_procs.get(self._whose)
+        if shared is None or shared.stopped is not None:
+            return True
+        # Its actors are not made there, and tell of it.
+        return any(mesh._state.procs.uid == self._whose for mesh in list(self._runtime.meshes.values()))
+
+
+def _true(*_: Any) -> Any:
+    return True
+
+
+def booting(runtime: Runtime, uid: str, rank: int) -> bool:
+    """Whether the bootstrap of a process has raised."""
+    shared = runtime.own_procs.get(uid)
+    known = shared.initialized if shared is not None else None
+    return isinstance(known, Booting) and rank in known.raised
+
+
+def _calls_to(runtime: Runtime, key: str, peer: Peer) -> list[Callable[[], Any]]:
+    """The calls under way to one actor, but for the one that makes it; each None once nobody keeps it."""
+    found: list[Callable[[], Any]] = []
+    for sink in list(runtime._gathers.values()):
+        if peer not in sink.targets:
+            continue
+        if isinstance(sink, Gather):
+            if sink.actor == key and sink.method != "__init__":
+                found.append(ref(sink))
+        elif getattr(getattr(sink, "_mesh", None), "_key", "") == key:
+            # Answers that go to a port, or one by one: they are on their way to somebody.
+            found.append(partial(_itself, sink))
+    return found
+
+
+def _itself(sink: Any) -> Any:
+    return sink
+
+
+def forsake(runtime: Runtime, uid: str) -> None:
+    """Ends the wait for actors in processes that are dead and stay so, once nobody heals or judges a mesh any more."""
+    shared = runtime.own_procs.get(uid)
+    if shared is None or shared.changes.now is not None or runtime.oversight.is_open(uid):
+        return
+    for mesh in list(runtime.meshes.values()):
+        birth = mesh._state.birth
+        if birth is not None and mesh._state.procs.uid == uid:
+            birth.forsake()

@@ -1,0 +1,195 @@
+"""Edit and continue: living actors take a new version of their class and keep their state, all of a mesh or none.
+
+First every rank makes the new class and tries it on its actor, whatever that does at the time. Only if all could do so
+are they told to take it, by a message that keeps its place among the others: so all ranks change between the same two
+messages.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from monarch._actors.actor import is_async
+from monarch._actors.endpoint import EndpointProperty, arity_of, methods_of
+from monarch._actors.mailbox import FUNCTION
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._meshes.adverbs import Endpoint
+from monarch._node.asking import ask
+from monarch._node.current import get_runtime
+from monarch._node.node import current
+from monarch._node.service import service
+from monarch._wire.pickling import dumps, loads
+from monarch.exceptions import ActorError, ArgumentError, CallTimeoutError, DeviceMeshError, EditError
+
+if TYPE_CHECKING:
+    from monarch._meshes.actor_mesh import ActorMesh
+    from monarch._node.future import Future
+
+PATIENCE = 10.0
+"""Seconds for all ranks to make the new class; they do so also while their actors are busy."""
+_OWN = frozenset({"__doc__", "__module__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__"})
+_numbers = count(1)
+_prepared: dict[str, dict[int, type]] = {}
+"""In a rank: of each actor the classes of edits that it has not come to yet, by number."""
+
+
+class Changes(NamedTuple):
+    """What is different in a new version of a class."""
+
+    changed: list[str]
+    added: list[str]
+    removed: list[str]
+
+    def text(self) -> str:
+        """In words, such as ``step changed, evaluate added``; empty if nothing is different."""
+        parts = [
+            f"{', '.join(names)} {what}"
+            for names, what in ((self.changed, "changed"), (self.added, "added"), (self.removed, "removed"))
+            if names
+        ]
+        if "__init__" in self.changed + self.added:
+            parts.append("__init__ counts for new actors only")
+        return ", ".join(parts)
+
+
+def changes(old: type, new: type) -> Changes:
+    """Compares two versions of a class with the bases that they do not share, by code and by value."""
+    before, after = _members(old, new), _members(new, old)
+    both = [name for name in after if name in before]
+    return Changes(
+        sorted(name for name in both if not _alike(before[name], after[name])),
+        sorted(after.keys() - before.keys()),
+        sorted(before.keys() - after.keys()),
+    )
+
+
+def _members(cls: type, other: type) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for base in reversed([base for base in cls.__mro__ if base not in other.__mro__]):
+        found.update((name, value) for name, value in vars(base).items() if name not in _OWN)
+    return found
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, EndpointProperty) and isinstance(other, EndpointProperty):
+        return one.explicit == other.explicit and _alike(one.method, other.method)
+    if isinstance(one, (staticmethod, classmethod)) and type(one) is type(other):
+        return _alike(one.__func__, other.__func__)
+    if isinstance(one, property) and isinstance(other, property):
+        return all(_alike(getattr(one, part), getattr(other, part)) for part in ("fget", "fset", "fdel"))
+    if isinstance(one, FunctionType) and isinstance(other, FunctionType):
+        return (
+            _same_code(one.__code__, other.__code__)
+            and _same(one.__defaults__, other.__defaults__)
+            and _same(one.__kwdefaults__, other.__kwdefaults__)
+        )
+    return _same(one, other)
+
+
+def _same_code(one: Any, other: Any) -> bool:
+    """Whether two pieces of code do the same, be they on other lines."""
+    parts = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_flags", "co_argcount")
+    if any(getattr(one, part) != getattr(other, part) for part in parts):
+        return False
+    if len(one.co_consts) != len(other.co_consts):
+        return False
+    return all(
+        _same_code(a, b) if hasattr(a, "co_code") and hasattr(b, "co_code") else (type(a), a) == (type(b), b)
+        for a, b in zip(one.co_consts, other.co_consts, strict=True)
+    )
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        return one is other or bool(one == other)
+    except Exception:
+        # Such as two arrays, which say of each element whether it is equal.
+        return False
+
+
+# In the program
+
+
+def update_class(mesh: ActorMesh, new: type) -> Future[Any]:
+    """Has all actors of a mesh take a new version of their class. They keep their state; ``__init__`` does not run.
+
+    What was sent before is handled by the old version, what is sent from now on by the new one. Returns when all
+    ranks have agreed; the result is done when all have changed, which a busy actor does after what it handles.
+
+    Raises:
+        EditError: a rank cannot take it; then none does.
+        StoppedError, SupervisionError: the mesh was stopped, or ranks of it have died.
+        SerializationError: the class cannot be sent.
+    """
+    state = mesh._state
+    whole = mesh._view(state.region)
+    whole._check_alive("edit")
+    number = next(_numbers)
+    body = dumps(new, new.__name__)[0]
+    try:
+        ask(whole, f"{__name__}:prepare", state.key, number, body).get(PATIENCE)
+    except CallTimeoutError:
+        raise EditError(
+            f"{_kept(mesh)}: not all of its ranks have answered within {PATIENCE:g} s, as one inside a C call that "
+            f"keeps Python's lock cannot",
+            mesh=state.name,
+        ) from None
+    except DeviceMeshError as error:
+        raise EditError(f"{_kept(mesh)}: {error}", mesh=state.name, ranks=error.ranks) from None
+    except ActorError as error:
+        ranks = tuple(error.failures)
+        why = f"{describe_ranks(ranks)}: {error.failures[ranks[0]].strip().splitlines()[-1]}"
+        raise EditError(f"{_kept(mesh)}; {why}", mesh=state.name, ranks=ranks) from None
+    old = state.cls
+    for name in methods_of(old).keys() & methods_of(new).keys():
+        # Endpoints of views that there are already look here.
+        arity_of(old, name).become(arity_of(new, name))
+    state.cls = new
+    if state.spec is not None:
+        # A rank whose process is replaced gets the new one too.
+        state.spec.cls = new
+    return Endpoint[..., Any](whole, f"{__name__}:commit", None, FUNCTION).call(number)
+
+
+def _kept(mesh: ActorMesh) -> str:
+    return f"all actors of {mesh._state.name} keep the {mesh._state.cls.__name__} that they have"
+
+
+# In a rank
+
+
+@service("threaded")
+def prepare(key: str, number: int, body: bytes) -> None:
+    """Make the new class and try it on the actor, which keeps the one that it has; in a thread of its own."""
+    cell = get_runtime().actors.get(key)
+    if cell is None or cell.instance is None:
+        raise ArgumentError("the actor is not there, so there is nothing to edit")
+    new = loads(body)
+    instance, old = cell.instance, type(cell.instance)
+    try:
+        object.__setattr__(instance, "__class__", new)
+    except TypeError as error:
+        raise ArgumentError(
+            f"the state of a {old.__name__} does not fit the new class, which has other __slots__ or another base of a "
+            f"builtin type; spawn a new mesh ({error})"
+        ) from None
+    object.__setattr__(instance, "__class__", old)
+    methods_of(new)
+    _prepared.setdefault(key, {})[number] = new
+
+
+def commit(instance: Any, number: int) -> None:
+    """Takes the class that was prepared; between two messages of the actor."""
+    here = current.get()
+    assert here is not None
+    cell = here[0]
+    prepared = _prepared[cell.key]
+    new = prepared[number]
+    # Those before it that were not agreed on never come.
+    _prepared[cell.key] = {later: cls for later, cls in prepared.items() if later > number}
+    object.__setattr__(instance, "__class__", new)
+    cell.take_class(new)
+    if is_async(new) and cell.executor.loop is None:
+        cell.executor.enter_loop(lambda: None)

@@ -1,0 +1,116 @@
+"""Who am I: the actor whose code runs here, and its place in the view that was addressed."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from monarch._core.shapes.extent import Extent, Point
+from monarch._core.shapes.region import Region
+from monarch._node.current import open_runtime
+from monarch._node.node import current
+from monarch._wire import messages as m
+
+if TYPE_CHECKING:
+    from monarch._actors.mailbox import Cell
+    from monarch._meshes.proc_mesh import ProcMesh
+
+
+class ActorInstance:
+    """Identity of an actor, or of the program itself.
+
+    Attributes:
+        name: name of its mesh; ``root`` for the program.
+        class_name: module and name of its class.
+        actor_id: key of its mesh and proc id.
+        proc_id: proc id, which is unique for each incarnation of a process.
+        rank: its Point in the mesh that was spawned: its identity, however it is addressed.
+    """
+
+    def __init__(self, cell: Cell | None) -> None:
+        self._cell = cell
+        runtime = cell.runtime if cell is not None else open_runtime()
+        self.proc_id = runtime.proc
+        spec = cell.spec if cell is not None else None
+        self.name = spec.name if spec is not None else "root"
+        self.class_name = f"{spec.cls.__module__}.{spec.cls.__qualname__}" if spec is not None else "root"
+        self.actor_id = f"{cell.key if cell is not None else 'root'}@{runtime.proc}"
+        if cell is not None and spec is not None:
+            self.rank = Point(spec.region.place_of(cell.rank), spec.region.extent)
+        else:
+            self.rank = Point(0, Extent((), ()))
+
+    @property
+    def proc(self) -> ProcMesh:
+        """The process that it lives in, as a mesh of one."""
+        from monarch._meshes.proc_mesh import this_proc
+
+        return this_proc()
+
+    @property
+    def proc_mesh(self) -> ProcMesh:
+        """The mesh of processes that it was spawned on; the program's own process for the program."""
+        from monarch._meshes.proc_mesh import ProcMesh, this_proc
+
+        spec = self._cell.spec if self._cell is not None else None
+        return ProcMesh.refer(spec.procs, spec.region) if spec is not None else this_proc()
+
+    def __repr__(self) -> str:
+        return f"<{self.class_name} {self.name}{self.rank!r}>"
+
+
+class Context:
+    """Where the running code is: see ``context()``."""
+
+    def __init__(self, here: tuple[Cell, m.Call] | None) -> None:
+        self._here = here
+
+    @cached_property
+    def actor_instance(self) -> ActorInstance:
+        """The actor that runs, or the program."""
+        return ActorInstance(self._here[0] if self._here is not None else None)
+
+    @cached_property
+    def message_rank(self) -> Point:
+        """Its place in the view that the message was sent to; not its identity, which is ``actor_instance.rank``."""
+        if self._here is None:
+            return Point(0, Extent((), ()))
+        cell, call = self._here
+        region = view_of(cell, call)
+        return Point(region.place_of(cell.rank), region.extent)
+
+
+def view_of(cell: Cell, call: m.Call) -> Region:
+    """The view that a message was sent to; the whole mesh for what is no message."""
+    if call.view:
+        return cell.runtime.region_of(call.view)
+    return cell.spec.region if cell.spec is not None else Region((), cell.rank, (), ())
+
+
+def context() -> Context:
+    """Where the running code is: in an endpoint its actor and the message, elsewhere the program itself."""
+    return Context(current.get())
+
+
+def current_rank() -> Point:
+    """Place of this actor in the view that was addressed. In ``__init__`` that is the whole mesh."""
+    return context().message_rank
+
+
+def current_size() -> dict[str, int]:
+    """Axes of the view that was addressed, with their sizes."""
+    return dict(current_rank().extent)
+
+
+def current_actor_name() -> str:
+    """Key and proc id of this actor, which name it in the whole session."""
+    return context().actor_instance.actor_id
+
+
+def own_by_current(mesh: Any) -> str:
+    """Notes that the actor that runs, if any, owns a mesh; the actor's key."""
+    here = current.get()
+    if here is None:
+        return ""
+    here[0].owned.append(mesh)
+    return here[0].key

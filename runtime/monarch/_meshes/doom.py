@@ -1,0 +1,72 @@
+"""Constructors that go on when others of their spawn have raised: later calls must not meet them in a collective.
+
+Before the error of a spawn is shown, each rank of its mesh of processes knows that what such a constructor waits in, or
+comes to, has no end; and that the groups that they have are to be made anew. What is called next comes after that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._node.asking import Answers
+
+if TYPE_CHECKING:
+    from monarch._meshes.birth import Birth
+    from monarch._node.node import Runtime
+
+_DOOM = "monarch._groups.rendezvous:doom"
+_LEAVE = "monarch._groups.rendezvous:leave_round"
+_PATIENCE = 1.0
+"""Seconds to wait at most for ranks to say that they know."""
+
+
+class Doom:
+    """Tells the ranks of a spawn that has failed; runs in the receiving thread and does not wait there.
+
+    Args:
+        runtime: of this process.
+        birth: the spawn.
+        then: called once when all know, or some time has passed.
+    """
+
+    def __init__(self, runtime: Runtime, birth: Birth, then: Callable[[], None]) -> None:
+        self._runtime, self._then = runtime, then
+        mesh = runtime.meshes.get(birth.actor)
+        failed = sorted(birth.raised)
+        self._reason = (
+            f"the collective could not end, since the constructor of {birth.mesh} failed on {describe_ranks(failed)}; "
+            f"use the group again to make it anew"
+        )
+        self._lock = RLock()
+        self._round = 0
+        """The newest round of those that have answered. Lock: ``_lock``, as the next ones."""
+        self._over = False
+        procs = mesh._state.procs if mesh is not None else None
+        self._procs = [procs.proc(rank) for rank in range(procs.size)] if procs is not None else []
+        self._left = {proc for proc in self._procs if runtime.peer(proc).dead is None}
+        named = (birth.actor, runtime.proc, birth.port, self._reason, failed)
+        self._answers = Answers(runtime, self._procs, _DOOM, named, self._heard) if self._left else None
+        runtime.pump.call_later(_PATIENCE if self._left else 0.0, self._end)
+
+    def _heard(self, proc: str, answer: Any) -> None:
+        with self._lock:
+            self._left.discard(proc)
+            if isinstance(answer, int):
+                self._round = max(self._round, answer)
+            if self._left:
+                return
+        self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            if self._over:
+                return
+            self._over = True
+        if self._answers is not None:
+            self._answers.close()
+        if self._round:
+            Answers(self._runtime, self._procs, _LEAVE, (self._reason, self._round)).close()
+        self._then()

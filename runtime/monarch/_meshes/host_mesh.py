@@ -1,0 +1,354 @@
+"""Meshes of hosts, and processes on them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from monarch._core.roster import Procs, Roster
+from monarch._core.shapes.extent import Extent, axes_text
+from monarch._core.shapes.mesh_view import MeshView
+from monarch._core.shapes.region import Region
+from monarch._core.supervision import Restart
+from monarch._core.text.tables import html_table, text_table
+from monarch._meshes.async_resource import Managed
+from monarch._meshes.birth import Booting
+from monarch._meshes.context import own_by_current
+from monarch._meshes.proc_mesh import ProcMesh, _Shared
+from monarch._meshes.roles import Role, axes_of, environments, ranges_of
+from monarch._meshes.starting import Starting
+from monarch._node.current import open_runtime, runtime_for
+from monarch._node.future import Future, Promise, in_thread
+from monarch._node.gather import Gather
+from monarch._node.limits import check_room
+from monarch._node.liveness import Silence, check_bound
+from monarch._node.node import Runtime, current
+from monarch._wire.pickling import dumps
+from monarch.exceptions import ArgumentError, EnvError, ShapeError, SpawnError, StoppedError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass
+class BootstrapCommand:
+    """How processes are started: here only its environment counts, since they are forks of a warm process.
+
+    A value of None removes a variable.
+    """
+
+    program: str = field(default_factory=lambda: sys.executable)
+    arg0: str | None = None
+    args: Sequence[str] = ()
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    inherit_env: bool = True
+
+    def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:
+        """A copy with more variables."""
+        return BootstrapCommand(self.program, self.arg0, self.args, {**self.env, **env}, self.inherit_env)
+
+
+def default_bootstrap_cmd() -> BootstrapCommand:
+    """How processes are started if nothing is said."""
+    return BootstrapCommand()
+
+
+class HostMesh(MeshView, Managed):
+    """Hosts, each with an agent that starts processes; ``this_host()`` is the one that this program runs on."""
+
+    def __init__(self, hosts: tuple[str, ...], region: Region, runtime: Runtime, shared: _SharedHosts) -> None:
+        self._hosts = hosts
+        self._region = region
+        self._runtime = runtime
+        self._shared = shared
+
+    @classmethod
+    def of_hosts(cls, hosts: tuple[str, ...], region: Region, runtime: Runtime, name: str = "") -> HostMesh:
+        """A reference to hosts of this session."""
+        return cls(hosts, region, runtime, _SharedHosts(None, name=name))
+
+    @classmethod
+    def _received(cls, origin: str, hosts: tuple[str, ...], region: Region, name: str) -> HostMesh:
+        """Return a reference that has arrived in a message; SerializationError outside its session."""
+        which = f"the host mesh {name!r}" if name else "a host mesh"
+        return cls.of_hosts(hosts, region, runtime_for(which, origin, hosts), name)
+
+    def _view(self, region: Region) -> Self:
+        return type(self)(self._hosts, region, self._runtime, self._shared)
+
+    @property
+    def initialized(self) -> Future[bool]:
+        """True, at once: hosts that were attached have answered, and what is sent to this one waits until it is up."""
+        promise: Promise[Any] = Promise(self._runtime, "hosts")
+        promise.complete(lambda: True)
+        return promise
+
+    def spawn_procs(
+        self,
+        per_host: Mapping[str, int] | None = None,
+        bootstrap: Callable[[], Any] | None = None,
+        name: str | None = None,
+        proc_bind: Sequence[Mapping[str, str] | Sequence[int]] | None = None,
+        bootstrap_command: BootstrapCommand | None = None,
+        *,
+        env: Mapping[str, Any] | None = None,
+        restart: str | Restart | None = None,
+        spares: int = 0,
+        roles: Mapping[str, Role] | None = None,
+        silence: float | None = None,
+    ) -> ProcMesh:
+        """Starts processes on each host. It returns at once; what is sent to them waits until they are there.
+
+        Args:
+            per_host: axes of the processes of one host with their sizes, as in ``{"gpus": 8}``; one process if none.
+            bootstrap: runs in each process before any actor is made; sync or async.
+            name: for people.
+            proc_bind: for each process of a host the cores that it may use: a sequence of their numbers, or
+                ``{"cpus": "0-3"}``. Without it the processes share the cores out.
+            bootstrap_command: only its ``env`` counts.
+            env: environment variables, in place before any code of the user runs; None removes one.
+            restart: ``"on-failure"``, or a Restart with limits of its own: ranks that die are replaced by themselves,
+                with their actors made anew as at first, 3 times in 60 s; calls made meanwhile wait for that.
+            spares: how many processes of each host are set up and wait for the place of one that dies.
+            roles: ranks that differ, by name: ``{"train": Role(4), "load": Role(2, device="cpu")}`` has six ranks on
+                each host, along the axis ``procs`` unless ``per_host`` says otherwise; ``mesh.role("load")`` is a view.
+            silence: seconds after which a rank that lives and does not answer, while a call waits for it, is said to be
+                unresponsive, on stderr and in tables: one that is stopped by a signal, or inside C code that keeps
+                Python's lock. None for 5.
+
+        Raises:
+            ShapeError: a size is not positive, an axis is one of the hosts already, or ``proc_bind`` or ``roles`` do
+                not fit.
+            ArgumentError: ``restart``, ``spares`` or ``silence`` is none of these.
+            SpawnError: a host is lost.
+            LimitError: this host has too few file descriptors for so many processes; none was started.
+            StoppedError: the hosts were shut down.
+        """
+        runtime = self._runtime
+        if self._shared.stopped or runtime.closed:
+            which = f"the hosts {self._shared.name}" if self._shared.name else "these hosts"
+            raise StoppedError(f"{which} have been shut down; get new ones", mesh=self._shared.name or "hosts")
+        rule = restart_of(restart)
+        if not isinstance(spares, int) or isinstance(spares, bool) or spares < 0:
+            raise ArgumentError(f"spares is a number of processes of each host, and not {spares!r}")
+        check_bound(silence)
+        local = _local_extent(self.extent, axes_of(per_host, roles))
+        variables = _environment(bootstrap_command, env)
+        extent = Extent((*self.extent.labels, *local.labels), (*self.extent.sizes, *local.sizes))
+        count = prod(local.sizes)
+        binds = _binds(proc_bind, count)
+        hosts = tuple(self._hosts[rank] for rank in self._region.base_ranks())
+        _check_hosts(runtime, hosts)
+        check_room(runtime, {host: number * (count + spares) for host, number in Counter(hosts).items()})
+        uid = secrets.token_hex(4)
+        called = name or "procs"
+        roster = Roster(0, hosts, count, extent.sizes)
+        procs = Procs(uid, called, extent.labels, self.ndim, runtime.proc, roster)
+        here = current.get()
+        peers = [runtime.peer(procs.proc(rank), starting=True) for rank in range(extent.nelements)]
+        gather: Gather[Any] = Booting(runtime, peers, extent, called, uid)
+        shared = _Shared(procs, True)
+        shared.initialized = gather
+        mesh = ProcMesh(shared, procs.region(), runtime)
+        if runtime.silence is None:
+            runtime.silence = Silence(runtime)
+        runtime.silence.watch(uid, silence)
+        runtime.proc_meshes[uid] = (called, own_by_current(mesh))
+        runtime.own_procs[uid] = shared
+        packed = dumps(bootstrap, "bootstrap")[0] if bootstrap is not None else None
+        path = [path for path in sys.path if isinstance(path, str)]
+        owner, cwd = here[0].key if here else "", _cwd()
+        shared.roles = ranges_of(roles)
+        differing = environments(roles, len(hosts), count)
+        shared.starting = Starting(runtime, procs, packed, owner, variables, differing, binds, path, cwd, spares)
+        shared.supervision.restart = rule
+        for rank in range(extent.nelements):
+            runtime.supervising.joined(uid, rank, procs.proc(rank))
+        shared.starting.start(range(extent.nelements), gather.port)
+        shared.starting.fill()
+        gather.check()
+        return mesh
+
+    def shutdown(self) -> Future[None]:
+        """Ends the agents of these hosts and all that runs there.
+
+        Raises:
+            StoppedError: this is a view or a reference; or it is the host that this program runs on.
+        """
+        shared = self._shared
+        if shared.release is None or self._region != shared.region:
+            raise StoppedError(
+                f"{self!r} cannot be shut down: it is a view or a reference, or the host that this program runs on; "
+                f"call shutdown() on the whole mesh that attach_to_workers() returned",
+                mesh=self._shared.name or "hosts",
+            )
+        if not shared.stopped:
+            shared.stopped = True
+            release = shared.release
+            shared.stopping = in_thread(self._runtime, "shutdown", release)
+        assert shared.stopping is not None
+        return shared.stopping
+
+    stop = shutdown
+
+    def __exit__(self, *error: Any) -> None:
+        # A host that was not attached, such as this one, is not this program's to end.
+        if self._shared.release is not None:
+            self.shutdown().get()
+
+    async def __aexit__(self, *error: Any) -> None:
+        if self._shared.release is not None:
+            await self.shutdown()
+
+    def to_table(self) -> str:
+        """The hosts, as text."""
+        return text_table(*self._rows(), 33)
+
+    def _rows(self) -> tuple[list[str], list[list[object]]]:
+        rows: list[list[object]] = []
+        for point, rank in zip(self.coordinates, self._region.base_ranks(), strict=True):
+            rows.append([point.rank, *(point[label] for label in point), self._hosts[rank]])
+        return ["rank", *self.extent.labels, "host"], rows
+
+    def _title(self) -> str:
+        return f"HostMesh {self._shared.name!r}" if self._shared.name else "HostMesh"
+
+    def __repr__(self) -> str:
+        return f"<{self._title()} ({axes_text(self.extent) if self.ndim else self._hosts[self._region.base_rank(0)]})>"
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._rows(), 33, title=self._title())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, HostMesh) and (self._hosts, self._region) == (other._hosts, other._region)
+
+    def __hash__(self) -> int:
+        return hash((self._hosts, self._region))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HostMesh._received, (self._runtime.origin, self._hosts, self._region, self._shared.name)
+
+
+class _SharedHosts:
+    """What all views of one mesh of hosts in this process share."""
+
+    def __init__(self, release: Callable[[], None] | None, region: Region | None = None, name: str = "") -> None:
+        self.release = release
+        self.region = region
+        self.name = name
+        self.stopped = False
+        self.stopping: Future[None] | None = None
+
+
+def attached(hosts: tuple[str, ...], runtime: Runtime, release: Callable[[], None], name: str = "") -> HostMesh:
+    """A mesh of hosts that this program has attached, and owns."""
+    region = Region.full(Extent(("hosts",), (len(hosts),)))
+    return HostMesh(hosts, region, runtime, _SharedHosts(release, region, name))
+
+
+def this_host() -> HostMesh:
+    """The host that this code runs on, as a mesh without axes."""
+    runtime = open_runtime()
+    runtime.need_agent()
+    return HostMesh.of_hosts((runtime.host,), Region((), 0, (), ()), runtime)
+
+
+def proc_mesh(
+    *, gpus: int = 1, hosts: int = 1, env: Mapping[str, Any] | None = None, name: str | None = None
+) -> ProcMesh:
+    """Processes on this host; it can be awaited, which waits until they are up.
+
+    Args:
+        gpus: how many processes; ``gpus`` is the name of their axis.
+        hosts: 1, as this is one host.
+        env: environment variables, in place before any code of the user runs.
+        name: for people.
+
+    Raises:
+        ShapeError: a number that cannot be.
+    """
+    if hosts != 1:
+        raise ShapeError(f"proc_mesh starts processes on this host only, so hosts is 1 and not {hosts!r}")
+    return this_host().spawn_procs({"gpus": gpus}, env=env, name=name)
+
+
+def _check_hosts(runtime: Runtime, hosts: Sequence[str]) -> None:
+    """SpawnError if hosts are lost."""
+    lost = {host: why.reason for host in dict.fromkeys(hosts) if (why := runtime.out_of_reach(host)) is not None}
+    if lost:
+        host, reason = next(iter(lost.items()))
+        more = f", and {len(lost) - 1} more of these hosts are out of reach" if len(lost) > 1 else ""
+        raise SpawnError(
+            f"cannot start processes on host {host}: its agent {reason}{more}. "
+            f"Use a slice of the hosts that there are, or attach the lost ones again"
+        )
+
+
+def _local_extent(hosts: Extent, per_host: Mapping[str, int] | None) -> Extent:
+    axes = dict(per_host or {})
+    for label, size in axes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ShapeError(f"per_host[{label!r}] is a number of processes, at least 1, and not {size!r}")
+        if label in hosts:
+            raise ShapeError(f"the hosts have an axis {label!r} already ({axes_text(hosts)}); name it otherwise")
+    return Extent(tuple(axes), tuple(axes.values()))
+
+
+def restart_of(restart: str | Restart | None) -> Restart | None:
+    """The rule by which ranks are started again. ArgumentError if it is none."""
+    if restart is None or restart in ("never", ""):
+        return None
+    if isinstance(restart, Restart):
+        return restart
+    if restart == "on-failure":
+        return Restart()
+    raise ArgumentError(f'restart is "on-failure", "never" or a Restart(most=3, within=60), and not {restart!r}')
+
+
+def _environment(command: BootstrapCommand | None, env: Mapping[str, Any] | None) -> dict[str, str | None]:
+    if command is not None and not isinstance(command, BootstrapCommand):
+        hint = "; a function that each process runs first goes to bootstrap=" if callable(command) else ""
+        raise ArgumentError(f"bootstrap_command: expected a BootstrapCommand, got {command!r}{hint}")
+    if env is not None and not isinstance(env, Mapping):
+        raise EnvError(f"env: expected a mapping of names to values, got {env!r}")
+    given: dict[str, Any] = {**(command.env if command is not None else {}), **(env or {})}
+    for key, value in given.items():
+        if not isinstance(key, str) or not key or "=" in key or "\0" in key:
+            raise EnvError(f"env: expected a name without '=' and NUL, got {key!r}")
+        if value is not None and not isinstance(value, (str, int, float)):
+            raise EnvError(f"env[{key!r}]: expected str, int, float or None, got {value!r}")
+    return {key: None if value is None else str(value) for key, value in given.items()}
+
+
+def _binds(proc_bind: Sequence[Any] | None, count: int) -> list[list[int] | None]:
+    if proc_bind is None:
+        return []
+    if len(proc_bind) != count:
+        raise ShapeError(f"proc_bind has {len(proc_bind)} entries for {count} processes a host; give one for each")
+    return [_cores(bind) for bind in proc_bind]
+
+
+def _cores(bind: Any) -> list[int]:
+    from monarch._core.shapes.ranks import parse_ranks
+
+    if isinstance(bind, Mapping):
+        text = bind.get("cpus") or bind.get("physcpubind") or bind.get("cpunodebind")
+        bind = text if text is not None else ""
+    cores = parse_ranks(bind) if isinstance(bind, str) else [int(core) for core in bind]
+    missing = [core for core in cores if core not in os.sched_getaffinity(0)]
+    if not cores or missing:
+        raise ShapeError(f"proc_bind names cores {missing or bind!r}, which this machine does not let a process use")
+    return cores
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""

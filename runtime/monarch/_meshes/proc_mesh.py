@@ -1,0 +1,409 @@
+"""Meshes of processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from monarch._actors.actor import Actor, check_class
+from monarch._actors.endpoint import init_arity_of
+from monarch._core.changes import Changes
+from monarch._core.roster import Procs, Roster
+from monarch._core.shapes.mesh_view import MeshView
+from monarch._core.shapes.region import Region
+from monarch._core.shapes.selection import called
+from monarch._core.shapes.value_mesh import ValueMesh
+from monarch._core.supervision import Supervision
+from monarch._core.text.tables import html_table, rich_table, text_table
+from monarch._groups.groups import Grouped
+from monarch._meshes.actor_mesh import SHOWN, member_rows
+from monarch._meshes.async_resource import Managed
+from monarch._meshes.spawning import spawn_actors
+from monarch._meshes.starting import Starting
+from monarch._node.current import get_runtime, open_runtime, runtime_for
+from monarch._node.future import Future, Promise, judging
+from monarch._node.gather import died
+from monarch._node.node import Runtime
+from monarch._wire import messages as m
+from monarch.config import STOP_REACT
+from monarch.exceptions import ShapeError, StoppedError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from monarch._meshes.host_mesh import HostMesh
+
+A = TypeVar("A", bound=Actor)
+
+
+class _Shared:
+    """What all views of one mesh of procs in this process share."""
+
+    __slots__ = (
+        "changes",
+        "initialized",
+        "lock",
+        "owned",
+        "procs",
+        "restarts",
+        "roles",
+        "runner",
+        "runner_lock",
+        "starting",
+        "stopped",
+        "stopping",
+        "supervision",
+    )
+
+    def __init__(self, procs: Procs, owned: bool) -> None:
+        self.procs = procs
+        self.owned = owned
+        self.stopped: str | None = None
+        self.stopping: Future[None] | None = None
+        self.initialized: Future[Any] | None = None
+        self.runner_lock = Lock()
+        self.runner: Any = None
+        """The actors that ``execute`` has made; under runner_lock."""
+        self.starting: Starting | None = None
+        """How its processes are started; only its owner has this."""
+        self.supervision = Supervision()
+        self.restarts = 0
+        """How often ranks were started again by its own rule."""
+        self.roles: dict[str, range] = {}
+        """Of each host the processes that have a role, by its name."""
+        self.changes: Changes[Promise[None]] = Changes()
+        """The heal or resize that is under way."""
+        self.lock = Lock()
+        """Held for a step that changes which processes there are, or which meshes of actors live on them; never while
+        anything is waited for, or code of the user runs."""
+
+    def whole(self, runtime: Runtime) -> ProcMesh:
+        """All of its processes."""
+        return ProcMesh(self, self.procs.region(), runtime)
+
+
+class ProcMesh(Grouped, MeshView, Managed):
+    """The processes of one ``spawn_procs``, or a view of them; actors are spawned on it."""
+
+    def __init__(self, state: _Shared, region: Region, runtime: Runtime) -> None:
+        self._state = state
+        self._region = region
+        self._runtime = runtime
+        if region == state.procs.region():
+            state.procs.follow(self)
+
+    def _follow(self) -> None:
+        """There are more or fewer processes than before, and this is all of them."""
+        self._region = self._state.procs.region()
+
+    @classmethod
+    def refer(cls, procs: Procs, region: Region, runtime: Runtime | None = None) -> ProcMesh:
+        """A reference to processes that somebody else owns."""
+        return cls(_Shared(procs, False), region, runtime or get_runtime())
+
+    @classmethod
+    def _received(cls, origin: str, procs: Procs, region: Region) -> ProcMesh:
+        """Return a reference that has arrived in a message; SerializationError outside its session."""
+        return cls.refer(procs, region, runtime_for(f"the proc mesh {procs.name!r}", origin, procs.hosts))
+
+    def _view(self, region: Region) -> Self:
+        return type(self)(self._state, region, self._runtime)
+
+    @property
+    def name(self) -> str:
+        """Its name, for people."""
+        return self._state.procs.name
+
+    def role(self, name: str) -> ProcMesh:
+        """The processes that were given a role by ``spawn_procs(roles=...)``.
+
+        Raises:
+            ShapeError: there is no such role, or this is a slice or has other axes.
+        """
+        state = self._state
+        if name not in state.roles:
+            raise ShapeError(f"{self.name} has no role {name!r}; it has {', '.join(state.roles) or 'none'}")
+        if self._region != state.procs.region():
+            raise ShapeError(f"roles are those of all of {self.name}, and this is a slice of it")
+        ranks = state.roles[name]
+        return self.slice(**{state.procs.labels[-1]: slice(ranks.start, ranks.stop)})
+
+    def resize(self, onto: HostMesh | None = None, /, **sizes: int) -> ProcMesh:
+        """Makes the mesh larger or smaller while it lives: ``mesh.resize(gpus=6)``, ``mesh.resize(more, hosts=3)``.
+
+        Ranks keep their numbers: new ones come after the last, and the last ones go, after their actors have handled
+        what was sent before and have cleaned up. Meshes of actors on all of it become larger or smaller with it, and
+        so do the meshes that this program has of it; slices stay what they are. Actors on new ranks are made as the
+        others were at first. Process groups are made anew when they are next used. Last, actors that have a method
+        ``__resized__(old, new)`` are told, with the sizes by axis, before any call that is made after this.
+
+        A mesh of several hosts grows and shrinks by whole hosts. If one of them is lost, and no other one is to be had,
+        it may shrink by one, and ``heal_mesh(mesh, hosts=...)`` then puts the host that has left in the place of the
+        lost one.
+
+        Args:
+            onto: hosts for a mesh of several hosts to grow onto; those that it is on already are passed over.
+            sizes: of the first axis, which is that of the hosts if it has one. Of the others only what there is.
+
+        Returns:
+            This mesh, which may be awaited.
+
+        Raises:
+            ShapeError: the size is not positive, another axis is to change, or there are not as many more hosts.
+            ArgumentError: ``onto`` is no mesh of hosts, or this mesh has no axis of hosts.
+            AxisError: there is no such axis.
+            StoppedError: this is a slice or a reference, or was stopped.
+            SupervisionError: it is to grow, and some of its ranks are dead; heal it first.
+            ActorError: the constructor of an actor, or ``__resized__``, raised.
+        """
+        from monarch._meshes.resize import resize
+
+        return resize(self, onto, sizes)
+
+    @property
+    def initialized(self) -> Future[bool]:
+        """True when all processes run and ``bootstrap`` has; its error is that of the bootstrap."""
+        future = self._state.initialized
+        if future is None:
+            future = Promise[Any](self._runtime, self.name)
+            future.complete(lambda: True)
+            self._state.initialized = future
+        return future
+
+    @property
+    def host_mesh(self) -> HostMesh:
+        """The hosts that the processes are on."""
+        from monarch._meshes.host_mesh import HostMesh
+
+        procs = self._state.procs
+        if not self._region.labels:
+            rank = self._region.base_rank(0)
+            return HostMesh.of_hosts((procs.host(rank),), Region((), 0, (), ()), self._runtime)
+        return HostMesh.of_hosts(procs.hosts, procs.host_region(), self._runtime)
+
+    def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
+        """Makes an actor in each process. It returns at once; what is sent to them waits until they are there.
+
+        It does not wait for a heal that is under way either: the actors in processes that are being replaced are made
+        in the new ones.
+
+        A constructor that raises is told by ``initialized`` and by calls to the actor. If nobody is told within 0.2 s,
+        it is a failure as that of a broadcast: those who supervise the mesh are asked, and in the end
+        ``unhandled_fault_hook`` is called.
+
+        Args:
+            name: for people; names need not differ.
+            cls: a subclass of Actor, from a module, a script or a notebook cell.
+            args: for its constructor.
+            kwargs: for its constructor.
+
+        Returns:
+            The mesh of the actors: an ActorMesh, which is typed as the class for the sake of its endpoints.
+
+        Raises:
+            ArgumentError: the class is no Actor, one of its endpoints has the name of something that each mesh has,
+                or the constructor does not take these arguments.
+            SerializationError: an argument cannot be pickled.
+            DeviceMeshError: the processes were stopped, or some have died.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"spawn(name, Class, ...) needs a name first, not {name!r}")
+        check_class(cls)
+        init_arity_of(cls).check(args, kwargs)
+        self._check(f"spawn({name!r})")
+        return cast("A", spawn_actors(self, name, cls, args, kwargs))
+
+    def execute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> ValueMesh[Any]:
+        """Calls a function in each process, and waits for what it returns there.
+
+        Args:
+            function: from a module, a script or a notebook cell, or a lambda.
+            args: for it, the same everywhere.
+            kwargs: for it.
+
+        Returns:
+            A ValueMesh of what each process returned.
+
+        Raises:
+            ActorError: the function raised.
+            DeviceMeshError: a process has died, or the mesh was stopped.
+            ArgumentError: it is no function.
+        """
+        from monarch._meshes.execute import execute
+
+        return execute(self, function, args, kwargs)
+
+    def _check(self, what: str) -> None:
+        state, runtime = self._state, self._runtime
+        if runtime.closed:
+            raise StoppedError(f"{what}: {self.name} cannot be used any more: {runtime.ended}", mesh=self.name)
+        if state.stopped is not None:
+            raise StoppedError(f"{what}: {self.name} was stopped ({state.stopped}); make a new mesh", mesh=self.name)
+        state.procs.check(self._region, self.name)
+        lost = self._lost() if runtime.deaths else {}
+        if lost and not self._is_decided():
+            lost = {}
+        if lost:
+            whole = self._state.procs.region()
+            raise died(what, self.name, lost, self.extent, None, called(self.name, whole, self._region))
+
+    def _is_decided(self) -> bool:
+        """Whether nobody heals the mesh or judges its deaths; also in what does that, which waits for nobody."""
+        uid, now = self._state.procs.uid, self._state.changes.now
+        return judging.get() or (now is None and not self._runtime.oversight.is_open(uid))
+
+    def _coming(self) -> dict[int, m.Dead]:
+        """Of its processes those that are dead and that somebody may replace, by base rank."""
+        if not self._runtime.deaths or self._is_decided():
+            return {}
+        return {self._region.base_rank(position): dead for position, dead in self._lost().items()}
+
+    def _living(self) -> list[str]:
+        """The proc ids of those of its processes that live, as far as is known."""
+        procs = [self._state.procs.proc(rank) for rank in self._region.base_ranks()]
+        return [proc for proc in procs if self._runtime.peer(proc).dead is None]
+
+    def _lost(self) -> dict[int, m.Dead]:
+        """Those of its processes that have died, by position."""
+        lost: dict[int, m.Dead] = {}
+        for position, rank in enumerate(self._region.base_ranks()):
+            peer = self._runtime.peers.get(self._state.procs.proc(rank))
+            if peer is not None and peer.dead is not None:
+                lost[position] = peer.dead
+        return lost
+
+    def stop(self, reason: str = "stopped by its owner") -> Future[None]:
+        """Ends the processes, once their actors have handled what was sent before and have cleaned up.
+
+        It begins at once; the result is there when the processes have ended. Actors end as they do by
+        ``ActorMesh.stop``, with the same bounds. A process whose actor has code that goes on after two interrupts is
+        ended all the same, and so is one that says nothing for 3 s. `monarch.config` has the bounds.
+
+        Raises:
+            StoppedError: this is a view or a reference, and only the owner stops a mesh.
+        """
+        state, runtime = self._state, self._runtime
+        if not state.owned or self._region != state.procs.region():
+            raise StoppedError(f"{self.name} can only be stopped as a whole, by the one who spawned it", mesh=self.name)
+        if state.stopping is not None:
+            return state.stopping
+        state.stopped = reason
+        procs = state.procs
+        peers = [runtime.peer(procs.proc(rank)) for rank in self._region.base_ranks()]
+        peers.extend(runtime.peer(proc) for proc in (state.starting.waiting() if state.starting is not None else ()))
+        ended = Ended(runtime, f"{self.name}.stop()", [peer.proc for peer in peers if peer.dead is None])
+        by_host: dict[str, list[str]] = {}
+        for peer in peers:
+            by_host.setdefault(peer.host, []).append(peer.proc)
+        for host, names in by_host.items():
+            runtime.to_agent(host, m.Stop(runtime.proc, names, STOP_REACT()))
+        halt = m.encode(m.Halt(runtime.proc, "", 0, b"", reason))
+        for peer in peers:
+            peer.send(halt)
+        state.stopping = ended
+        ended._when_done(lambda _: self._forget_actors())
+        return ended
+
+    def _forget_actors(self) -> None:
+        meshes = self._runtime.meshes
+        for key in [key for key, mesh in list(meshes.items()) if mesh._state.procs == self._state.procs]:
+            meshes.pop(key, None)
+
+    async def logging_option(
+        self, stream_to_client: bool = True, aggregate_window_sec: float | None = None, level: int = logging.INFO
+    ) -> None:
+        """Says how the output of these processes is shown here.
+
+        Args:
+            stream_to_client: whether it is shown at all.
+            aggregate_window_sec: seconds for which equal lines of several ranks are awaited, to be shown as one;
+                None for what is usual.
+            level: the least level of records of Python's logging that are shown.
+
+        Raises:
+            ValueError: the window is negative, or the level is not from 0 to 255.
+        """
+        if aggregate_window_sec is not None and not aggregate_window_sec >= 0:
+            raise ValueError(f"aggregate_window_sec is a number of seconds, not {aggregate_window_sec!r}")
+        if not 0 <= level <= 255:
+            raise ValueError(f"level is from 0 to 255, not {level}")
+        self._runtime.output_options(self._state.procs.uid, stream_to_client, aggregate_window_sec)
+        halt = m.encode(m.Level(self._runtime.proc, level))
+        for rank in self._region.base_ranks():
+            self._runtime.peer(self._state.procs.proc(rank)).send(halt)
+
+    def to_table(self) -> str:
+        """Which process is where, as text."""
+        return text_table(*member_rows(self._runtime, self._state.procs, self._region), SHOWN + 1)
+
+    def _title(self) -> str:
+        axes = ", ".join(f"{label}={size}" for label, size in self.extent.items())
+        return f"ProcMesh {called(self.name, self._state.procs.region(), self._region)!r} ({axes})" + (
+            " stopped" if self._state.stopped else ""
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self._title()}>"
+
+    def __rich__(self) -> Any:
+        return rich_table(*member_rows(self._runtime, self._state.procs, self._region), SHOWN + 1, title=self._title())
+
+    def _repr_html_(self) -> str:
+        headers, rows = member_rows(self._runtime, self._state.procs, self._region)
+        return html_table(headers, rows, SHOWN + 1, title=self._title())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProcMesh) and (self._state.procs, self._region) == (other._state.procs, other._region)
+
+    def __hash__(self) -> int:
+        return hash((self._state.procs, self._region))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ProcMesh._received, (self._runtime.origin, self._state.procs, self._region)
+
+
+class Ended(Future[None]):
+    """Done when some processes have died."""
+
+    __slots__ = ("_left", "port")
+
+    def __init__(self, runtime: Runtime, label: str, procs: list[str]) -> None:
+        super().__init__(runtime, label)
+        self._left = set(procs)
+        self.port = 0
+        if procs:
+            self.port = runtime.open_port(self)
+        else:
+            self.done = True
+
+    targets: Any = ()
+
+    def reply(self, reply: m.Reply, frames: Any) -> None:
+        """Nothing is replied here."""
+
+    def lost(self, peer: Any, dead: m.Dead) -> bool:
+        """One of them has died."""
+        with self._lock:
+            if peer.proc not in self._left:
+                return False
+            self._left.discard(peer.proc)
+            complete = not self._left
+        if complete:
+            self._runtime.close_port(self.port)
+            self._complete()
+        return True
+
+    def _make(self) -> None:
+        return None
+
+
+def this_proc() -> ProcMesh:
+    """The process that this code runs in, as a mesh of one. Actors that are spawned on it live here."""
+    runtime = open_runtime()
+    if runtime.config is not None:
+        procs = runtime.config.procs
+        return ProcMesh.refer(procs, Region((), runtime.rank, (), ()))
+    procs = Procs(runtime.proc, "this_proc", (), 0, runtime.proc, Roster(0, (runtime.host,), 1, ()))
+    return ProcMesh.refer(procs, Region((), 0, (), ()))

@@ -1,0 +1,31 @@
+"""What the owner of a mesh of processes asks about it: which ranks are dead, which actors live there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from monarch._node.node import Runtime
+
+if TYPE_CHECKING:
+    from monarch._meshes.actor_mesh import ActorMesh
+    from monarch._meshes.proc_mesh import _Shared
+
+
+def dead_ranks(shared: _Shared, runtime: Runtime) -> list[int]:
+    """The base ranks whose process has died."""
+    procs = shared.procs
+    return [rank for rank in range(procs.size) if runtime.peer(procs.proc(rank)).dead is not None]
+
+
+def actors_of(shared: _Shared, runtime: Runtime) -> list[ActorMesh]:
+    """The meshes of actors that live on a mesh of processes, and can be made again there."""
+    return [
+        each
+        for each in list(runtime.meshes.values())
+        if each._state.procs == shared.procs and each._stopped is None and each._state.spec is not None
+    ]
+
+
+def reaches(runtime: Runtime, host: str) -> bool:
+    """Whether processes can be started on a host: it is not lost, as far as is known here."""
+    return host == runtime.host or runtime.config is not None or host in runtime.hosts

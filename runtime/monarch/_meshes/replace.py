@@ -1,0 +1,169 @@
+"""Putting a new process in the place of one of a mesh: at the same coordinates, as a new incarnation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch._core.shapes.value_mesh import ValueMesh
+from monarch._groups.rendezvous import tell_of_new_ones
+from monarch._meshes.actor_mesh import ActorMesh
+from monarch._meshes.birth import Birth
+from monarch._meshes.queries import actors_of
+from monarch._node.future import Future
+from monarch._node.gather import Gather
+from monarch._node.limits import check_room
+from monarch._node.node import Runtime
+from monarch._node.peers import Peer
+from monarch._node.remote_errors import Failure, unpack_failure
+from monarch._wire import messages as m
+from monarch._wire.pickling import dumps
+from monarch.exceptions import SpawnError, StoppedError
+
+if TYPE_CHECKING:
+    from monarch._meshes.proc_mesh import _Shared
+
+
+def replace(
+    shared: _Shared, runtime: Runtime, ranks: Sequence[int], hosts: Mapping[str, str] | None = None
+) -> list[Future[Any]]:
+    """Ends the processes of some ranks, starts new ones, and makes actors there as they were made at first.
+
+    Args:
+        shared: of the mesh of processes.
+        runtime: of its owner.
+        ranks: which of them.
+        hosts: of hosts that are lost, with those that take their place.
+
+    Returns:
+        Futures that are done when the new actors are there.
+
+    Raises:
+        StoppedError: the mesh is not owned here, or was stopped.
+        LimitError: there are too few file descriptors for them.
+    """
+    procs, starting = shared.procs, shared.starting
+    if starting is None or shared.stopped is not None:
+        raise StoppedError(
+            f"{procs.name} is not owned here, or was stopped, so it has no ranks to replace", mesh=procs.name
+        )
+    moved: dict[str, str] = dict(hosts or {})
+    places: list[str] = [moved.get(host) or host for host in map(procs.host, ranks)]
+    check_room(runtime, Counter(places))
+    old: dict[str, list[str]] = {}
+    for rank in ranks:
+        peer = runtime.peer(procs.proc(rank))
+        old.setdefault(peer.host, []).append(peer.proc)
+    for host, names in old.items():
+        if host not in (hosts or ()):
+            runtime.to_agent(host, m.Stop(runtime.proc, names, 0.0))
+    spares = {rank: starting.take_spare(rank) for rank in ranks}
+    with shared.lock:
+        roster = procs.replaced(spares, hosts or {})
+        # Before anybody can look them up and ask an agent of them, which knows nothing yet.
+        new = [runtime.peer(roster.proc(procs.uid, rank), starting=True) for rank in ranks]
+        procs.learn(roster)
+        # A mesh that is spawned later looks the new processes up.
+        actors = actors_of(shared, runtime)
+    for rank in ranks:
+        runtime.supervising.joined(procs.uid, rank, procs.proc(rank))
+    there = Arrival(runtime, procs.name, new)
+    cold = [rank for rank in ranks if not spares[rank]]
+    if cold:
+        starting.start(cold, there.port)
+    tell_of_new_ones(procs)
+    for rank in (rank for rank in ranks if spares[rank]):
+        ask = m.Ask(runtime.proc, 0, b"", "monarch._session.rank_process:assume", dumps((procs, rank, there.port))[0])
+        runtime.peer(procs.proc(rank)).send(m.encode(ask))
+    made: list[Future[Any]] = [there]
+    for actor in actors:
+        made.extend(create(actor, rank) for rank in ranks if actor._state.region.position_of(rank) is not None)
+    return made
+
+
+class Arrival(Future[None]):
+    """Done when some new processes are set up; they answer to its port."""
+
+    __slots__ = ("_failed", "_left", "port")
+
+    def __init__(self, runtime: Runtime, label: str, peers: Sequence[Peer]) -> None:
+        super().__init__(runtime, label)
+        self._left = {peer.proc for peer in peers}
+        self._failed: BaseException | None = None
+        self.port = runtime.open_port(self)
+
+    targets: Any = ()
+
+    def reply(self, reply: m.Reply, frames: Any) -> None:
+        """One of them is, or its bootstrap has failed."""
+        if reply.status != m.RESULT:
+            failure = unpack_failure(reply.body)
+            self._failed = SpawnError(f"the bootstrap of {self.label} failed: {failure.kind}: {failure.text}")
+        self._arrived(reply.src)
+
+    def lost(self, peer: Peer, dead: m.Dead) -> bool:
+        """One of them has died as well."""
+        if peer.proc not in self._left:
+            return False
+        self._failed = SpawnError(f"a new process of {self.label} {dead.reason}", mesh=self.label)
+        self._arrived(peer.proc)
+        return True
+
+    def _arrived(self, proc: str) -> None:
+        with self._lock:
+            self._left.discard(proc)
+            complete = not self._left and not self.done
+        if complete:
+            self._runtime.close_port(self.port)
+            self._complete()
+
+    def _make(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+
+def create(actor: ActorMesh, rank: int) -> Future[Any]:
+    """Makes one actor of a mesh again, or for a new rank, with the arguments that it was spawned with."""
+    position = actor._state.region.position_of(rank)
+    assert position is not None and actor._state.spec is not None
+    whole = actor._view(actor._state.region)
+    runtime = actor._runtime
+    body, buffers = dumps(actor._state.spec)
+    targets = whole._member(position)._members_at()
+    gather = _Made(runtime, targets.peers, whole.extent, actor._name, "__init__", _nothing, actor._key)
+    gather.place, gather.rank, gather.birth = position, rank, actor._state.birth
+    # Its constructor sees its place in the whole mesh, as at first.
+    create = m.Create(runtime.proc, actor._key, gather.port, whole._view_bytes, body, None, len(buffers))
+    targets.peers[0].send(m.encode(create), buffers)
+    gather.check()
+    return gather
+
+
+class _Made(Gather[Any]):
+    """Waits for one actor, which answers from its place in the whole mesh."""
+
+    __slots__ = ("birth", "place", "rank")
+
+    birth: Birth | None
+    """The making of the whole mesh, if that waits for this one."""
+
+    def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
+        """It is there, or its constructor has raised."""
+        if self.birth is not None:
+            self.birth.arrived(self.rank, reply)
+        reply.rank = 0
+        super().reply(reply, frames)
+
+    def _error_of(
+        self, failures: dict[int, Failure], lost: dict[int, m.Dead], results: ValueMesh[Any] | None
+    ) -> BaseException:
+        place = (self.place,)
+        # There is one at most.
+        return super()._error_of(
+            dict(zip(place, failures.values(), strict=False)), dict(zip(place, lost.values(), strict=False)), results
+        )
+
+
+def _nothing(_: Any, __: Any) -> None:
+    return None

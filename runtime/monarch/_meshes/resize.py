@@ -1,0 +1,190 @@
+"""Making a mesh larger or smaller while it lives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+from monarch._actors.mailbox import FUNCTION
+from monarch._core.shapes.extent import axes_text
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._groups.rendezvous import tell_of_new_ones
+from monarch._meshes.actor_mesh import ActorMesh
+from monarch._meshes.adverbs import Endpoint
+from monarch._meshes.changes import changing
+from monarch._meshes.host_mesh import HostMesh
+from monarch._meshes.proc_mesh import Ended, ProcMesh, _Shared
+from monarch._meshes.queries import actors_of, dead_ranks, reaches
+from monarch._meshes.replace import Arrival, create
+from monarch._node.future import Future, to_its_end
+from monarch._node.limits import check_room
+from monarch._node.peers import Peer
+from monarch._wire import messages as m
+from monarch.config import STOP_REACT
+from monarch.exceptions import ArgumentError, ShapeError, StoppedError, SupervisionError
+
+_PATIENCE = 60.0
+"""Seconds for new processes and actors to be there."""
+_HOOK = "__resized__"
+_TELL = "monarch._meshes.resize:tell"
+
+
+def resize(mesh: ProcMesh, onto: HostMesh | None, sizes: Mapping[str, int]) -> ProcMesh:
+    """See ``ProcMesh.resize``."""
+    if onto is not None and not isinstance(onto, HostMesh):
+        raise ArgumentError(f"resize takes a mesh of hosts and sizes of axes, and not {type(onto).__name__}")
+    state, runtime = mesh._state, mesh._runtime
+    shared = runtime.shared_of(state.procs.uid, state.procs.name, "resized")
+    if mesh._region != shared.procs.region() or not shared.owned:
+        raise StoppedError(f"this is a slice of {mesh.name}, or a reference; resize the mesh itself", mesh=mesh.name)
+    return to_its_end(runtime, "resize", lambda: _resize(mesh, shared, onto, sizes))
+
+
+def _resize(mesh: ProcMesh, shared: _Shared, onto: HostMesh | None, sizes: Mapping[str, int]) -> ProcMesh:
+    runtime = mesh._runtime
+    with changing(shared, runtime, "resized", _PATIENCE):
+        procs = shared.procs
+        old = dict(zip(procs.labels, procs.sizes, strict=True))
+        new = {**old, **_checked(mesh, sizes)}
+        if new == old:
+            return mesh
+        hosts = _hosts(mesh, new, onto)
+        per_host = prod(list(new.values())[procs.host_axes :])
+        count = len(hosts) * per_host
+        dead = dead_ranks(shared, runtime) if count > procs.size else []
+        if dead:
+            raise SupervisionError(
+                f"{mesh.name} has {describe_ranks(dead)} dead; heal_mesh it before it is resized",
+                mesh=mesh.name,
+                ranks=tuple(dead),
+            )
+        before, going, left = procs.size, [procs.proc(rank) for rank in range(count, procs.size)], procs.hosts
+        come = range(before, count)
+        check_room(runtime, Counter(hosts[rank // per_host] for rank in come))
+        with shared.lock:
+            roster = procs.resized(hosts, per_host, tuple(new.values()))
+            # Before anybody can look them up and ask an agent of them, which knows nothing yet.
+            peers = [runtime.peer(roster.proc(procs.uid, rank), starting=True) for rank in come]
+            # A mesh that is spawned later is on the new processes from the beginning.
+            actors = [
+                each for each in actors_of(shared, runtime) if each._state.spec is not None and each._state.spec.whole
+            ]
+            procs.learn(roster)
+            for actor in actors:
+                _follow(actor)
+        made = _grow(mesh, peers, come, actors) if peers else []
+        tell_of_new_ones(procs)
+        if going:
+            _let_go(mesh, going, left[len(hosts) :])
+        for each in made:
+            each.get(_PATIENCE)
+        stayed = [rank for rank in range(min(before, count)) if runtime.peer(procs.proc(rank)).dead is None]
+        hooked = [each for each in actors if hasattr(each._state.cls, _HOOK)]
+        for told in [future for each in hooked for future in _tell(each, stayed, old, new)]:
+            told.get(_PATIENCE)
+    return mesh
+
+
+def _checked(mesh: ProcMesh, sizes: Mapping[str, int]) -> dict[str, int]:
+    procs = mesh._state.procs
+    for axis, size in sizes.items():
+        now = mesh._region.size(axis)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ShapeError(f"resize({axis}=...) takes a number of at least 1, and not {size!r}")
+        if size == now:
+            continue
+        if axis != procs.labels[0]:
+            raise ShapeError(
+                f"only the first axis of {mesh.name} ({axes_text(mesh.extent)}) can be resized, which is "
+                f"{procs.labels[0]!r}: to change {axis!r} would renumber the ranks"
+            )
+    return dict(sizes)
+
+
+def _hosts(mesh: ProcMesh, new: Mapping[str, int], onto: HostMesh | None) -> tuple[str, ...]:
+    """The hosts that it is to be on."""
+    procs, runtime = mesh._state.procs, mesh._runtime
+    if not procs.host_axes:
+        if onto is not None:
+            raise ArgumentError(
+                f"{mesh.name} has no axis of hosts ({axes_text(mesh.extent)}), so it stays on the one that it is on"
+            )
+        return procs.hosts
+    axes = procs.labels[: procs.host_axes]
+    missing = prod(new[label] for label in axes) - len(procs.hosts)
+    if missing <= 0:
+        return procs.hosts[: len(procs.hosts) + missing]
+    given = dict.fromkeys(onto._hosts[rank] for rank in onto._region.base_ranks()) if onto is not None else ()
+    free = [host for host in given if host not in procs.hosts and reaches(runtime, host)]
+    if free and set(procs.hosts) == {runtime.host}:
+        # Its ranks were told of no address by which those of other hosts could reach them.
+        raise ShapeError(f"{mesh.name} is on the host of its owner alone, and stays there; spawn it on attached hosts")
+    if len(free) < missing:
+        raise ShapeError(
+            f"{mesh.name} is on all of its hosts ({axes_text(mesh.extent)}), and to grow along {axes[0]!r} it needs "
+            f"{missing} more that it is not on yet: mesh.resize(more, {axes[0]}={new[axes[0]]}), where more is a mesh "
+            f"of such hosts, from attach_to_workers for instance"
+        )
+    return (*procs.hosts, *free[:missing])
+
+
+def _follow(actor: ActorMesh) -> None:
+    """The mesh of actors is on all of the processes, also if nobody here has a view of all of it."""
+    state = actor._state
+    state.region = state.procs.region()
+    if state.spec is not None:
+        state.spec.region = state.region
+
+
+def _let_go(mesh: ProcMesh, going: Sequence[str], hosts: Sequence[str]) -> None:
+    """Ends the processes that leave, and what waits on hosts that do."""
+    runtime, shared = mesh._runtime, mesh._state
+    assert shared.starting is not None
+    for rank in range(shared.procs.size, shared.procs.size + len(going)):
+        runtime.supervising.left(shared.procs.uid, rank)
+    living = [proc for proc in going if runtime.peer(proc).dead is None]
+    ended = Ended(runtime, f"{mesh.name}.resize()", living)
+    by_host: dict[str, list[str]] = {}
+    halt = m.encode(m.Halt(runtime.proc, "", 0, b"", "its mesh has become smaller"))
+    for proc in living:
+        by_host.setdefault(runtime.peer(proc).host, []).append(proc)
+    for host, names in by_host.items():
+        runtime.to_agent(host, m.Stop(runtime.proc, names, STOP_REACT()))
+    for proc in living:
+        runtime.peer(proc).send(halt)
+    for host in hosts:
+        shared.starting.leave(host)
+    for proc in living:
+        peer = runtime.peer(proc)
+        if peer.dead is not None:
+            # It may have died just before this waited for that.
+            ended.lost(peer, peer.dead)
+    ended.get(_PATIENCE)
+
+
+def _grow(mesh: ProcMesh, new: list[Peer], ranks: range, actors: list[ActorMesh]) -> list[Future[Any]]:
+    runtime, shared = mesh._runtime, mesh._state
+    for rank, peer in zip(ranks, new, strict=True):
+        runtime.supervising.joined(shared.procs.uid, rank, peer.proc)
+    there = Arrival(runtime, mesh.name, new)
+    assert shared.starting is not None
+    if shared.procs.host_axes:
+        shared.starting.repeat(ranks)
+    shared.starting.start(ranks, there.port)
+    shared.starting.fill()
+    return [there, *(create(actor, rank) for actor in actors for rank in ranks)]
+
+
+def _tell(actor: ActorMesh, stayed: list[int], old: Mapping[str, int], new: Mapping[str, int]) -> list[Future[Any]]:
+    whole, first = actor._view(actor._state.region), actor._state.procs.labels[0]
+    there = whole.slice(**{first: slice(0, min(old[first], new[first]))})
+    # Of one with dead ranks each by itself, since a call to all would fail.
+    views = [there] if len(there) == len(stayed) else [whole._member(rank) for rank in stayed]
+    return [Endpoint[..., Any](each, _TELL, None, FUNCTION).call(dict(old), dict(new)) for each in views]
+
+
+def tell(actor: Any, old: dict[str, int], new: dict[str, int]) -> Any:
+    """On a rank that stays: tells an actor, in its turn."""
+    return actor.__resized__(old, new)

@@ -1,0 +1,78 @@
+"""Making a mesh of actors: its members are settled in a moment, and what is sent to them goes out after that."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch._meshes.actor_mesh import ActorMesh, _State
+from monarch._meshes.birth import Birth, forsake
+from monarch._meshes.context import own_by_current
+from monarch._node.node import current
+from monarch._node.peers import Targets
+from monarch._node.rank_config import ActorSpec
+from monarch._wire import messages as m
+from monarch._wire.pickling import dumps
+
+if TYPE_CHECKING:
+    from monarch._meshes.proc_mesh import ProcMesh
+
+
+def spawn_actors(
+    procs: ProcMesh, name: str, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ActorMesh:
+    """Makes an actor in each process of a mesh, and in those that take the place of dead ones; see ``ProcMesh.spawn``.
+
+    A heal or resize goes on meanwhile. It and this each change the roster of processes, or the meshes of actors on it,
+    in one short step under the same lock; so an actor is made in a new process either by this or by the heal.
+    """
+    shared, runtime = procs._state, procs._runtime
+    roster = shared.procs
+    here = current.get()
+    key = f"{_short(name)}-{secrets.token_hex(4)}"
+    whole = procs._region == roster.region()
+    spec = ActorSpec(
+        name, cls, args, kwargs, roster, procs._region, runtime.proc, here[0].key if here is not None else "", whole
+    )
+    # Code of the user may run in this, so no lock is held.
+    body, buffers = dumps(spec, f"spawn({name!r}, {cls.__name__})", lambda: procs._living())
+    with shared.lock:
+        state = _State(key, name, cls, roster, procs._region, True)
+        mesh = ActorMesh(state, procs._region, runtime)
+        spec.region = state.region
+        state.spec = spec
+        targets = mesh._members_at()
+        # Whoever replaces them finds this mesh, and makes its actors there.
+        coming = procs._coming()
+        ranks = state.region.base_ranks()
+        birth = Birth(runtime, targets.peers, ranks, mesh.extent, name, key, coming)
+        state.birth = state.initialized = birth
+        runtime.meshes[key] = mesh
+    runtime.owners[key] = own_by_current(mesh)
+    _send(mesh, targets, m.Create(runtime.proc, key, birth.port, targets.shape.packed, body), buffers)
+    birth.check()
+    if coming:
+        # Nobody may heal it any more.
+        forsake(runtime, roster.uid)
+    return mesh
+
+
+def _send(mesh: ActorMesh, targets: Targets, create: m.Create, buffers: Sequence[memoryview]) -> None:
+    """Sends one Create to all processes that live."""
+    runtime = mesh._runtime
+    near = [peer for peer in targets.near if peer.dead is None]
+    if near:
+        bulk = runtime.put(buffers, [peer.proc for peer in near]) if buffers else None
+        inline = () if bulk else buffers
+        frame = m.encode(m.Create(create.src, create.actor, create.port, create.view, create.body, bulk, len(inline)))
+        for peer in near:
+            peer.send(frame, inline)
+    if targets.far:
+        frame = m.encode(m.Create(create.src, create.actor, create.port, create.view, create.body, None, len(buffers)))
+        for gateway, procs in targets.far:
+            gateway.cast(runtime.proc, procs, create.port, [frame, *buffers])
+
+
+def _short(name: str) -> str:
+    return "".join(char for char in name if char.isalnum() or char == "_")[:12] or "actor"

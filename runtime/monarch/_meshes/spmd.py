@@ -1,0 +1,109 @@
+"""Programs of the SPMD kind on meshes: their environment, and an actor that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from monarch._actors.actor import Actor
+from monarch._actors.endpoint import endpoint
+from monarch._groups.torchrun import (
+    Meeting,
+    arrange,
+    run_script,
+    script_of,
+    serve_meeting,
+    set_variables,
+)
+from monarch._meshes.context import context
+from monarch._meshes.proc_mesh import ProcMesh
+from monarch._node.asking import ask_proc
+from monarch._node.future import in_thread
+
+_MODULE = "monarch._groups.torchrun"
+
+
+def setup_torch_elastic_env(
+    proc_mesh: ProcMesh,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    use_ipaddr: bool | None = None,
+) -> None:
+    """Gives the processes of a mesh the environment that torchrun gives its workers.
+
+    After it, ``torch.distributed.init_process_group()`` in an endpoint needs no arguments. Without an address and a
+    port the first process serves the store in which the others meet: no port has to be chosen, and none can be taken.
+
+    Args:
+        proc_mesh: the mesh, or a slice of one: its first process is rank 0.
+        master_addr: where rank 0 is to make the store instead; with a port.
+        master_port: its port.
+        use_ipaddr: no matter here: it is always an address that the other hosts reach.
+
+    Raises:
+        ValueError: an address without a port, or a port without an address.
+        DeviceMeshError: processes have died.
+    """
+    if (master_addr is None) != (master_port is None):
+        raise ValueError("give both master_addr and master_port, or none of them")
+    procs, ranks = proc_mesh._state.procs, list(proc_mesh._region.base_ranks())
+    proc_mesh._check("setup_torch_elastic_env")
+    if master_addr is not None and master_port is not None:
+        meeting = Meeting(ranks, master_addr, int(master_port), False)
+    else:
+        meeting = arrange(procs, ranks)
+    answers = [ask_proc(procs.proc(rank), f"{_MODULE}:set_variables", meeting) for rank in ranks]
+    for answer in answers:
+        answer.get()
+
+
+async def setup_torch_elastic_env_async(
+    proc_mesh: ProcMesh,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    use_ipaddr: bool | None = None,
+) -> None:
+    """The same, to be awaited: see ``setup_torch_elastic_env``."""
+    await in_thread(
+        proc_mesh._runtime,
+        "setup_torch_elastic_env",
+        lambda: setup_torch_elastic_env(proc_mesh, master_addr, master_port, use_ipaddr),
+    )
+
+
+class SPMDActor(Actor):
+    """Runs programs that were written for torchrun, unchanged, one rank in each actor of the mesh.
+
+    ``host, port = actors.slice(gpus=0).get_host_port.call_one().get()``, then
+    ``actors.main.call(host, port, ["train.py", "--steps", "10"]).get()``.
+    """
+
+    @endpoint
+    def get_host_port(self, use_ipaddr: bool | None = None) -> tuple[str, int]:
+        """In the first actor: where a program's ranks can meet; a store is served there from now on.
+
+        Args:
+            use_ipaddr: no matter here: it is always an address that the other hosts reach.
+        """
+        return serve_meeting(len(context().actor_instance.proc_mesh))
+
+    @endpoint
+    def setup_env(self, master_addr: str, master_port: int) -> None:
+        """Puts the environment in place; see ``setup_torch_elastic_env``."""
+        set_variables(self._meeting(master_addr, master_port))
+
+    @endpoint
+    def main(self, master_addr: str, master_port: int, script_args: Sequence[str]) -> bool:
+        """Runs ``script.py ARGS`` or ``-m module ARGS`` as ``__main__``; True when it has ended well.
+
+        Raises:
+            ArgumentError: no script is named; a ValueError.
+            RuntimeError: it ended with an exit code other than 0. Other errors are those of the program.
+        """
+        run_script(script_of(script_args, read=False), self._meeting(master_addr, master_port))
+        return True
+
+    def _meeting(self, address: str, port: int) -> Meeting:
+        mesh = context().actor_instance.proc_mesh
+        ranks = list(mesh._region.base_ranks())
+        first = mesh._state.procs.proc(ranks[0])
+        return Meeting(ranks, address, int(port), bool(ask_proc(first, f"{_MODULE}:serves", int(port)).get()))

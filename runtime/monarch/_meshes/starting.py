@@ -1,0 +1,154 @@
+"""Starting the processes of one mesh: all at first, and later those that take the place of others or come on top."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from monarch._core.roster import Procs
+from monarch._node.node import Runtime
+from monarch._node.rank_config import RankConfig
+from monarch._wire import messages as m
+from monarch._wire.pickling import dumps
+
+RANK_ENTRY = "monarch._session.rank_process:main"
+SPARE = -1
+"""Base rank of a process that has none yet."""
+
+READY_SECONDS = float(os.environ.get("MONARCH_READY_SECONDS") or 300.0)
+"""Seconds in which a new process is to say that it listens, the imports of a cold zygote included."""
+
+
+@dataclass
+class Starting:
+    """How the processes of a mesh are started.
+
+    Attributes:
+        bootstrap: a pickled function that each runs first.
+        owner_actor: key of the actor that owns the mesh; empty for a program.
+        variables: environment of all of them.
+        of_ranks: more of it, for some ranks.
+        binds: cores of each process of a host.
+        path: ``sys.path`` there.
+        cwd: working folder there.
+        want_spares: how many processes of each host are to wait for the place of one that dies.
+    """
+
+    runtime: Runtime
+    procs: Procs
+    bootstrap: bytes | None
+    owner_actor: str
+    variables: dict[str, str | None]
+    of_ranks: Mapping[int, dict[str, str | None]]
+    binds: list[list[int] | None]
+    path: list[str]
+    cwd: str
+    want_spares: int = 0
+    spares: dict[str, list[str]] = field(default_factory=dict)
+    """By host, the names of processes that wait."""
+
+    def start(self, ranks: Sequence[int], port: int) -> None:
+        """Has the processes of some ranks started, which answer to the port when they are set up."""
+        groups: dict[tuple[str, tuple[tuple[str, str | None], ...]], list[int]] = {}
+        for rank in ranks:
+            extra = tuple(sorted(self.of_ranks.get(rank, {}).items()))
+            groups.setdefault((self.procs.host(rank), extra), []).append(rank)
+        for (host, extra), places in groups.items():
+            names = [self.procs.proc(rank) for rank in places]
+            self._spawn(host, names, places, port, {**self.variables, **dict(extra)})
+
+    def fill(self) -> None:
+        """Has as many spare processes started as are missing."""
+        for host in dict.fromkeys(self.procs.hosts) if self.want_spares else ():
+            waiting = self.spares.setdefault(host, [])
+            waiting[:] = [name for name in waiting if self.runtime.peer(f"{host}/{name}").dead is None]
+            new = [f"{self.procs.uid}.s{secrets.token_hex(3)}" for _ in range(self.want_spares - len(waiting))]
+            for name in new:
+                self.runtime.peer(f"{host}/{name}", starting=True)
+            if new:
+                self._spawn(host, [f"{host}/{name}" for name in new], [SPARE] * len(new), 0, self.variables)
+            waiting.extend(new)
+
+    def take_spare(self, rank: int) -> str:
+        """The name of a process that waits, on the host of a rank; empty if there is none."""
+        if self.of_ranks.get(rank):
+            # The spares have another environment.
+            return ""
+        host = self.procs.host(rank)
+        waiting = self.spares.get(host, [])
+        while waiting:
+            name = waiting.pop(0)
+            if self.runtime.peer(f"{host}/{name}").dead is None:
+                return name
+        return ""
+
+    def repeat(self, ranks: Sequence[int]) -> None:
+        """New ranks of new hosts are to differ from each other as those of the first host do."""
+        local = self.procs.per_host
+        alike = {rank: self.of_ranks[rank % local] for rank in ranks if rank % local in self.of_ranks}
+        self.of_ranks = {**self.of_ranks, **alike}
+
+    def leave(self, host: str) -> None:
+        """The mesh is on a host no more, so nothing waits there."""
+        waiting = self.spares.pop(host, [])
+        if waiting and self.runtime.peer(f"{host}/{waiting[0]}").dead is None:
+            names = [f"{host}/{name}" for name in waiting]
+            self.runtime.to_agent(host, m.Stop(self.runtime.proc, names, 0.0))
+
+    def waiting(self) -> list[str]:
+        """The proc ids of all spare processes."""
+        return [f"{host}/{name}" for host, names in self.spares.items() for name in names]
+
+    def _spawn(
+        self, host: str, names: list[str], places: list[int], port: int, variables: dict[str, str | None]
+    ) -> None:
+        runtime, procs = self.runtime, self.procs
+        if host == runtime.host:
+            # The one before may have died, with all of its ranks.
+            runtime.need_agent()
+        hosts = procs.hosts
+        addresses = tuple(runtime.address_of(each) for each in hosts) if set(hosts) != {runtime.host} else ()
+        known = RankConfig(
+            runtime.proc,
+            runtime.root,
+            procs,
+            port,
+            self.bootstrap,
+            self.owner_actor,
+            addresses,
+            bool(self.binds),
+            runtime.secret,
+        )
+        spawn = m.Spawn(
+            runtime.proc,
+            names,
+            RANK_ENTRY,
+            dumps(known)[0],
+            places,
+            variables,
+            runtime.base_env(host),
+            self.binds,
+            procs.per_host,
+            procs.name,
+            self.path,
+            self.cwd,
+        )
+        runtime.to_agent(host, spawn)
+        runtime.pump.call_later(READY_SECONDS, partial(self._late, host, names))
+
+    def _late(self, host: str, names: list[str]) -> None:
+        """Gives up those that have not said that they listen."""
+        runtime = self.runtime
+        late = [name for name in names if (peer := runtime.peers.get(name)) is not None and peer.starting]
+        if not late or runtime.closed:
+            return
+        runtime.to_agent(host, m.Stop(runtime.proc, late, 0.0))
+        reason = (
+            f"could not be started: it was not ready within {READY_SECONDS:g} s; if imports take that long here, "
+            f"set MONARCH_READY_SECONDS"
+        )
+        for name in late:
+            runtime.peer_died(m.Dead(name, reason, False, []))

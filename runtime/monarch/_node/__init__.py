@@ -1,0 +1,1 @@
+"""One process in a session: its peers, ports, futures, services and errors."""

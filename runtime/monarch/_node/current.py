@@ -1,0 +1,115 @@
+"""The one runtime of this process: that of a rank, or that of the program, which opens a session when it needs one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+
+from monarch._node.node import Runtime
+from monarch.exceptions import MonarchError, SerializationError, StoppedError
+
+_lock = threading.RLock()
+"""Held while a session is opened; makes sure that two threads do not open two."""
+_runtime: Runtime | None = None
+"""Written under ``_lock``; read without it, since the assignment is atomic."""
+_parent = 0
+"""Pid of the process with the session, in a fork of it."""
+
+
+def get_runtime() -> Runtime:
+    """Return the runtime of this process; it never opens a session.
+
+    Raises:
+        StoppedError: the session was shut down.
+        MonarchError: this process has opened no session, or is a fork of one that has.
+    """
+    runtime = _runtime
+    if runtime is None or _is_over(runtime):
+        raise _no_session()
+    return runtime
+
+
+def open_runtime() -> Runtime:
+    """Return the runtime of this process, and open a session if a program has none: for public entry points only."""
+    runtime = _runtime
+    if runtime is None or _is_over(runtime):
+        with _lock:
+            if _runtime is None or _is_over(_runtime):
+                # It stands on this module. A process that has only unpickled a function has not imported it yet.
+                from monarch._session.session import start
+
+                set_runtime(start())
+            assert _runtime is not None
+            return _runtime
+    return runtime
+
+
+def runtime_for(what: str, origin: str, hosts: Iterable[str]) -> Runtime:
+    """Return the runtime of this process for a reference that is unpickled here.
+
+    Args:
+        what: the reference, for errors, as in ``the mesh 'trainers'``.
+        origin: the session that it comes from, in words.
+        hosts: ids of the hosts that it leads to.
+
+    Raises:
+        SerializationError: this process is not in the session that the reference belongs to.
+    """
+    runtime = _runtime
+    if runtime is None or _is_over(runtime):
+        raise refusal(what, origin, str(_no_session()))
+    # A rank does not know all hosts of its session; its agent does, and refuses what leads elsewhere.
+    if runtime.config is None and not any(runtime.has_met(host) for host in hosts):
+        raise refusal(what, origin, f"it is the controller of {runtime.origin}")
+    return runtime
+
+
+def refusal(what: str, origin: str, why: str) -> SerializationError:
+    """The error of a reference that is unpickled outside its session."""
+    return SerializationError(
+        f"{what} belongs to {origin}, and cannot be used in process {os.getpid()}: {why}. Pass plain data to other "
+        f"processes, call the mesh in its own session, or spawn a mesh here with this_host().spawn_procs()"
+    )
+
+
+def _no_session() -> MonarchError:
+    pid = os.getpid()
+    if _runtime is not None:
+        return StoppedError(f"the session of process {pid} was shut down; this_host() opens a new one")
+    if _parent:
+        return MonarchError(
+            f"process {pid} is a fork of process {_parent} and cannot use its session; this_host() opens one of its own"
+        )
+    return MonarchError(f"process {pid} has no session; this_host() opens one")
+
+
+def _is_over(runtime: Runtime) -> bool:
+    """Whether a program may have another one; a rank that ends does not begin a session in its last moments."""
+    return runtime.closed and runtime.config is None
+
+
+def has_runtime() -> bool:
+    """Whether there is one already."""
+    return _runtime is not None and not _runtime.closed
+
+
+def set_runtime(runtime: Runtime | None) -> None:
+    """Makes it the one of this process."""
+    global _runtime
+    _runtime = runtime
+
+
+def _after_fork() -> None:
+    """A fork of this process has no part in its session: neither its sockets nor its threads are there."""
+    global _runtime, _lock, _parent
+    _lock = threading.RLock()
+    if _runtime is not None:
+        # Kept, so that nothing of it is closed or freed, which would reach into the parent's sockets.
+        _left_behind.append(_runtime)
+        _runtime.disown(f"this process is a fork of process {os.getppid()}, and a fork cannot use its session")
+        _runtime, _parent = None, os.getppid()
+
+
+_left_behind: list[Runtime] = []
+os.register_at_fork(after_in_child=_after_fork)

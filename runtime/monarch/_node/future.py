@@ -1,0 +1,380 @@
+"""Futures: what will be there once the ranks have answered. Waited for by a thread, or awaited by an event loop."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator
+from contextvars import ContextVar, copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from monarch._core.later import asyncio
+from monarch._wire.receiving.aside import tell_error
+from monarch.exceptions import CallTimeoutError, DeadlockError
+
+if TYPE_CHECKING:
+    from monarch._node.node import Runtime
+    from monarch._wire.receiving.loop import Turn
+
+R = TypeVar("R")
+S = TypeVar("S")
+
+judging: ContextVar[bool] = ContextVar("monarch_judging", default=False)
+"""Whether what runs here judges or heals a mesh, and so must not wait for the end of that."""
+
+_PENDING: Any = object()
+
+
+class Future(Generic[R]):
+    """The result of a call, which is under way already: a future that nobody waits for takes nothing back.
+
+    It can be read any number of times, from any thread or event loop, and it can be awaited.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_callbacks",
+        "_error",
+        "_lock",
+        "_maker",
+        "_onlookers",
+        "_runtime",
+        "_value",
+        "done",
+        "label",
+        "thread",
+        "wanted",
+    )
+
+    def __init__(self, runtime: Runtime, label: str = "") -> None:
+        self._runtime = runtime
+        self.label = label
+        """What is waited for, as errors say it."""
+        self.done = False
+        self.thread: Turn | None = None
+        self.wanted = False
+        """Whether a thread waits for it, as far as is known; written by those that do."""
+        # Common to all futures of a runtime, held for a few steps. Guards all below, and ``done`` as it is set.
+        self._lock = runtime.future_lock
+        self._callbacks: list[Callable[[Future[R]], None]] | None = None
+        self._value: Any = _PENDING
+        self._error: BaseException | None = None
+        self._maker = 0
+        """The thread that makes the value of what has arrived; 0 while none does."""
+        self._onlookers: list[Callable[[], None]] | None = None
+        """Called when that thread has made it, or was interrupted."""
+
+    # Waiting
+
+    def get(self, timeout: float | None = None) -> R:
+        """Waits for the result and returns it.
+
+        Args:
+            timeout: seconds to wait at most; None waits as long as it takes.
+
+        Raises:
+            CallTimeoutError: the time ran out. The call goes on, and a later ``get`` can still have its result.
+            ActorError: the endpoint raised.
+            DeviceMeshError: a process or actor that was to answer has died or was stopped.
+            DeadlockError: what is waited for waits for this actor, or this is the thread that receives the answer.
+            ValueError: the timeout is negative or no number.
+        """
+        if timeout is not None and not (timeout >= 0 and math.isfinite(timeout)):
+            raise ValueError(f"timeout must be a number of seconds that is not negative, not {timeout!r}")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not self.done:
+            self.wanted = True
+        if not self.done and not self._runtime.wait(self, timeout) and timeout is not None:
+            self.wanted = False
+            why = f"{self._missing()}{self._front(timeout)}"
+            raise CallTimeoutError(
+                f"{self.label or 'the call'} has not finished within {timeout:g} s{why}; "
+                f"it goes on, and get() can be called again"
+            )
+        if self._value is _PENDING and self._runtime.unshown:
+            # What the call has printed is shown before its result is read.
+            self._runtime.await_shown()
+        return self._outcome(deadline)
+
+    def result(self, timeout: float | None = None) -> R:
+        """The same as ``get``."""
+        return self.get(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits, and returns the error that ``get`` would raise, or None. CallTimeoutError is raised."""
+        try:
+            self.get(timeout)
+        except BaseException as error:
+            if error is not self._error:
+                raise
+            return error
+        return None
+
+    def __await__(self) -> Generator[Any, None, R]:
+        if not self.done:
+            yield from self.as_asyncio().__await__()
+        return self._outcome()
+
+    def as_asyncio(self) -> asyncio.Future[R]:
+        """A future of the running event loop with the same outcome; cancelling it does not cancel the call.
+
+        Raises:
+            RuntimeError: no event loop runs in this thread.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[R] = loop.create_future()
+
+        def settle() -> None:
+            # Cancelled, or told that it waits in a circle; or told again, as another thread makes the value.
+            if future.done() or self._look_on(partial(arrived, self)):
+                return
+            try:
+                future.set_result(self._outcome())
+            except StopIteration as error:
+                future.set_exception(RuntimeError(f"the call raised StopIteration: {error}"))
+            except BaseException as error:
+                future.set_exception(error)
+
+        def arrived(_: Future[R]) -> None:
+            try:
+                loop.call_soon_threadsafe(settle)
+            except RuntimeError:
+                # The loop was closed meanwhile; nobody is there to be told.
+                pass
+
+        self._when_done(arrived)
+        self._runtime.awaited(self, future)
+        return future
+
+    def add_done_callback(self, callback: Callable[[Future[R]], None]) -> None:
+        """Have a function called with this future once it is done; at once if it is.
+
+        All such functions of a process run one after the other in a thread of their own, in the order in which the
+        futures are done. So they may wait for other futures. The traceback of one that raises is written to stderr.
+        """
+        if self.done and not self._runtime.pump.receives_here():
+            _call(callback, self)
+        else:
+            self._when_done(partial(_call_later, callback))
+
+    def _when_done(self, callback: Callable[[Future[R]], None]) -> None:
+        """Have a function of this package called once it is done, in the thread that completes it.
+
+        That may be the one that receives, so the function does not wait, and runs no code of the user.
+        """
+        with self._lock:
+            if not self.done:
+                if self._callbacks is None:
+                    self._callbacks = []
+                self._callbacks.append(callback)
+                callback = _nothing
+        if callback is _nothing:
+            # Nobody waits in the way that would receive the answer, so the background does.
+            self._runtime.pump.background()
+        else:
+            callback(self)
+
+    # Completing
+
+    def _complete(self) -> None:
+        """Marks it done; by the thread that has what completes it."""
+        with self._lock:
+            self.done = True
+            callbacks, self._callbacks = self._callbacks, None
+        self._runtime.pump.notify(self)
+        for callback in callbacks or ():
+            try:
+                callback(self)
+            except Exception as error:
+                # It must not keep the others from being told.
+                tell_error(error)
+
+    def _outcome(self, deadline: float | None = None) -> R:
+        """The result of what has arrived, or its error, raised; until a time of the monotonic clock.
+
+        To make it runs code of the user, so no lock is held meanwhile; one thread does, and others wait for that.
+        """
+        while self._value is _PENDING and self._error is None:
+            if self._begins():
+                self._make_now()
+            else:
+                self._wait_for_maker(deadline)
+        if self._error is not None:
+            # A traceback that grows with each get would show frames of earlier ones.
+            raise self._error.with_traceback(None)
+        return self._value
+
+    def _begins(self) -> bool:
+        """Whether this thread is to make the value now; False if another one does, or has."""
+        ident = threading.get_ident()
+        with self._lock:
+            if self._value is not _PENDING or self._error is not None:
+                return False
+            if self._maker == ident:
+                raise DeadlockError(
+                    f"the result of {self.label or 'the call'} is being unpickled in this thread, and code that this "
+                    f"runs reads the same result: let a __setstate__ or a module not read what it is a part of"
+                )
+            if self._maker:
+                return False
+            self._maker = ident
+            return True
+
+    def _make_now(self) -> None:
+        try:
+            self._value = self._make()
+        except KeyboardInterrupt:
+            # It is meant for who reads, and not the outcome: the next one that reads tries again.
+            raise
+        except BaseException as error:
+            self._error = error
+        finally:
+            with self._lock:
+                self._maker = 0
+                onlookers, self._onlookers = self._onlookers, None
+            for tell in onlookers or ():
+                tell()
+
+    def _look_on(self, tell: Callable[[], None]) -> bool:
+        """Whether another thread makes the value; then a function is called when it no longer does."""
+        with self._lock:
+            if not self._maker or self._maker == threading.get_ident():
+                return False
+            if self._onlookers is None:
+                self._onlookers = []
+            self._onlookers.append(tell)
+            return True
+
+    def _wait_for_maker(self, deadline: float | None) -> None:
+        onlooker = _Onlooker(self._runtime, f"another thread, which unpickles the result of {self.label or 'a call'}")
+        if not self._look_on(onlooker.tell):
+            return
+        if not self._runtime.wait(onlooker, None if deadline is None else max(0.0, deadline - time.monotonic())):
+            raise CallTimeoutError(
+                f"the answer to {self.label or 'the call'} is there, but another thread has not finished unpickling it "
+                f"in time; get() can be called again"
+            )
+
+    def _make(self) -> R:
+        """The result, made once in the thread that reads it first; or its error, raised."""
+        raise NotImplementedError
+
+    def _missing(self) -> str:
+        return ""
+
+    def _front(self, waited: float) -> str:
+        """What runs in front of it, after a wait of some seconds."""
+        return ""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.label or 'a call'}: {'done' if self.done else 'pending'}>"
+
+
+def _nothing(_: Any) -> None:
+    pass
+
+
+def _call_later(callback: Callable[[Future[R]], None], future: Future[R]) -> None:
+    future._runtime.lanes.post("callbacks", partial(_call, callback, future))  # pyright: ignore[reportPrivateUsage]
+
+
+def _call(callback: Callable[[Future[R]], None], future: Future[R]) -> None:
+    """Call a function of the user; its error is told, and harms nobody else."""
+    try:
+        callback(future)
+    except Exception as error:
+        name = getattr(callback, "__qualname__", None) or repr(callback)
+        print(f"monarch: {name}, a done-callback of {future.label or 'a call'}, raised:", file=sys.stderr)
+        traceback.print_exception(error)
+
+
+class _Onlooker:
+    """Waits until another thread has made a value."""
+
+    __slots__ = ("_runtime", "done", "label", "thread")
+
+    def __init__(self, runtime: Runtime, label: str) -> None:
+        self._runtime = runtime
+        self.label = label
+        self.done = False
+        self.thread: Turn | None = None
+
+    def tell(self) -> None:
+        self.done = True
+        self._runtime.pump.notify(self)
+
+
+class Promise(Future[R]):
+    """A future that this process completes by itself."""
+
+    __slots__ = ("_completer",)
+
+    def __init__(self, runtime: Runtime, label: str = "") -> None:
+        super().__init__(runtime, label)
+        self._completer: Callable[[], R] | None = None
+
+    def complete(self, make: Callable[[], R]) -> None:
+        """Its result is what this returns, or raises, when it is read."""
+        if not self.done:
+            self._completer = make
+            self._complete()
+
+    def _make(self) -> R:
+        make = self._completer
+        assert make is not None
+        value = make()
+        # Not before: an interrupt leaves it for the next one that reads.
+        self._completer = None
+        return value
+
+
+class Ready(Future[R]):
+    """A future that is done from the beginning."""
+
+    __slots__ = ()
+
+    def __init__(self, runtime: Runtime, label: str, value: Any, error: BaseException | None = None) -> None:
+        super().__init__(runtime, label)
+        self._value, self._error = value, error
+        self.done = True
+
+
+def in_thread(runtime: Runtime, label: str, work: Callable[[], R]) -> Promise[R]:
+    """A future of what a function returns that waits for other futures, in a thread of its own."""
+    promise: Promise[R] = Promise(runtime, label)
+    judges = judging.get()
+
+    def run() -> None:
+        judging.set(judges)
+        try:
+            value = work()
+        except BaseException as error:
+            caught = error
+            promise.complete(lambda: _raise(caught))
+        else:
+            promise.complete(lambda: value)
+
+    threading.Thread(target=run, name=f"monarch-{label[:20]}", daemon=True).start()
+    return promise
+
+
+def to_its_end(runtime: Runtime, label: str, work: Callable[[], R]) -> R:
+    """Does what must not be left half done: an interrupt of who waits for it here does not reach it."""
+    # It is done on behalf of the same actor.
+    here = copy_context()
+    return in_thread(runtime, label, lambda: here.run(work)).get()
+
+
+def then(source: Future[S], label: str, make: Callable[[], R]) -> Promise[R]:
+    """A future that is done when another is; its result is what the function then returns or raises."""
+    promise: Promise[R] = Promise(source._runtime, label)  # pyright: ignore[reportPrivateUsage]
+    source._when_done(lambda _: promise.complete(make))  # pyright: ignore[reportPrivateUsage]
+    return promise
+
+
+def _raise(error: BaseException) -> Any:
+    raise error

@@ -1,0 +1,392 @@
+"""The futures of calls: they collect the replies of the actors that were addressed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from monarch._core.roster import split_proc
+from monarch._core.shapes.extent import Extent
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._core.shapes.value_mesh import Deferred, ValueMesh
+from monarch._node.future import _PENDING, Future
+from monarch._node.remote_errors import Failure, group, pack_failure, unpack_failure
+from monarch._wire.messages import ERROR, FAILED, Dead, Reply
+from monarch.exceptions import ActorError, DeviceMeshError, ProtocolError, SpawnError, StoppedError, SupervisionError
+
+if TYPE_CHECKING:
+    from monarch._node.node import Runtime
+    from monarch._node.peers import Peer
+    from monarch._supervision.fail_fast import Party
+    from monarch._wire.receiving.loop import Waiter
+
+R = TypeVar("R")
+
+
+_HEARING = 0.05
+"""Seconds after a death in which others may still answer before the call fails."""
+
+
+_WORTH = 1.0
+"""Seconds of a wait that ran out, from when on ranks are asked what they run instead."""
+
+
+class Lost:
+    """In place of a reply: the proc that was to give it has died."""
+
+    __slots__ = ("dead",)
+
+    def __init__(self, dead: Dead) -> None:
+        self.dead = dead
+
+
+class Gather(Future[R]):
+    """Collects one reply from each of some actors, and is done when it has all.
+
+    Args:
+        runtime: of this process.
+        targets: the procs of the actors, in the order of their positions in the addressed view.
+        extent: of that view.
+        mesh: name of the mesh, for errors.
+        method: what was called, for errors.
+        finish: makes the result of the values.
+        actor: key of the actors.
+        patient: whether a death does not end the wait for the others.
+    """
+
+    __slots__ = (
+        "_finish",
+        "_left",
+        "_patient",
+        "_replies",
+        "_why",
+        "actor",
+        "extent",
+        "goes_on",
+        "mesh",
+        "method",
+        "party",
+        "port",
+        "targets",
+        "unanswered",
+        "view",
+        "waiter",
+        "watched",
+    )
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        targets: Sequence[Peer],
+        extent: Extent,
+        mesh: str,
+        method: str,
+        finish: Callable[[Gather[R], list[Any]], R],
+        actor: str = "",
+        patient: bool = False,
+    ) -> None:
+        super().__init__(runtime, "")
+        self.targets = targets
+        self.extent = extent
+        self.mesh = mesh
+        self.method = method
+        self.actor = actor
+        self._left = len(targets)
+        self._replies: list[Any] = [None] * self._left
+        self._finish = finish
+        self._patient = patient
+        self._why = ""
+        self.view: Any = None
+        """The mesh that was addressed, for errors: a slice of it has ranks of its own."""
+        self.goes_on = True
+        """Whether the call goes on where it has no answer when a death ends the wait; set by who makes the call."""
+        self.unanswered: list[Peer] = []
+        """The procs that had not answered when a death ended the wait for them."""
+        self.party: Party | None = None
+        """Watches over the others, once one has failed."""
+        self.waiter: Waiter | None = None
+        """What to look at again when another one has answered."""
+        self.watched = not patient
+        """Whether others are looked after once one of its ranks has failed."""
+        self.port = runtime.open_port(self)
+
+    def check(self) -> None:
+        """Takes note of procs that died while the call was being sent."""
+        for peer in self.targets:
+            if peer.dead is not None:
+                self.lost(peer, peer.dead)
+
+    @property
+    def label(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What is waited for, as errors say it."""
+        return f"{self._called}.{self.method}()" if self.method else self._called
+
+    @property
+    def _called(self) -> str:
+        return self.mesh if self.view is None else self.view._called
+
+    @label.setter
+    def label(self, value: str) -> None:
+        pass
+
+    def reply(self, reply: Reply, frames: Sequence[bytes]) -> None:
+        """Takes the reply of one of the actors; a second one of the same is no reply.
+
+        One from a position that the view does not have counts as an error of its sender.
+        """
+        with self._lock:
+            replies = self._replies
+            if not self._left:
+                return
+            if not 0 <= reply.rank < len(replies):
+                reply = replaced(reply, self.targets, self.label)
+            if replies[reply.rank] is not None:
+                return
+            replies[reply.rank] = (reply, frames) if frames else reply
+            self._left -= 1
+            complete = not self._left
+        if reply.status and self.actor and self.watched:
+            # Others may wait for it.
+            self._runtime.watch.failed(self, reply.rank)
+        if complete:
+            self._runtime.close_port(self.port)
+            self._complete()
+        elif self.waiter is not None:
+            self._runtime.pump.notify(self.waiter)
+
+    def _complete(self) -> None:
+        if self.party is not None:
+            # Before those who wait for the call go on.
+            self.party.completed()
+        super()._complete()
+
+    def base_rank(self, position: int) -> int:
+        """The rank of a position, as its mesh counts."""
+        return split_proc(self.targets[position].proc)[1]
+
+    @property
+    def unread(self) -> bool:
+        """Whether nobody has read its outcome."""
+        return self._value is _PENDING and self._error is None
+
+    def failed_positions(self) -> list[int]:
+        """Those that have answered by now that they have failed."""
+        return [position for position, reply, _ in self._replied() if reply.status]
+
+    def outcomes(self) -> dict[int, Any]:
+        """The values so far of those that have failed with a value, by position."""
+        return {
+            position: self._runtime.load(reply, frames)
+            for position, reply, frames in self._replied()
+            if reply.status == FAILED
+        }
+
+    def _replied(self) -> list[tuple[int, Reply, Sequence[bytes]]]:
+        found: list[tuple[int, Reply, Sequence[bytes]]] = []
+        for position, each in enumerate(list(self._replies)):
+            reply, frames = each if type(each) is tuple else (each, ())
+            if type(reply) is Reply:
+                found.append((position, reply, frames))
+        return found
+
+    def lost(self, peer: Peer, dead: Dead) -> bool:
+        """A proc has died: it will not answer. Whether it was waited for."""
+        waited = False
+        with self._lock:
+            for position, target in enumerate(self.targets):
+                if target is peer and self._left and self._replies[position] is None:
+                    self._replies[position] = Lost(dead)
+                    self._left -= 1
+                    waited = True
+            complete = waited and not self._left
+        if complete:
+            self._runtime.close_port(self.port)
+            self._complete()
+        elif waited and not self._patient:
+            # Those that answer at the same time are heard; nobody waits for the others to tell of a death.
+            self._runtime.pump.call_later(_HEARING, self._give_up)
+        return waited
+
+    def fail(self, uid: str, key: str, why: str) -> bool:
+        """The mesh has failed: the call fails, if it is one to actors there. Whether it was under way."""
+        if self._patient or self.method == "__init__" or not self.actor or (key and self.actor != key):
+            return False
+        if split_proc(self.targets[0].proc)[0] != uid:
+            return False
+        with self._lock:
+            if not self._left:
+                return False
+            self._why = why
+        self._give_up()
+        return True
+
+    def _give_up(self) -> None:
+        """Completes without those that have not answered."""
+        with self._lock:
+            if not self._left:
+                return
+            self.unanswered = self.waits_for()
+            self._left = 0
+        self._runtime.close_port(self.port)
+        self._complete()
+
+    def waits_for(self) -> list[Peer]:
+        """The procs that have not answered."""
+        if not self._left:
+            return self.unanswered
+        return [peer for peer, reply in zip(self.targets, self._replies, strict=True) if reply is None]
+
+    def _missing(self) -> str:
+        ranks = [rank for rank, reply in enumerate(self._replies) if reply is None and not self.done]
+        if not ranks:
+            return ""
+        text = f": {describe_ranks(ranks, len(self._replies))} did not answer"
+        silence = self._runtime.silence
+        if silence is not None:
+            said = [f"rank {rank}, which {why}" for rank in ranks if (why := silence.text(self.targets[rank].proc))]
+            text += "".join(f" ({each})" for each in said[:8])
+        return text
+
+    def _front(self, waited: float) -> str:
+        if waited < _WORTH or self.done:
+            return ""
+        from monarch._supervision.behind import ahead_now
+
+        text = ahead_now(self)
+        return f"; {text}" if text else ""
+
+    def _make(self) -> R:
+        values: list[Any] = []
+        failures: dict[int, Failure] = {}
+        lost: dict[int, Dead] = {}
+        for rank, reply in enumerate(self._replies):
+            frames: Sequence[bytes] = ()
+            if type(reply) is tuple:
+                reply, frames = reply
+            if reply is None:
+                values.append(None)
+            elif type(reply) is Lost:
+                lost[rank] = reply.dead
+                values.append(None)
+            elif reply.status != ERROR:
+                try:
+                    values.append(self._runtime.load(reply, frames))
+                except Exception:
+                    # It is reported where it is read, so that the values of the others can be had.
+                    values.append(Deferred(_Load(self._runtime, reply, frames)))
+            else:
+                failures[rank] = unpack_failure(reply.body)
+                values.append(None)
+        self._replies = []
+        if self._why and not lost:
+            raise SupervisionError(
+                f"{self.label} failed: {self._why}",
+                mesh=self.mesh,
+                results=ValueMesh(self.extent, values) if len(self.unanswered) < len(values) else None,
+            )
+        if failures and self.view is not None:
+            self.view._has_read(failures)
+        if lost or failures:
+            some = len(lost) + len(failures) + len(self.unanswered) < len(values)
+            error = self._error_of(failures, lost, ValueMesh(self.extent, values) if some else None)
+            if self.unanswered and self.goes_on:
+                ranks = [rank for rank, peer in enumerate(self.targets) if peer in self.unanswered]
+                add_note(error, f"{describe_ranks(ranks)} had not answered by then; the call goes on there")
+            raise error
+        return self._finish(self, values)
+
+    def _error_of(
+        self, failures: dict[int, Failure], lost: dict[int, Dead], results: ValueMesh[Any] | None
+    ) -> BaseException:
+        if not lost:
+            return group(failures, self.extent, self.label, results)
+        return died(self.label, self.mesh, lost, self.extent, results, self._called)
+
+
+def replaced(reply: Reply, targets: Sequence[Peer], label: str) -> Reply:
+    """A reply from a position that a view does not have, as the error of the member that has sent it.
+
+    Raises:
+        ProtocolError: its sender is no member.
+    """
+    places = [place for place, peer in enumerate(targets) if peer.proc == reply.src]
+    what = f"{reply.src} answered {label} from position {reply.rank}, of {len(targets)} that were addressed"
+    if not places:
+        raise ProtocolError(f"{what}, and is none of them")
+    status, body = reply.status, reply.body
+    if status != ERROR:
+        status, body = ERROR, pack_failure(ProtocolError(what), True)
+    return Reply(reply.src, reply.port, places[0], status, reply.done, body)
+
+
+class _Load:
+    __slots__ = ("_frames", "_reply", "_runtime")
+
+    def __init__(self, runtime: Runtime, reply: Reply, frames: Sequence[bytes]) -> None:
+        self._runtime, self._reply, self._frames = runtime, reply, frames
+
+    def __call__(self) -> Any:
+        return self._runtime.load(self._reply, self._frames)
+
+
+def died(
+    label: str,
+    mesh: str,
+    lost: dict[int, Dead],
+    extent: Extent,
+    results: ValueMesh[Any] | None,
+    called: str = "",
+) -> DeviceMeshError:
+    """The error of calls whose ranks have died: which, how, and the last that each kind of them wrote.
+
+    Args:
+        label: of the call.
+        mesh: the name of the mesh.
+        lost: the deaths, by rank in the view that was addressed.
+        extent: of that view.
+        results: of the others.
+        called: what that view is called, if it is not all of the mesh.
+    """
+    total = extent.nelements
+    reasons: dict[str, list[int]] = {}
+    for rank, dead in lost.items():
+        reasons.setdefault(dead.reason, []).append(rank)
+    stopped = all(dead.expected for dead in lost.values())
+    kind: type[DeviceMeshError] = StoppedError if stopped else SupervisionError
+    if all(dead.reason.startswith("could not be started") for dead in lost.values()):
+        kind = SpawnError
+    lines: list[str] = []
+    for reason, ranks in list(reasons.items())[:8]:
+        procs = f"the process{'es' if len(ranks) > 1 else ''} of {describe_ranks(ranks, total)} of {called or mesh}"
+        how = "was stopped" if stopped else reason
+        lines.append(f"{procs} {how.replace('was ', 'were ', 1) if len(ranks) > 1 else how}")
+        tail = last_lines(lost[ranks[0]])
+        if tail and not stopped:
+            lines.append(f"  last lines of stderr of rank {ranks[0]}:")
+            lines.extend(f"    {line}" for line in tail)
+    alive = set(range(total)) - set(lost)
+    lines[0] = f"{label} failed: {lines[0]}"
+    if alive:
+        lines.append(f"{describe_ranks(alive)} {'is' if len(alive) == 1 else 'are'} alive; a slice of them can be used")
+    elif stopped or kind is SpawnError:
+        lines.append("make a new mesh to go on")
+    else:
+        lines.append("heal_mesh puts new ones in their place")
+    when = min((dead.when for dead in lost.values() if dead.when), default=0.0)
+    return kind("\n".join(lines), mesh=mesh, ranks=tuple(sorted(lost)), results=results, when=when)
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Adds a line to the message of an error of ours."""
+    text = f"{error}\n{note}"
+    error.args = (text,)
+    if isinstance(error, (ActorError, DeviceMeshError)):
+        error.message = text
+
+
+def last_lines(dead: Dead, count: int = 10) -> list[str]:
+    """The end of what a proc wrote on stderr."""
+    for stream, _, data in dead.tails:
+        if stream == "stderr":
+            return data.decode(errors="replace").rstrip().splitlines()[-count:]
+    return []

@@ -1,0 +1,84 @@
+"""Whether there are file descriptors for more processes; asked before any of them is started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from monarch._wire.descriptors import AGENT_NEED, RESERVE, limit_of, remedy, reserve, used_by
+from monarch.exceptions import LimitError
+
+if TYPE_CHECKING:
+    from monarch._node.node import Runtime
+
+OWNER_NEED = 3
+"""Descriptors that a rank of the same host takes in the process that owns it: a socket, its wake-up, a connection."""
+_SESSION = 64
+"""The least limit with which a session can start at all."""
+_AGENT = 45
+"""What a host agent has open before it has ranks, its reserve included."""
+
+
+def check_session() -> None:
+    """Raise LimitError if this process cannot be the program of a session."""
+    limit, free = limit_of(), reserve.free()
+    if limit < _SESSION or free < _SESSION // 2:
+        raise LimitError(
+            f"cannot start a session: it takes at least {_SESSION // 2} file descriptors, and {max(0, free)} of the "
+            f"{limit} of this process are free. Raise the limit: {remedy(limit - free + _SESSION)}",
+            limit=limit,
+            need=_SESSION // 2,
+            free=free,
+        )
+
+
+def check_room(runtime: Runtime, counts: Mapping[str, int]) -> None:
+    """Raise LimitError if this process, or the agent of its host, has no room for more ranks.
+
+    Agents of other hosts look for themselves when they are asked.
+
+    Args:
+        runtime: of this process.
+        counts: how many ranks are to be started, by host id.
+    """
+    count = counts.get(runtime.host, 0)
+    if not count:
+        return
+    coming = sum(1 for peer in list(runtime.peers.values()) if peer.starting and peer.host == runtime.host)
+    rooms = [_Room("this program", OWNER_NEED, limit_of(), reserve.free() - RESERVE - coming * OWNER_NEED)]
+    pid = _agent_of(runtime)
+    # It may have died just now, or hide what it has open; the agent looks for itself as well.
+    with suppress(OSError):
+        limit = limit_of(pid or None)
+        used = used_by(pid) if pid else 0
+        rooms.append(_Room("the agent of this host", AGENT_NEED, limit, limit - max(used, _AGENT)))
+    full = [room for room in rooms if count * room.each > room.free]
+    if full:
+        most = max(0, min(room.free // room.each for room in rooms))
+        total = max(room.limit - room.free + count * room.each for room in rooms)
+        who, each, limit, free = full[0]
+        raise LimitError(
+            f"cannot start {count} processes on this host: {who} needs {count * each} more file descriptors for them, "
+            f"and {max(0, free)} of its limit of {limit} are free. Start at most {most}, or raise the limit before "
+            f"the program starts: {remedy(total)}",
+            limit=limit,
+            need=count * each,
+            free=max(0, free),
+        )
+
+
+class _Room(NamedTuple):
+    who: str
+    each: int
+    """Descriptors that one rank takes."""
+    limit: int
+    free: int
+
+
+def _agent_of(runtime: Runtime) -> int:
+    """The pid of the agent of this host; 0 if none runs."""
+    if runtime.config is not None:
+        return os.getppid()
+    return runtime.session.agent_pid if runtime.session is not None else 0

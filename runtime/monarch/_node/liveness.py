@@ -1,0 +1,162 @@
+"""Ranks that live and do not answer: stopped by a signal, or inside C code that keeps Python's lock."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from monarch._core.roster import split_proc
+from monarch._node.node import Runtime
+from monarch._node.service import service
+from monarch._procs.session_folder import host_of
+from monarch._supervision.behind import Behind
+from monarch._wire import messages as m
+from monarch._wire.pickling import dumps
+from monarch._wire.receiving.aside import tell
+from monarch.exceptions import ArgumentError
+
+USUAL = 5.0
+"""Seconds without an answer after which a rank counts as unresponsive."""
+_EVERY = 1.0
+_NOTHING = dumps(())[0]
+_STATES = {
+    "T": "its process is stopped by a signal (SIGSTOP, or a terminal's)",
+    "t": "its process is stopped by a debugger",
+    "D": "its process waits in the kernel for a disk or a device",
+    "Z": "its process has ended, and nobody has taken note yet",
+}
+
+
+def check_bound(bound: float | None) -> None:
+    """ArgumentError for what is no number of seconds."""
+    if bound is not None and not (bound > 0 and math.isfinite(bound)):
+        raise ArgumentError(f"silence is a number of seconds above 0, and not {bound!r}")
+
+
+class Silence:
+    """Asks the ranks that calls wait for, now and then, whether they are there; their network thread answers.
+
+    Attributes:
+        bounds: by uid of the mesh, after how many seconds a rank that does not answer is told of.
+        since: of the processes that do not answer, the time of the first question that was not answered.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._behind = Behind(runtime)
+        self.bounds: dict[str, float] = {}
+        self.since: dict[str, float] = {}
+        self._asked: dict[str, float] = {}
+        self._ticking = False
+        self._port = 0
+        runtime.at_death.append(self.forget)
+
+    def watch(self, uid: str, bound: float | None) -> None:
+        """Watches a mesh from now on."""
+        check_bound(bound)
+        self.bounds[uid] = USUAL if bound is None else bound
+        if not self._ticking:
+            self._ticking = True
+            self._runtime.pump.call_later(_EVERY, self._tick)
+
+    def _tick(self) -> None:
+        runtime, now = self._runtime, time.monotonic()
+        if runtime.closed:
+            return
+        self._behind.tick(now)
+        self.ask(runtime.waited_for(), now)
+        for proc, asked in list(self._asked.items()):
+            if proc not in self.since and now - asked >= self.bounds.get(split_proc(proc)[0], USUAL):
+                self.since[proc] = asked
+                # Of a process on another host it is not known.
+                lives = "it lives, and " if proc in runtime.pids else ""
+                self._say(f"{self._title(proc)} {self.text(proc)}; {lives}its calls wait")
+        runtime.pump.call_later(min([_EVERY, *self.bounds.values()]), self._tick)
+
+    def ask(self, procs: Iterable[str], now: float) -> None:
+        """Asks those that have no question open."""
+        runtime = self._runtime
+        if not self._port:
+            self._port = runtime.open_port(self)
+        for proc in procs:
+            if proc not in self._asked and split_proc(proc)[0] in self.bounds and self._listens(proc):
+                self._asked[proc] = now
+                ask = m.Ask(runtime.proc, self._port, b"", "monarch._node.liveness:here", _NOTHING)
+                runtime.peer(proc).send(m.encode(ask))
+
+    def _listens(self, proc: str) -> bool:
+        """One that is still being started has nothing to answer with."""
+        peer = self._runtime.peers.get(proc)
+        if peer is None or peer.starting:
+            return False
+        return host_of(proc) != self._runtime.host or proc in self._runtime.pids
+
+    def look(self, procs: Sequence[str], patience: float) -> None:
+        """Learns within some seconds who answers now."""
+        begun = time.monotonic()
+        self.ask(procs, begun)
+        waiting = _Answers(self, set(procs) & self._asked.keys())
+        self._looks = waiting
+        self._runtime.pump.wait(waiting, patience)
+        for proc in waiting.left():
+            self.since.setdefault(proc, self._asked.get(proc, begun))
+
+    _looks: _Answers | None = None
+
+    def reply(self, reply: m.Reply, frames: Any) -> None:
+        """One has answered."""
+        self._asked.pop(reply.src, None)
+        since = self.since.pop(reply.src, None)
+        if since is not None and time.monotonic() - since >= self.bounds.get(split_proc(reply.src)[0], USUAL):
+            self._say(f"{self._title(reply.src)} answers again")
+        if self._looks is not None and self._looks.done:
+            self._runtime.pump.notify(self._looks)
+
+    def forget(self, proc: str) -> None:
+        """It has died, which is something else."""
+        self._asked.pop(proc, None)
+        self.since.pop(proc, None)
+
+    def text(self, proc: str) -> str:
+        """What is known of one that does not answer; empty for others."""
+        since = self.since.get(proc)
+        if since is None:
+            return ""
+        pid = self._runtime.pids.get(proc, 0)
+        why = ""
+        with suppress(OSError, IndexError):
+            with open(f"/proc/{pid}/stat") as file:
+                state = file.read().rpartition(")")[2].split()[0]
+            why = _STATES.get(state, "it is inside C code that keeps Python's lock")
+        return f"does not answer for {time.monotonic() - since:.1f} s" + (f": {why}" if why else "")
+
+    def _title(self, proc: str) -> str:
+        uid, rank = split_proc(proc)
+        return f"rank {rank} of {self._runtime.proc_meshes.get(uid, (uid, ''))[0]}"
+
+    def _say(self, text: str) -> None:
+        tell(f"monarch: {text}")
+
+
+class _Answers:
+    """Waits for the answers of some processes."""
+
+    def __init__(self, silence: Silence, procs: set[str]) -> None:
+        self._silence = silence
+        self._procs = procs
+        self.thread: Any = None
+
+    def left(self) -> list[str]:
+        return [proc for proc in self._procs if proc in self._silence._asked]
+
+    @property
+    def done(self) -> bool:
+        return not self.left()
+
+
+@service("quick")
+def here() -> None:
+    """Service: whoever can run this is there."""

@@ -1,0 +1,97 @@
+"""What goes wrong in handling a message: its sender is told, and where nobody waits, the program, in one line."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import TYPE_CHECKING
+
+from monarch._core.roster import split_proc
+from monarch._core.text.seldom import Seldom
+from monarch._node.remote_errors import pack_failure, unpack_failure
+from monarch._wire import messages as m
+from monarch._wire.receiving.aside import tell
+from monarch.exceptions import MonarchError
+
+if TYPE_CHECKING:
+    from monarch._node.node import Runtime
+
+
+class Mishaps:
+    """Errors of this process's own handlers, and messages that it cannot understand. Any thread may use it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._seldom = Seldom()
+
+    def undecodable(self, error: Exception) -> None:
+        """Take note of a frame that is no message."""
+        self._note("undecodable frame", error)
+
+    def failed(self, message: m.AnyMessage, error: Exception) -> None:
+        """Answer a message whose handler has raised; where nobody waits for an answer, the program is told."""
+        runtime = self._runtime
+        match message:
+            case m.Call():
+                _refuse(runtime, message, error)
+            case m.Create() | m.Halt() | m.Ask() if message.port:
+                runtime.answer(message.src, message.port, message.view, m.ERROR, _packed(error))
+            case _:
+                self._note(type(message).__name__, error)
+
+    def show(self, fault: m.Fault) -> None:
+        """Show the mishap of another process, in the program; equal ones of many processes once."""
+        failure = unpack_failure(fault.body)
+        count = self._seldom.count(f"{failure.text.partition(':')[0]} {failure.where}")
+        if count:
+            self._say(fault.src, f"{failure.text} ({failure.where})" if failure.where else failure.text, count)
+
+    def forget(self) -> None:
+        """Reset the counts."""
+        self._seldom = Seldom()
+
+    def statistics(self) -> dict[str, int]:
+        """How many there were, by kind."""
+        return self._seldom.statistics()
+
+    def _note(self, what: str, error: Exception) -> None:
+        """Tell the program of it: now and then, if it comes again and again."""
+        runtime, where = self._runtime, _place(error)
+        count = self._seldom.count(f"{what} {type(error).__name__} {where}")
+        if not count:
+            return
+        text = f"{what} was dropped: {type(error).__name__}: {error}".splitlines()[0][:500]
+        if runtime.proc == runtime.root:
+            self._say(runtime.proc, f"{text} ({where})", count)
+            return
+        failure = m.Failure("internal", text + _times(count), where, traceback.format_exc()[-10_000:], None, False)
+        runtime.peer(runtime.root).send(m.encode(m.Fault(runtime.proc, m.INTERNAL, runtime.rank, m.encode(failure))))
+
+    def _say(self, proc: str, text: str, count: int) -> None:
+        uid, rank = split_proc(proc)
+        mesh = self._runtime.proc_meshes.get(uid, (uid, ""))[0]
+        who = f"rank {rank} of {mesh}" if uid else "this program" if proc == self._runtime.proc else proc
+        tell(f"monarch: internal error in {who}: {text}{_times(count)}")
+
+
+def _refuse(runtime: Runtime, call: m.Call, error: Exception) -> None:
+    """Answer a call that could not be delivered; its cost is given back all the same."""
+    runtime.has_finished(call.src, call.cost, bool(call.port))
+    if call.port:
+        runtime.answer(call.src, call.port, call.view, m.ERROR, _packed(error))
+    else:
+        runtime.peer(call.src).send(m.encode(m.Fault(runtime.proc, call.actor, runtime.rank, _packed(error))))
+
+
+def _packed(error: Exception) -> bytes:
+    return pack_failure(error, isinstance(error, MonarchError))
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line of the error's traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+
+
+def _times(count: int) -> str:
+    return f"; {count:,} of this kind by now" if count > 1 else ""

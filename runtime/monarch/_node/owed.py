@@ -1,0 +1,122 @@
+"""Calls whose answers are taken one by one: who owes one, and who has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from monarch._core.roster import split_proc
+
+if TYPE_CHECKING:
+    from monarch._node.node import Runtime
+    from monarch._node.peers import Peer
+    from monarch._supervision.fail_fast import Party
+    from monarch._wire import messages as m
+
+
+class Watched(Protocol):
+    """A call as those see it who watch over its ranks."""
+
+    party: Party | None
+    view: Any
+
+    @property
+    def actor(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def targets(self) -> Sequence[Peer]: ...
+    @property
+    def watched(self) -> bool: ...
+    @property
+    def unread(self) -> bool: ...
+    @property
+    def _runtime(self) -> Runtime: ...
+    def waits_for(self) -> list[Peer]: ...
+    def failed_positions(self) -> list[int]: ...
+    def base_rank(self, position: int) -> int: ...
+
+
+class Owed:
+    """A call whose answers go somewhere one by one; fail fast watches over it as over a Gather.
+
+    Args:
+        runtime: of this process.
+        view: the mesh that was addressed.
+        targets: the procs of its actors.
+    """
+
+    port = 0
+    """Where the answers come; 0 if there are none."""
+    unread = False
+    """Whether an error that has arrived may still be read."""
+    watched = True
+    """Whether others are looked after if it fails."""
+
+    def __init__(self, runtime: Runtime, view: Any, targets: Sequence[Peer]) -> None:
+        self._runtime = runtime
+        self.view = view
+        self.actor: str = view._key
+        self.targets = list(targets)
+        self.party: Party | None = None
+        # Changed by the receiving thread, or by the one that sends while it holds the only reference.
+        self.owed = set(range(len(self.targets)))
+        self._failed: set[int] = set()
+
+    @property
+    def label(self) -> str:
+        """What is waited for, as errors say it."""
+        return self.view._called
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is owed any more."""
+        return not self.owed
+
+    def settle(self, position: int, failed: bool, closes: bool = True) -> None:
+        """An answer has come, or will not come; with the last one the port is closed, if it may be."""
+        self.owed.discard(position)
+        if not self.owed and closes:
+            self._runtime.close_port(self.port)
+        if failed:
+            self._failed.add(position)
+            self._runtime.watch.failed(self, position)
+        if not self.owed and self.party is not None:
+            self.party.completed()
+
+    def check(self) -> None:
+        """Takes note of procs that died while the call was being sent."""
+        for peer in self.targets:
+            if peer.dead is not None:
+                self.lost(peer, peer.dead)
+
+    def lost(self, peer: Peer, dead: m.Dead) -> bool:
+        """A proc has died; whether it owed something."""
+        raise NotImplementedError
+
+    def waits_for(self) -> list[Peer]:
+        """The procs that owe an answer."""
+        return [self.targets[position] for position in sorted(self.owed)]
+
+    def failed_positions(self) -> list[int]:
+        """Those that have answered that they have failed."""
+        return sorted(self._failed)
+
+    def base_rank(self, position: int) -> int:
+        """The rank of a position, as its mesh counts."""
+        return split_proc(self.targets[position].proc)[1]
+
+
+class Unanswered(Owed):
+    """Broadcasts to a mesh that somebody has sent, once one of its actors has failed: nobody hears how they end.
+
+    It is over when its ranks are seen to run nothing of the kind any more.
+    """
+
+    def __init__(self, runtime: Runtime, view: Any, targets: Sequence[Peer], failed: set[int]) -> None:
+        super().__init__(runtime, view, targets)
+        self.owed -= failed
+        self._failed = set(failed)
+
+    def lost(self, peer: Peer, dead: m.Dead) -> bool:
+        return False

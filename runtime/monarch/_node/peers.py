@@ -1,0 +1,259 @@
+"""The other processes, as one process sees them: how to send to each, how far it is behind, whether it has died."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from threading import Event
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from monarch._core.flow import WINDOW, Window
+from monarch._core.shapes.region import Region
+from monarch._procs.session_folder import host_of, ipc_address
+from monarch._wire.links import Link
+from monarch._wire.messages import Cast, Dead, Route, encode, pack
+from monarch._wire.pickling import SHARED
+
+if TYPE_CHECKING:
+    from monarch._node.node import Runtime
+    from monarch._wire.receiving.loop import Turn
+
+__all__ = ["WINDOW", "Gateway", "IpcPeer", "LocalPeer", "Peer", "RemotePeer", "Shape", "Targets", "cost_of"]
+
+
+def cost_of(body: bytes, buffers: Sequence[memoryview]) -> int:
+    """What a message takes of its sender's window. Large buffers count less: their memory has bounds of its own."""
+    cost = 1 + (len(body) >> 12)
+    if not buffers:
+        return cost
+    total = sum(buffer.nbytes for buffer in buffers)
+    return cost + (total >> (16 if total >= SHARED else 12))
+
+
+class Peer:
+    """Another process, or this one; ``send`` puts a message on the one path to it."""
+
+    __slots__ = ("dead", "host", "proc", "runtime", "starting", "thread", "window")
+
+    def __init__(self, runtime: Runtime, proc: str) -> None:
+        self.runtime = runtime
+        self.proc = proc
+        self.host = host_of(proc)
+        # Set once, by the receiving thread; any thread reads it.
+        self.dead: Dead | None = None
+        # Has a lock of its own.
+        self.window = Window()
+        # Of a thread that waits for room; the pump's.
+        self.thread: Turn | None = None
+        self.starting = False
+        """Whether it has not said yet that it is ready. Set before it is shared, cleared by the leader."""
+
+    @property
+    def sent(self) -> int:
+        """Cost of all that was sent to it."""
+        return self.window.sent
+
+    @property
+    def credit(self) -> float:
+        """Up to which cost more may be sent."""
+        return self.window.limit
+
+    @property
+    def done(self) -> bool:
+        """Whether it has room for one message more: what a sender waits for."""
+        return self.window.has_room
+
+    def finished(self, total: int) -> None:
+        """It has finished messages of this process, of that cost in all."""
+        if self.window.finished(total):
+            self.runtime.pump.notify(self)
+
+    def give_back(self, cost: int) -> None:
+        """Room that was reserved for a message is not needed."""
+        if self.window.give_back(cost):
+            self.runtime.pump.notify(self)
+
+    def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
+        """Sends a message, whatever the window."""
+        raise NotImplementedError
+
+    def ready(self) -> None:
+        """It listens now."""
+        self.starting = False
+
+    def end(self, dead: Dead) -> None:
+        """It has died: nothing more goes there."""
+        self.dead = dead
+        self.window.open()
+        self.starting = False
+        self.runtime.pump.notify(self)
+
+
+class LocalPeer(Peer):
+    """This process itself."""
+
+    __slots__ = ()
+
+    def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
+        # What came beside it is shared with those that it is still being sent to, and the actor may write to it.
+        self.runtime.on_message(frame, [memoryview(bytearray(part)) for part in more])
+
+
+class GonePeer(Peer):
+    """A process that was known to be gone, or out of reach, before anything was sent to it."""
+
+    __slots__ = ()
+
+    def __init__(self, runtime: Runtime, proc: str, dead: Dead | None = None) -> None:
+        super().__init__(runtime, proc)
+        self.dead = dead
+
+    def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
+        """Drops it: ``dead`` says why to those who wait."""
+
+
+class IpcPeer(Peer):
+    """A process of the same host. One that was only just asked for is connected to when it listens."""
+
+    __slots__ = ("_early", "_link")
+
+    def __init__(self, runtime: Runtime, proc: str, starting: bool = False) -> None:
+        super().__init__(runtime, proc)
+        # Connecting before it listens would cost a retry's pause.
+        self._early: deque[tuple[bytes, Sequence[Any]]] | None = deque() if starting else None
+        self._link: Link | None = None if starting else self._connect()
+
+    def _connect(self) -> Link:
+        runtime = self.runtime
+        return Link(runtime.context, ipc_address(runtime.folder, self.proc), runtime.hello)
+
+    def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
+        link = self._link
+        if link is None:
+            with self.runtime.peer_lock:
+                if self._early is not None:
+                    self._early.append((frame, more))
+                    return
+            link = self._link
+            if link is None:
+                return
+        link.send(frame, more)
+
+    def ready(self) -> None:
+        self.starting = False
+        if self._early is None:
+            return
+        link = self._connect()
+        with self.runtime.peer_lock:
+            # A __del__ that runs in the middle of this adds to what is early, which keeps the order.
+            while self._early:
+                link.send(*self._early.popleft())
+            self._link, self._early = link, None
+
+    def close(self, linger_ms: int) -> None:
+        """Closes the connection; what it has not sent yet goes in that time."""
+        if self._link is not None:
+            self._link.close(linger_ms)
+
+    def end(self, dead: Dead) -> None:
+        super().end(dead)
+        with self.runtime.peer_lock:
+            self._early = None
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+class RemotePeer(Peer):
+    """A process of another host; messages go by a gateway."""
+
+    __slots__ = ("_gateway",)
+
+    def __init__(self, runtime: Runtime, proc: str, gateway: Gateway) -> None:
+        super().__init__(runtime, proc)
+        self._gateway = gateway
+
+    def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
+        self._gateway.route(self.proc, [frame, *more])
+
+
+def only_peer(peers: dict[str, Peer], made: Peer) -> Peer:
+    """The peer of a process, with the lock of the peers held: a __del__ that ran meanwhile may have made another."""
+    peer = peers.setdefault(made.proc, made)
+    if peer is not made and isinstance(made, IpcPeer):
+        made.close(0)
+    return peer
+
+
+class Gateway:
+    """The way to the procs of another host: that host's agent, or for a rank its own agent, which passes it on."""
+
+    def __init__(self, link: Link, agent: str, direct: bool) -> None:
+        self._link = link
+        self._agent = agent
+        self._direct = direct
+        self.closed = Event()
+
+    def route(self, proc: str, frames: Sequence[Any]) -> None:
+        """Sends to one proc, or to the agent itself."""
+        if self._direct and proc == self._agent:
+            self._link.send(frames[0], frames[1:])
+        else:
+            self._link.send(encode(Route(proc, len(frames))), frames)
+
+    def cast(self, src: str, procs: list[str], port: int, frames: Sequence[Any]) -> None:
+        """Sends one message to many procs of the host; their replies to the port come as one."""
+        cast = encode(Cast(src, procs, port, len(frames)))
+        if self._direct:
+            self._link.send(cast, frames)
+        else:
+            self._link.send(encode(Route(self._agent, len(frames) + 1)), [cast, *frames])
+
+    def monitor(self) -> Any:
+        """A socket that tells when the connection to the host is lost; None where another process has it."""
+        return self._link.monitor() if self._direct else None
+
+    def close(self, linger_ms: int = 0) -> None:
+        """Closes the link to the host's agent."""
+        self._link.close(linger_ms)
+        self.closed.set()
+
+
+class Shape(NamedTuple):
+    """Which ranks a view has; one object, so that whoever reads it reads one state."""
+
+    region: Region
+    packed: bytes
+    """The region for the wire."""
+
+    @classmethod
+    def of(cls, region: Region) -> Shape:
+        """The shape of a region."""
+        return cls(region, pack(region.pack()))
+
+
+class Targets:
+    """Where the members of a view are at a time: those that are sent to directly, and those of other hosts, by host.
+
+    Everything about one call comes from one of these: whom it is sent to, the view it names, whose answers are awaited.
+    It does not change once it is made.
+
+    Args:
+        shape: of the view.
+        version: of the roster that says which processes the members are.
+    """
+
+    __slots__ = ("far", "near", "peers", "shape", "version")
+
+    def __init__(self, runtime: Runtime, peers: Iterable[Peer], shape: Shape, version: int) -> None:
+        self.shape = shape
+        self.version = version
+        self.peers = list(peers)
+        self.near: list[Peer] = []
+        hosts: dict[str, list[str]] = {}
+        for peer in self.peers:
+            if isinstance(peer, RemotePeer):
+                hosts.setdefault(peer.host, []).append(peer.proc)
+            else:
+                self.near.append(peer)
+        self.far = [(runtime.gateway(host), procs) for host, procs in hosts.items()]

@@ -1,0 +1,219 @@
+"""Exceptions on their way from a rank to the caller: packed there, raised here, equal ones of many ranks as one."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from monarch._core.shapes.extent import Extent, Point
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._wire import plain
+from monarch._wire.messages import UNREADABLE, VERSION, Failure, encode
+from monarch._wire.pickling import dumps, loads
+from monarch.exceptions import ActorError, MonarchError, ProtocolError
+
+if TYPE_CHECKING:
+    from monarch._core.shapes.value_mesh import ValueMesh
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_MAX_TEXT = 100_000
+
+
+class Outcome:
+    """A value that says whether the call that it comes from has failed, as that of a cell does."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has."""
+        raise NotImplementedError
+
+
+_unpack = msgspec.msgpack.Decoder(Failure).decode
+
+
+def unpack_failure(data: bytes) -> Failure:
+    """The failure that ``pack_failure`` packed; for what is none, one that says so and is raised as ProtocolError."""
+    try:
+        return _unpack(data)
+    except UNREADABLE as error:
+        text = f"an error arrived as {len(data)} bytes that are no failure of protocol version {VERSION}: {error}"
+        known = ProtocolError(text)
+        return Failure("ProtocolError", text, "", f"ProtocolError: {text}", _pickled(known), True)
+
+
+def pack_failure(error: BaseException, own: bool = False, freed: bool = False) -> bytes:
+    """An exception for the wire. What cannot be pickled goes as text. Nothing that the exception does raises here."""
+    trace, where = _trace(error)
+    kind = type(error).__qualname__
+    if type(error).__module__ not in ("builtins", "__main__", "monarch.exceptions"):
+        kind = f"{type(error).__module__}.{kind}"
+    failure = Failure(_sendable(kind), _text(error), _sendable(where), _sendable(trace), _pickled(error), own, freed)
+    return encode(failure)
+
+
+def _sendable(text: str) -> str:
+    """The text in characters that UTF-8 has: a file name with other bytes is shown by escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def in_cleanup(failure: bytes) -> bytes:
+    """A packed failure, with the words that it is of ``__cleanup__``."""
+    known = unpack_failure(failure)
+    if not known.own:
+        known.kind = f"__cleanup__() raised {known.kind}"
+    return encode(known)
+
+
+def in_bootstrap(failure: bytes) -> bytes:
+    """A packed failure, with the words that it is of the bootstrap."""
+    known = unpack_failure(failure)
+    known.kind = f"bootstrap raised {known.kind}"
+    return encode(known)
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    # Its traceback and context would bring the frames of the rank along, and do not survive pickling anyhow.
+    try:
+        body, buffers = dumps(error)
+        if buffers or len(body) > 1_000_000:
+            return None
+        return body if type(_again(body)) is type(error) else None
+    except BaseException:
+        # An __init__ that does not take its own args, a lock among its attributes, an interrupt: the text has to do.
+        return None
+
+
+def _again(body: bytes) -> Any:
+    """What comes out of a pickled error. Most of this package's own are packed in the thread that receives."""
+    try:
+        return plain.loads_plain(body)
+    except ProtocolError:
+        if plain.receives_here():
+            # It has objects of the user's.
+            raise
+        return loads(body)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return _sendable(str(error)[:_MAX_TEXT])
+    except BaseException as broken:
+        return f"<no text: str() of it raised {type(broken).__name__}>"
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a file is of this package."""
+    return filename.startswith(_OURS)
+
+
+def _trace(error: BaseException) -> tuple[str, str]:
+    """The traceback as text, with the frames of the user's code, and the last line of that."""
+    where = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if not where or not _is_library(frame.f_code.co_filename):
+            where = f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_name}"
+        if is_ours(frame.f_code.co_filename):
+            where = "" if where.startswith(_OURS) else where
+    linecache.checkcache()
+    try:
+        shown = traceback.TracebackException.from_exception(error)
+        fold_frames(shown)
+        text = "".join(shown.format())
+    except BaseException as broken:
+        text = f"{type(error).__name__}: <its traceback cannot be shown: {type(broken).__name__}>"
+    return text[-_MAX_TEXT:].rstrip("\n"), where
+
+
+def fold_frames(shown: traceback.TracebackException | None) -> None:
+    """Leaves our own frames out, unless there are no others."""
+    seen: set[int] = set()
+    while shown is not None and id(shown) not in seen:
+        seen.add(id(shown))
+        theirs = [frame for frame in shown.stack if not is_ours(frame.filename)]
+        shown.stack[:] = theirs
+        shown = shown.__cause__ or shown.__context__
+
+
+def _is_library(filename: str) -> bool:
+    return "site-packages" in filename or "dist-packages" in filename or is_ours(filename) or filename.startswith("<fr")
+
+
+def exception_of(failure: Failure) -> BaseException | None:
+    """The exception itself, None if it cannot be made here."""
+    if failure.pickled is None:
+        return None
+    try:
+        return loads(failure.pickled)
+    except Exception:
+        return None
+
+
+def raise_one(failure: Failure, extent: Extent, rank: int, call: str) -> BaseException:
+    """The error of a call that one actor answered, to be raised."""
+    return group({rank: failure}, extent, call, None)
+
+
+def group(failures: dict[int, Failure], extent: Extent, call: str, results: ValueMesh[Any] | None) -> BaseException:
+    """One error of all failed ranks: those that failed alike are told once."""
+    kinds: dict[tuple[str, str, str], list[int]] = {}
+    for rank, failure in sorted(failures.items()):
+        kinds.setdefault((failure.kind, failure.text, failure.where), []).append(rank)
+    # What has caused the others comes first.
+    first = min(failures, key=lambda rank: (failures[rank].freed, rank))
+    failure = failures[first]
+    original = exception_of(failure)
+    if failure.own and isinstance(original, MonarchError):
+        if results is not None and hasattr(original, "results"):
+            original.results = results  # pyright: ignore[reportAttributeAccessIssue]
+        return original
+    total = extent.nelements
+    lines = [f"{call} failed on {_whose(list(failures), extent)}"]
+    if total > 1 and len(failures) < total:
+        lines[0] += f"; {describe_ranks(set(range(total)) - set(failures))} answered (see err.results)"
+    for ranks in sorted(kinds.values(), key=lambda ranks: failures[ranks[0]].freed)[:8]:
+        one = failures[ranks[0]]
+        head = f"{_whose(ranks, extent)}: {one.kind}: {one.text}" if len(kinds) > 1 else f"{one.kind}: {one.text}"
+        lines.append(f"  {head.splitlines()[0]}" + (f"  ({one.where})" if one.where else ""))
+    if len(kinds) > 8:
+        lines.append(f"  … and {len(kinds) - 8} more kinds of errors (see err.failures)")
+    lines.append(f"Remote traceback of rank {first}:")
+    lines.extend(f"  {line}" for line in with_source(failure.trace))
+    return ActorError(
+        "\n".join(lines),
+        original if isinstance(original, Exception) else None,
+        rank=first,
+        point=Point(first, extent),
+        failures={rank: failure.trace for rank, failure in failures.items()},
+        results=results,
+    )
+
+
+_FRAME = re.compile(r'  File "(.+)", line (\d+), in ')
+
+
+def with_source(trace: str) -> list[str]:
+    """The lines of a traceback; those of the program's own source that the rank did not have are put in here."""
+    lines = trace.splitlines()
+    whole: list[str] = []
+    for index, line in enumerate(lines):
+        whole.append(line)
+        frame = _FRAME.match(line)
+        if frame and not (index + 1 < len(lines) and lines[index + 1].startswith("    ")):
+            source = linecache.getline(frame[1], int(frame[2])).strip()
+            if source:
+                whole.append(f"    {source}")
+    return whole
+
+
+def _whose(ranks: Sequence[int], extent: Extent) -> str:
+    text = describe_ranks(ranks, extent.nelements)
+    if len(ranks) == 1 and extent.labels:
+        point = Point(ranks[0], extent)
+        return f"{text} ({', '.join(f'{label}={point[label]}' for label in extent)})"
+    return text

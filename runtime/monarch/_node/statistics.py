@@ -1,0 +1,78 @@
+"""What one process of a session is in the middle of, as counts: for tests, and for whoever asks why something waits."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from monarch._core.flow import FinishedStatistics, WindowStatistics
+from monarch._node.current import get_runtime
+from monarch._node.node import Runtime
+from monarch._node.service import service
+
+
+class Statistics(NamedTuple):
+    """A process at one moment."""
+
+    windows: dict[str, WindowStatistics]
+    """How far each living process is behind that messages were sent to, by proc id."""
+    finished: dict[str, FinishedStatistics]
+    """What was finished for each process, by proc id."""
+    pending: dict[int, str]
+    """What calls that are under way are called, by port."""
+    ports: dict[int, str]
+    """The classes of all that takes answers, by port."""
+    verdicts: dict[str, list[str]]
+    """Who decides what becomes of the failures of a mesh, by its uid."""
+    mapped: int
+    """Messages in shared memory of others that are mapped here."""
+    waiting_for_memory: int
+    """Threads that wait for room in shared memory."""
+    mishaps: dict[str, int]
+    """Messages that could not be handled, by kind."""
+
+
+def statistics_of(runtime: Runtime) -> Statistics:
+    """The counts of a process, which may have changed since."""
+    sinks = dict(runtime.ports)
+    peers = list(runtime.peers.values())
+    return Statistics(
+        windows={peer.proc: peer.window.statistics() for peer in peers if peer.dead is None and peer.sent},
+        finished={proc: finished.statistics() for proc, finished in list(runtime._finished.items())},
+        pending={port: gather.label for port, gather in list(runtime._gathers.items()) if hasattr(gather, "waits_for")},
+        ports={port: type(sink).__name__ for port, sink in sinks.items()},
+        verdicts=runtime.oversight.open_verdicts(),
+        mapped=runtime._mapped,
+        waiting_for_memory=len(runtime._spaces),
+        mishaps=runtime.mishaps.statistics(),
+    )
+
+
+@service("quick")
+def account_of(proc: str) -> tuple[int, int] | None:
+    """Service: the cost of what this process has finished for another one, and of what it still holds of it.
+
+    Together that is what the other one has sent; None if it changes too fast to be counted.
+    """
+    runtime = get_runtime()
+    held: dict[int, int] = {}
+    finished = runtime._finished.get(proc)
+    total = finished.statistics().total if finished is not None else 0
+    try:
+        for cell in list(runtime.actors.values()):
+            _add(
+                held,
+                proc,
+                [*cell.queue, *cell.turns.tasks.values(), *(each for each, _ in cell.turns.waiting), cell.running],
+            )
+        for waiting in list(runtime._early.values()):
+            _add(held, proc, [call for call, _ in waiting])
+    except (RuntimeError, AttributeError):
+        # A queue has changed meanwhile; or an actor of the program's own, which has none.
+        return None
+    if finished is not None and finished.statistics().total != total:
+        return None
+    return total, sum(held.values())
+
+
+def _add(held: dict[int, int], proc: str, calls: list[Any]) -> None:
+    held.update({id(call): call.cost for call in calls if call is not None and call.src == proc})

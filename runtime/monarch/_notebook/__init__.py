@@ -1,0 +1,1 @@
+"""Notebook cells on a rank: their namespace, output and inspection."""

@@ -1,0 +1,109 @@
+"""What a rank's code is doing that does not stop: asked while a cell runs, answered at once."""
+
+from __future__ import annotations
+
+import ast
+import dis
+import linecache
+import sys
+import threading
+from types import FrameType
+from typing import NamedTuple
+
+from monarch._actors import interrupts
+from monarch._core.stop_ladder import Activity
+from monarch._node.service import service
+from monarch._procs.os.blocked import Wait, blocked
+from monarch._supervision.freeing import running, thread_of, waiting
+
+_LONGEST = 80
+"""Characters of an expression that are shown."""
+_prodded: dict[str, int] = {}
+"""Of actors in the main thread, by key: how often it had shown that it goes on, when it was asked last."""
+
+
+class Doing(NamedTuple):
+    """What the code of a call does."""
+
+    activity: Activity
+    line: int
+    """Line of the cell, 0 if none of its frames is of a cell."""
+    call: str
+    """The expression that is called there, as the code has it; empty if that is not known."""
+
+
+@service("threaded")
+def prod(key: str, src: str, port: int) -> None:
+    """Service: interrupts a call once more, so that ``doing`` can tell soon whether that is swallowed.
+
+    Args:
+        key: of the actor's mesh.
+        src: proc that has called.
+        port: where it waits for the answer.
+    """
+    before = interrupts.noticed
+    interrupts.interrupt(key, src, port)
+    found = running(key, src, port)
+    cell = found[0] if found is not None else waiting(key, src, port)
+    if cell is not None and thread_of(cell) == threading.main_thread().ident:
+        _prodded[key] = before
+        interrupts.prod()
+
+
+@service("threaded")
+def doing(key: str, src: str, port: int, name: str) -> Doing | None:
+    """Service: what the code of a call does; None if it has ended.
+
+    Args:
+        key: of the actor's mesh.
+        src: proc that has called.
+        port: where it waits for the answer.
+        name: what the cell's frames call their file.
+    """
+    # A call may wait behind another one that does not stop.
+    found = running(key, src, port)
+    cell = found[0] if found is not None else waiting(key, src, port)
+    if cell is None:
+        return None
+    ident = thread_of(cell)
+    threads = cell.executor.interrupts
+    # Both come between two steps of Python code, so inside a C call they are still to come.
+    moves = not threads.pending if threads is not None else interrupts.noticed > _prodded.get(key, interrupts.noticed)
+    frame = sys._current_frames().get(ident)
+    activity = Activity.PYTHON
+    if not moves:
+        waits = blocked(ident).wait in (Wait.SOCKET, Wait.OTHER)
+        activity = Activity.WAITING if waits else Activity.COMPUTING
+    at = _frame_of(frame, name)
+    return Doing(activity, at.f_lineno if at is not None and at.f_code.co_filename == name else 0, _call_at(at))
+
+
+def _frame_of(frame: FrameType | None, name: str) -> FrameType | None:
+    """The innermost frame of a cell; without one, the innermost of all."""
+    at = frame
+    while at is not None and at.f_code.co_filename != name:
+        at = at.f_back
+    return at or frame
+
+
+def _call_at(frame: FrameType | None) -> str:
+    """The expression that a frame is in the middle of."""
+    if frame is None:
+        return ""
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    # Python 3.10 does not know columns.
+    positions = next(
+        (each.positions for each in dis.get_instructions(frame.f_code) if each.offset == frame.f_lasti), None
+    ) if sys.version_info >= (3, 11) else None  # fmt: skip
+    text = ""
+    # The source of what the notebook has defined may not be here.
+    if positions is not None and positions.lineno is not None and (positions.end_lineno or 0) <= len(lines):
+        source = "".join(lines)
+        node = ast.Constant(None)
+        node.lineno, node.end_lineno = positions.lineno, positions.end_lineno
+        node.col_offset, node.end_col_offset = positions.col_offset or 0, positions.end_col_offset
+        text = ast.get_source_segment(source, node) or ""
+    elif 0 < frame.f_lineno <= len(lines):
+        text = lines[frame.f_lineno - 1]
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

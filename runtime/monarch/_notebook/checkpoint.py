@@ -1,0 +1,185 @@
+"""Variables of cells on disk: what of a namespace is saved, and how it comes back into that of another rank.
+
+Values differ between the ranks of a notebook more often than not, so each rank has a table of what it had. What all
+ranks had alike comes back on any number of ranks, the rest on the rank that had it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from monarch._notebook.namespace import Namespace
+
+if TYPE_CHECKING:
+    from monarch._tensors.checkpoints.restores import Version
+
+STATEFUL, TENSOR, VALUE = "by load_state_dict", "tensors", "values"
+"""How a variable came back."""
+_PLAIN = (int, float, complex, str, bytes, type(None))
+Table = dict[str, tuple[str, tuple[Any, ...]]]
+"""Of each part of a variable, as ``model.weight``, its key on disk and where in the variables it is."""
+
+
+class NotRestored(ValueError):
+    """A variable cannot come back; the text says why."""
+
+
+def take(namespace: Namespace, names: list[str]) -> dict[str, Any]:
+    """The state of variables, to be saved.
+
+    Args:
+        namespace: of the rank.
+        names: of variables; none for all of the cells that are tensors, have a state or are plain values.
+
+    Raises:
+        NameError: this rank has no such variable.
+    """
+    from monarch._tensors.checkpoints.files import is_stateful
+
+    variables = namespace.variables
+    missing = [name for name in names if name not in variables]
+    if missing:
+        mine = ", ".join(name for name, _ in namespace.names_of()) or "no variables"
+        raise NameError(f"name {missing[0]!r} is not defined on rank {namespace.point.rank}, which has {mine}")
+    chosen = names or [name for name, _ in namespace.names_of() if _is_saved(variables[name])]
+    # A tuple is one part, whatever is in it.
+    return {
+        name: value if is_stateful(value) or _is_tensor(value) else (value,)
+        for name, value in ((name, variables[name]) for name in chosen)
+    }
+
+
+def _is_saved(value: Any) -> bool:
+    from monarch._tensors.checkpoints.files import is_stateful
+
+    return is_stateful(value) or _is_tensor(value) or _is_plain(value)
+
+
+def _is_tensor(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return type(value) is dict and all(_is_plain(key) and _is_plain(each) for key, each in value.items())
+    if type(value) in (list, tuple, set):
+        return all(_is_plain(each) for each in value)
+    return isinstance(value, _PLAIN)
+
+
+def load(namespace: Namespace, folder: str, names: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Brings variables back from a version.
+
+    Args:
+        namespace: of the rank.
+        folder: the path of the version.
+        names: of variables; none for all that the version has.
+
+    Returns:
+        Of each that came back, how; and of each that did not, why. What did not is as it was.
+    """
+    from monarch._tensors.checkpoints.restores import Version
+
+    version = Version(folder)
+    table, apart = _table_of(version, namespace.point.rank)
+    there = {name.partition(".")[0] for name in (*table, *apart)}
+    restored: dict[str, str] = {}
+    failed: dict[str, str] = {}
+    for name in names or sorted(there):
+        try:
+            if name not in there:
+                raise NotRestored(f"the checkpoint has {', '.join(sorted(there)) or 'nothing'}")
+            if any(_is_of(name, each) for each in apart):
+                raise NotRestored("it was another one on each rank, and this rank was not there")
+            restored[name] = _restore(namespace, version, name, {k: v for k, v in table.items() if _is_of(name, k)})
+        except Exception as error:
+            failed[name] = str(error) if isinstance(error, NotRestored) else f"{type(error).__name__}: {error}"
+    return restored, failed
+
+
+def _is_of(name: str, part: str) -> bool:
+    return part.partition(".")[0] == name
+
+
+def _table_of(version: Version, rank: int) -> tuple[Table, set[str]]:
+    """What a rank had; of one that was not there, what all had alike, and the names of what they had not."""
+    from monarch._tensors.checkpoints.files import RANK
+
+    tables = [key for key in version.known if key.startswith(RANK)]
+    if not tables:
+        raise NotRestored(f"{version.folder} was not written by %mesh checkpoint; monarch.restore reads it into actors")
+    own = f"{RANK}{rank}"
+    if own in tables:
+        return version.read({own: None})[own], set()
+    read: list[Table] = list(version.read(dict.fromkeys(tables)).values())
+    names = {name for table in read for name in table}
+    alike = {name for name in names if all(table.get(name) == read[0].get(name) for table in read)}
+    return {name: read[0][name] for name in alike}, names - alike
+
+
+def _restore(namespace: Namespace, version: Version, name: str, parts: Table) -> str:
+    variables = namespace.variables
+    if name not in parts:
+        _restore_state(variables.get(name), version, name, parts)
+        return STATEFUL
+    key = parts[name][0]
+    if version.tensor_size(key) is None:
+        variables[name] = version.read({key: None})[key][0]
+        return VALUE
+    variables[name] = _restore_tensor(variables, version, name, key)
+    return TENSOR
+
+
+def _restore_tensor(variables: dict[str, Any], version: Version, name: str, key: str) -> Any:
+    """In place, if there is one of the same kind: others may refer to it, as an optimizer does."""
+    import torch
+
+    there = variables.get(name)
+    known = version.known[key]
+    if isinstance(there, torch.Tensor) and there.dtype == known.properties.dtype and there.shape == known.size:
+        version.check({key: there}, {key: name})
+        version.read({key: there})
+        return there
+    if key == name:
+        raise NotRestored("it is a DTensor; run the cells that make it, and restore it then")
+    device = there.device if isinstance(there, torch.Tensor) else variables.get("device", "cpu")
+    made = version.make(key, device)
+    version.read({key: made})
+    return made.requires_grad_(bool(known.properties.requires_grad))
+
+
+def _restore_state(owner: Any, version: Version, name: str, parts: Table) -> None:
+    from monarch._tensors.checkpoints.files import is_stateful, leaves_of
+    from monarch._tensors.checkpoints.optimizers import is_optimizer, make_room
+    from monarch._tensors.checkpoints.restores import put
+
+    if not is_stateful(owner):
+        raise NotRestored("there is nothing of that name that has load_state_dict; run the cells that make it first")
+    optimizer = is_optimizer(owner)
+    if optimizer and not owner.state and any(path[1] == "state" for _, path in parts.values()):
+        make_room(owner)
+    state = {name: owner.state_dict()}
+    leaves = dict(leaves_of(state))
+    missing = {part: path for part, (path, _) in leaves.items() if part not in parts}
+    if missing and not optimizer:
+        raise NotRestored(f"the checkpoint has no {', '.join(list(missing)[:4])}")
+    for path in missing.values():
+        if path[1] == "state":
+            # It has made more of it than there was at the time; options that are new since stay.
+            del state[name]["state"][path[2]][path[3]]
+    wanted: dict[str, Any] = {}
+    for part, (key, _) in parts.items():
+        value = leaves[part][1] if part in leaves else None
+        if version.tensor_size(key) is not None and not hasattr(value, "dtype"):
+            if key == part:
+                raise NotRestored(f"{part} is a DTensor, and {name} has no place for it yet")
+            value = version.make(key)
+        wanted[key] = value
+    version.check(wanted, {key: part for part, (key, _) in parts.items()})
+    wanted.update(version.read(wanted))
+    for key, path in parts.values():
+        put(state, path, wanted[key])
+    owner.load_state_dict(state[name])

@@ -1,0 +1,91 @@
+"""What a name on a rank may become, and what it means: for help while typing."""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+import keyword
+import re
+import sys
+from typing import Any
+
+from monarch._node.current import get_runtime
+from monarch._node.service import service
+
+_NAME = re.compile(r"([A-Za-z_][A-Za-z_0-9.]*)?$")
+_LIMIT = 500
+
+
+@service("threaded")
+def complete_here(text: str, key: str) -> list[str]:
+    """Completions of the name that a piece of code ends in, in this rank.
+
+    Args:
+        text: the code up to the cursor.
+        key: of the actors that the cell runs inside; empty in the namespace.
+    """
+    return complete(text, _variables(key))
+
+
+@service("threaded")
+def inspect_here(name: str, key: str) -> str | None:
+    """What a name means in this rank: see ``inspect_name``."""
+    return inspect_name(name, _variables(key))
+
+
+def _variables(key: str) -> dict[str, Any]:
+    variables = sys.modules["__main__"].__dict__
+    cell = get_runtime().actors.get(key) if key else None
+    return variables if cell is None else {**variables, "self": cell.instance}
+
+
+def complete(text: str, variables: dict[str, Any]) -> list[str]:
+    """Completions of the name that a piece of code ends in; of an attribute with what stands before it."""
+    found = _NAME.search(text)
+    name = (found[1] or "") if found else ""
+    before, dot, last = name.rpartition(".")
+    if not dot:
+        names = {*variables, *dir(builtins), *keyword.kwlist}
+        return sorted(each for each in names if each.startswith(last) and (last or not each.startswith("_")))[:_LIMIT]
+    value = _value(before, variables)
+    if value is _NOTHING:
+        return []
+    names = [each for each in _dir(value) if each.startswith(last) and (last or not each.startswith("_"))]
+    return [f"{before}.{each}" for each in sorted(names)][:_LIMIT]
+
+
+def inspect_name(name: str, variables: dict[str, Any]) -> str | None:
+    """Signature, type and docstring of what a name means; None if it means nothing."""
+    value = _value(name, variables)
+    if value is _NOTHING:
+        return None
+    try:
+        head = f"{name}{inspect.signature(value)}" if callable(value) else f"{name}: {type(value).__name__}"
+    except (TypeError, ValueError):
+        head = f"{name}: {type(value).__name__}"
+    document = inspect.getdoc(value) or ""
+    return f"{head}\n\n{document}".rstrip()
+
+
+_NOTHING: Any = object()
+
+
+def _value(name: str, variables: dict[str, Any]) -> Any:
+    """What a dotted name means, without running code of properties that are not there already."""
+    first, *rest = name.split(".")
+    value = variables.get(first, getattr(builtins, first, _NOTHING))
+    for part in rest:
+        if value is _NOTHING:
+            break
+        if isinstance(inspect.getattr_static(type(value), part, None), property):
+            # It may do anything, and take any time.
+            return _NOTHING
+        value = getattr(value, part, _NOTHING)
+    return value
+
+
+def _dir(value: Any) -> list[str]:
+    try:
+        return dir(value)
+    except Exception:
+        return []

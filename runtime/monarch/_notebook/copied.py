@@ -1,0 +1,73 @@
+"""Variables of a notebook's namespace on their way from one rank to others."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+from monarch._notebook.namespace import Namespace
+from monarch._wire.pickling import dumps
+from monarch.exceptions import SerializationError
+
+_DEFINED = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
+"""What cells define: that is run again and not copied, so that it is the rank's own."""
+
+
+def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], tuple[list[str], dict[str, str]]]:
+    """On the rank that has them: variables, together so that what they share stays shared.
+
+    Args:
+        namespace: of this rank.
+        names: which; all that cells have made, and that can be copied, if there are none.
+
+    Raises:
+        NameError: there is no variable of a name.
+    """
+    variables = namespace.variables
+    missing = [name for name in names if name not in variables]
+    if missing:
+        mine = ", ".join(name for name, _ in namespace.names_of()) or "no variables"
+        raise NameError(f"rank {namespace.point.rank} has no variable {missing[0]!r}; it has {mine}")
+    wanted = {name: variables[name] for name in names or (name for name, _ in namespace.names_of())}
+    if not names:
+        wanted = {name: value for name, value in wanted.items() if not isinstance(value, _DEFINED)}
+    left = {name: why for name, value in wanted.items() if (why := _of_its_rank(value))}
+    wanted = {name: value for name, value in wanted.items() if name not in left}
+    try:
+        dumps(wanted, here=True)
+    except SerializationError:
+        for name, value in list(wanted.items()):
+            try:
+                dumps(value, name, here=True)
+            except SerializationError as error:
+                left[name] = str(error).partition("\n")[0]
+                del wanted[name]
+    return wanted, (sorted(wanted), left)
+
+
+def take(namespace: Namespace, state: dict[str, Any]) -> None:
+    """On the others: sets them."""
+    namespace.variables.update(state)
+
+
+def _of_its_rank(value: Any) -> str:
+    """Why something is of no use to another rank; empty if it is."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return ""
+    distributed = torch.distributed
+    if not distributed.is_available():
+        return ""
+    if isinstance(value, distributed.ProcessGroup):
+        return "a process group is of its rank"
+    if isinstance(value, torch.nn.parallel.DistributedDataParallel):
+        return "DistributedDataParallel is of its rank; copy the model in it, and wrap that anew on all ranks"
+    # Where nobody has imported it, nothing is of it.
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    if isinstance(value, kind) or (
+        isinstance(value, torch.nn.Module) and any(isinstance(each, kind) for each in value.parameters())
+    ):
+        return "each rank has another part of its tensors; a checkpoint restores them"
+    return ""

@@ -1,0 +1,220 @@
+"""Running a cell: its statements, and the value of its last expression."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import linecache
+import time
+import traceback
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pickle import PickleBuffer
+from typing import Any, TypeAlias
+
+from monarch._groups.rendezvous import broke, note_failure
+from monarch._node.remote_errors import Outcome, fold_frames
+from monarch._notebook.marks import marked, unmark
+from monarch._notebook.show import Bundle, Display, bundle_of, portable
+from monarch._procs.zygote.user_forks import leave_if_forked
+from monarch._wire.pickling import dumps, loads
+from monarch.exceptions import SerializationError
+
+Steps: TypeAlias = Generator[Any, Any, "CellResult"]
+
+RESULT_LIMIT = 64 << 20
+"""Bytes of a cell's value that come back; of a larger one only what it shows."""
+
+
+@dataclass
+class CellError:
+    """What a cell raised on one rank."""
+
+    kind: str
+    text: str
+    line: int
+    """Line of the cell that it was at; 0 if it is none of the cell's."""
+    source: str
+    """That line."""
+    trace: str
+    """The whole traceback."""
+    interrupted: bool
+    freed: bool = False
+    """Whether it only says that the cell was freed from a collective, because of other ranks or of a stop."""
+    broken: bool = False
+    """Whether it is of a collective whose connections broke."""
+    cut_off: bool = False
+    """Whether it only says that the cell was interrupted there, since other ranks had died."""
+
+
+class Sealed:
+    """A value that is unpickled where it is read, and only then."""
+
+    def __init__(self, body: bytes, buffers: Sequence[Any]) -> None:
+        self._body = body
+        self._buffers = buffers
+
+    def open(self) -> Any:
+        """The value."""
+        return loads(self._body, [memoryview(buffer) for buffer in self._buffers])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Sealed, (self._body, [PickleBuffer(buffer) for buffer in self._buffers])
+
+
+@dataclass
+class CellResult(Outcome):
+    """What a cell gave on one rank."""
+
+    bundle: Bundle | None
+    """How its value shows; None if the cell does not end in an expression, or that is None."""
+    value: Sealed | None
+    """The value, if it could come along."""
+    error: CellError | None
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        """Whether the cell has raised."""
+        return self.error is not None
+
+
+def run(steps: Steps) -> CellResult:
+    """Runs a cell to its end in this thread."""
+    send: Any = None
+    while True:
+        try:
+            awaitable = steps.send(send)
+            try:
+                send = asyncio.run(_wait(awaitable))
+            except BaseException as error:
+                send = steps.throw(error)
+        except StopIteration as end:
+            return end.value
+
+
+async def run_async(steps: Steps) -> CellResult:
+    """The same on an event loop that runs already."""
+    send: Any = None
+    while True:
+        try:
+            awaitable = steps.send(send)
+            try:
+                send = await awaitable
+            except BaseException as error:
+                send = steps.throw(error)
+        except StopIteration as end:
+            return end.value
+
+
+async def _wait(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def steps_of(
+    source: str,
+    name: str,
+    variables: dict[str, Any],
+    display: Display,
+    sink: Any,
+    change: ast.NodeTransformer | None = None,
+) -> Steps:
+    """A cell in a namespace, to be run; what it raises is a part of the result.
+
+    It gives what the cell awaits, and is sent what that comes to.
+
+    Args:
+        source: its text.
+        name: what tracebacks call it.
+        variables: the namespace.
+        display: what shows values meanwhile.
+        sink: where they are shown.
+        change: changes the code before it runs.
+    """
+    begun = time.perf_counter()
+    lines = source.splitlines(keepends=True)
+    linecache.cache[name] = (len(source), None, lines, name)
+    try:
+        with display.to(sink):
+            value, shown = yield from _execute(source, name, variables, change)
+            bundle = bundle_of(value) if shown and value is not None else None
+    except BaseException as error:
+        leave_if_forked(error)
+        freed = note_failure(error)
+        failed = _error(freed or error, name, lines)
+        failed.freed, failed.broken = freed is not None, broke(error)
+        return CellResult(None, None, failed, time.perf_counter() - begun)
+    finally:
+        unmark()
+    leave_if_forked()
+    if bundle is not None:
+        variables["_"] = value
+    sealed = _sealed(value) if bundle is not None else None
+    return CellResult(bundle, sealed, None, time.perf_counter() - begun)
+
+
+def _execute(
+    source: str, name: str, variables: dict[str, Any], change: ast.NodeTransformer | None
+) -> Generator[Any, Any, tuple[Any, bool]]:
+    """The value of the last expression, and whether it is to be shown."""
+    tree = ast.parse(source, name)
+    last: ast.Expr | None = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = tree.body[-1]
+    end = (last.end_lineno, last.end_col_offset) if last is not None else None
+    if change is not None:
+        tree = ast.fix_missing_locations(change.visit(tree))
+    tree = marked(tree, name, variables)
+    if last is not None:
+        last = tree.body.pop()  # pyright: ignore[reportAssignmentType]
+    if tree.body:
+        yield from _run(tree, name, "exec", variables)
+    if last is None:
+        return None, False
+    value = yield from _run(ast.Expression(last.value), name, "eval", variables)
+    return value, not _ends_in_semicolon(source, end)
+
+
+def _run(tree: Any, name: str, mode: str, variables: dict[str, Any]) -> Generator[Any, Any, Any]:
+    code = compile(tree, name, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    value = eval(code, variables)
+    return (yield value) if code.co_flags & inspect.CO_COROUTINE else value
+
+
+def _ends_in_semicolon(source: str, end: Any) -> bool:
+    """Whether there is one behind the last expression, where otherwise only comments can be."""
+    line, column = end
+    # Offsets of ast are in bytes, and its lines are not those of splitlines.
+    first, *others = source.encode().split(b"\n")[line - 1 :]
+    return any(b";" in line.partition(b"#")[0] for line in [first[column:], *others])
+
+
+def _sealed(value: Any) -> Sealed | None:
+    """The value if it can be sent and is not too large, else nothing."""
+    try:
+        body, buffers = dumps(value)
+    except SerializationError:
+        return None
+    if len(body) + sum(buffer.nbytes for buffer in buffers) > RESULT_LIMIT:
+        return None
+    return Sealed(body, buffers)
+
+
+def _error(error: BaseException, name: str, lines: list[str]) -> CellError:
+    line = 0
+    if isinstance(error, SyntaxError) and error.filename == name:
+        line = error.lineno or 0
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_filename == name:
+            line = number
+    shown = traceback.TracebackException.from_exception(error)
+    fold_frames(shown)
+    try:
+        text = str(error)
+    except Exception as broken:
+        text = f"<its text raised {type(broken).__name__}: {broken}>"
+    source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    interrupted = isinstance(error, KeyboardInterrupt)
+    trace = portable("".join(shown.format()))
+    return CellError(type(error).__name__, portable(text), line, portable(source), trace, interrupted)

@@ -1,0 +1,100 @@
+"""Has a cell say which of its lines it is at, for the case that its process dies there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+from monarch._node.current import get_runtime
+from monarch._procs.rank.cell_marker import Mark
+
+_NAME = "__mark__"
+_CELL = re.compile(r"cell \[(\d+)\]")
+_mark: Mark | None = None
+
+
+def marked(tree: ast.Module, name: str, variables: dict[str, Any]) -> ast.Module:
+    """The code of a cell with a note of the line before each of its statements.
+
+    Within loops only before statements with a call, which costs more than the note does; and not within functions,
+    which may run elsewhere, or be compiled.
+
+    Args:
+        tree: the code; it is changed.
+        name: of the cell, as in ``cell [3]``; another is not marked.
+        variables: the namespace that it runs in.
+    """
+    found = _CELL.fullmatch(name)
+    if found is None:
+        return tree
+    variables[_NAME] = prepare().slot
+    marker = _Marker(Mark.at(int(found[1]), 0))
+    tree.body = marker.block(tree.body, False)
+    return tree
+
+
+def prepare() -> Mark:
+    """The file for the notes of this process."""
+    global _mark
+    if _mark is None:
+        runtime = get_runtime()
+        _mark = Mark(runtime.folder, runtime.proc)
+    return _mark
+
+
+def unmark() -> None:
+    """The cell has ended."""
+    if _mark is not None:
+        _mark.slot[0] = 0
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+class _Marker:
+    def __init__(self, base: int) -> None:
+        self._base = base
+
+    def block(self, body: list[Any], loop: bool) -> list[Any]:
+        """Statements of one block, each with its note."""
+        made: list[Any] = []
+        for number, statement in enumerate(body):
+            if (number == 0 and _is_text(statement)) or (
+                isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+            ):
+                # Nothing may come before these, and only a text that is the first before those.
+                made.append(statement)
+                continue
+            compound = isinstance(statement, (ast.For, ast.AsyncFor, ast.While))
+            if not loop or compound or any(isinstance(node, ast.Call) for node in ast.walk(statement)):
+                made.append(self._note(statement))
+            made.append(self._inner(statement, loop or compound))
+        return made
+
+    def _inner(self, statement: Any, loop: bool) -> Any:
+        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            return statement
+        for part in ("body", "orelse", "finalbody"):
+            inner = getattr(statement, part, None)
+            if isinstance(inner, list) and inner:
+                setattr(statement, part, self.block(inner, loop))
+        for part in ("handlers", "cases"):
+            for branch in getattr(statement, part, ()):
+                branch.body = self.block(branch.body, loop)
+        return statement
+
+    def _note(self, statement: Any) -> ast.stmt:
+        line = statement.lineno
+        target = ast.Subscript(ast.Name(_NAME, ast.Load()), ast.Constant(0), ast.Store())
+        note = ast.Assign([target], ast.Constant(self._base + line), lineno=line)
+        for node in ast.walk(note):
+            ast.copy_location(node, statement)
+            # A note takes no room, so that a traceback that ends here still shows the statement.
+            node.end_lineno, node.end_col_offset = line, statement.col_offset  # type: ignore[attr-defined]
+        return note

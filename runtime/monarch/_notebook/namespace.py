@@ -1,0 +1,101 @@
+"""The notebook's namespace on each rank: an actor whose state is the variables of the cells."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from typing import Any
+
+from monarch._actors.actor import Actor
+from monarch._actors.endpoint import endpoint
+from monarch._core.shapes.extent import Point
+from monarch._meshes.context import context
+from monarch._notebook.dist import LazyDist
+from monarch._notebook.execute import CellResult, run, steps_of
+from monarch._notebook.marks import prepare
+from monarch._notebook.show import Display
+from monarch._notebook.streams import install
+
+
+class Namespace(Actor):
+    """Runs cells in one namespace, which lives as long as the mesh.
+
+    Args:
+        name: name of the mesh.
+        device: ``cpu`` or ``cuda``; empty for what there is.
+
+    Raises:
+        RuntimeError: it is to be ``cuda``, and this rank sees none.
+    """
+
+    def __init__(self, name: str, device: str = "") -> None:
+        instance = context().actor_instance
+        self.point: Point = instance.rank
+        module = sys.modules["__main__"]
+        self.variables: dict[str, Any] = module.__dict__
+        self.display = Display()
+        size = self.point.extent.nelements
+        self.variables.update(
+            rank=self.point.rank,
+            world_size=size,
+            point=self.point,
+            mesh=instance.proc_mesh,
+            dist=LazyDist(),
+            display=self.display,
+        )
+        try:
+            # Quick, since a rank is a fork of a process that has imported it.
+            import torch
+        except ImportError:
+            pass
+        else:
+            available = torch.cuda.is_available()
+            if device == "cuda" and not available:
+                raise RuntimeError(f"rank {self.point.rank} sees no GPU, and the mesh is to have the device cuda")
+            self.variables.update(torch=torch, device=torch.device(device or ("cuda" if available else "cpu")))
+        prepare()
+        install()
+        self.given = set(self.variables)
+        # As in a notebook, display is there without a name of its own being taken.
+        builtins.__dict__.setdefault("display", self.display)
+
+    def __resized__(self, old: dict[str, int], new: dict[str, int]) -> None:
+        """The mesh is larger or smaller than before."""
+        instance = context().actor_instance
+        self.point = instance.rank
+        self.variables.update(world_size=self.point.extent.nelements, point=self.point, mesh=instance.proc_mesh)
+
+    @endpoint
+    def run(self, source: str, name: str, sink: Any) -> CellResult:
+        """Runs a cell.
+
+        Args:
+            source: its text.
+            name: what its tracebacks call it, such as ``cell [12]``.
+            sink: a Port for what it displays while it runs.
+        """
+        return run(steps_of(source, name, self.variables, self.display, sink))
+
+    @endpoint
+    def push(self, values: dict[str, Any]) -> None:
+        """Sets variables."""
+        self.variables.update(values)
+
+    @endpoint
+    def pull(self, name: str) -> Any:
+        """The value of an expression, most often a variable."""
+        try:
+            return eval(name, self.variables)
+        except NameError as error:
+            mine = ", ".join(each for each, _ in self.names_of()) or "no variables"
+            raise NameError(f"{error} on rank {self.point.rank}, which has {mine}") from None
+
+    @endpoint
+    def names(self) -> list[tuple[str, str]]:
+        """The variables of the cells with the names of their types."""
+        return self.names_of()
+
+    def names_of(self) -> list[tuple[str, str]]:
+        """The same, for use here."""
+        mine = [name for name in self.variables if name not in self.given and not name.startswith("_")]
+        return [(name, type(self.variables[name]).__name__) for name in sorted(mine)]

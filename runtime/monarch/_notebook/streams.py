@@ -1,0 +1,129 @@
+"""stdout and stderr of a rank: what a thread prints after the end of its cell still belongs to that cell."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from monarch._node.current import get_runtime, has_runtime
+from monarch._node.node import current
+from monarch._procs.rank.text_streams import RankText
+
+# Held while a text is written and sent with its call; nothing waits for the program with it, nor is user code run.
+_lock = threading.RLock()
+_parts = threading.local()
+# Those that were put in place, once.
+_streams: list[CellText] = []
+# How many threads of calls there are; with _lock.
+_threads = 0
+
+
+class CellText(RankText):
+    """Text to a descriptor that a rank captures; lines of threads go with the call that started the thread.
+
+    As long as there is no such thread, ``write`` is that of RankText: it runs for each piece of each print.
+    """
+
+    def look(self, on: bool) -> None:
+        """Whether writers look whose call they print for."""
+        if on:
+            self.write = self.route
+        elif "write" in vars(self):
+            del self.write
+
+    def route(self, text: str, /) -> int:
+        """Write a text, for the call that runs or the one that started this thread."""
+        origin = getattr(threading.current_thread(), "_monarch_call", None)
+        if origin is None or origin[0].running is origin[1]:
+            with _lock:
+                return super().write(text)
+        # By whole lines, since each is sent by itself.
+        held: dict[CellText, str] = _parts.__dict__.setdefault("held", {})
+        lines, newline, rest = (held.pop(self, "") + text).rpartition("\n")
+        if rest:
+            held[self] = rest
+        if newline:
+            self._send(lines + newline, origin)
+        return len(text)
+
+    def end_line(self, origin: Any) -> None:
+        """Writes what a thread that ends has left of a line."""
+        rest = _parts.__dict__.get("held", {}).pop(self, "")
+        if rest:
+            self._send(rest, origin)
+
+    def _send(self, text: str, origin: Any) -> None:
+        if not has_runtime():
+            # A fork of this rank: its output is captured as the parent's is.
+            with _lock:
+                super().write(text)
+            return
+        runtime = get_runtime()
+        busy = next(((cell, cell.running) for cell in list(runtime.actors.values()) if cell.running), None)
+        # What was printed before is the call's that runs. This may wait for the program to take it.
+        _send_as(busy, runtime.idle)
+        with _lock:
+            _send_as(busy, runtime.send_printed)
+            super().write(text)
+            _send_as(origin, runtime.send_printed)
+
+
+def _count_threads(change: int) -> None:
+    """A thread of a call begins or ends: with the first one, writers look whose call they print for."""
+    global _threads
+    with _lock:
+        _threads += change
+        for stream in _streams:
+            stream.look(_threads > 0)
+
+
+def _send_as(call: Any, send: Callable[[], None]) -> None:
+    token = current.set(call)
+    try:
+        send()
+    finally:
+        current.reset(token)
+
+
+def install() -> None:
+    """Puts such streams in place, and has threads remember the call that started them."""
+    if isinstance(sys.stdout, CellText):
+        return
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        stream.flush()
+        text = CellText(stream.buffer, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
+        text.mode = stream.mode  # pyright: ignore[reportAttributeAccessIssue]
+        setattr(sys, name, text)
+        _streams.append(text)
+    os.register_at_fork(after_in_child=_renew)
+    start = threading.Thread.start
+
+    def start_of_call(self: threading.Thread) -> None:
+        origin = current.get() or getattr(threading.current_thread(), "_monarch_call", None)
+        if origin is not None:
+            run = self.run
+
+            def run_of_call() -> None:
+                _count_threads(1)
+                try:
+                    run()
+                finally:
+                    for stream in _streams:
+                        stream.end_line(origin)
+                    _count_threads(-1)
+
+            self.__dict__.update(_monarch_call=origin, run=run_of_call)
+        start(self)
+
+    threading.Thread.start = start_of_call
+
+
+def _renew() -> None:
+    # Another thread may have held it when this process was forked.
+    global _lock, _threads
+    _lock = threading.RLock()
+    _threads = 0

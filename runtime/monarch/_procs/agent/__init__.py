@@ -1,0 +1,1 @@
+"""The host agent: children, routing, output backlog, detached meshes."""

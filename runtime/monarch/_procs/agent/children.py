@@ -1,0 +1,209 @@
+"""The procs of one host: who was started for whom, who has died and how, who wants to know."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from monarch._procs.os.oom import OomWatch
+from monarch._procs.os.orphans import can_mark
+from monarch._procs.os.shared_files import full_shared_memory, remove_torn
+from monarch._procs.rank.cell_marker import Last, Place
+from monarch._procs.rank.output import brief, limit, read_tail, relieve
+from monarch._wire.messages import Dead
+
+_REMEMBERED = 20_000
+"""Deaths that an agent can still tell of."""
+_TAIL = 65536
+"""Bytes of each output that are told with a death, to all who want to know of it."""
+_LAST_WORDS = 4 << 20
+"""Bytes of each output that a dead proc had not sent yet and that still reach the program: the last of it."""
+
+
+def how_it_ended(status: int) -> str:
+    """An exit status in words: ``was killed by signal 9 (SIGKILL)``, ``exited with code 3``."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = f" ({signal.Signals(number).name})"
+        except ValueError:
+            name = ""
+        return f"was killed by signal {number}{name}"
+    return f"exited with code {os.waitstatus_to_exitcode(status)}"
+
+
+class Child:
+    """A proc of this host."""
+
+    __slots__ = ("fds", "grace", "killed", "owner", "pid", "proc", "reason", "stopping", "title")
+
+    def __init__(self, proc: str, owner: str, title: str, fds: tuple[int, int]) -> None:
+        self.proc = proc
+        self.owner = owner
+        self.title = title
+        self.fds = fds
+        self.pid = 0
+        self.stopping = False
+        self.grace = 0.0
+        """Seconds from its stop that it has asked for."""
+        self.killed = False
+        self.reason = ""
+
+    def kill(self, reason: str = "") -> None:
+        """Ends it at once; what it has started follows when it is reaped."""
+        self.killed = True
+        self.reason = self.reason or reason
+        if self.pid:
+            # It may be so young that it has no group of its own yet.
+            _kill_group(self.pid)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def _kill_group(pid: int) -> None:
+    """Kill the group of a rank, where its descendants have no mark that the agent could find them by."""
+    if not can_mark():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+class Children:
+    """All procs that the agent has started.
+
+    Args:
+        last: says, once, what a proc has noted last that has died.
+    """
+
+    def __init__(self, last: Callable[[str], Last] = lambda proc: Last(None, False)) -> None:
+        self._last = last
+        self._oom = OomWatch()
+        self.by_proc: dict[str, Child] = {}
+        self._by_pid: dict[int, Child] = {}
+        # Exit statuses that came before the zygote said which proc has which pid.
+        self._early: dict[int, int] = {}
+        self._dead: OrderedDict[str, Dead] = OrderedDict()
+        self._watchers: dict[str, set[str]] = {}
+        self._owned: dict[str, set[str]] = {}
+        self.last_words: list[tuple[str, str, int, bytes]] = []
+        """Output of procs that have died, before their tails: proc, stream, offset, bytes."""
+
+    def add(self, child: Child) -> None:
+        """A proc that was asked for; it has no pid yet."""
+        self.by_proc[child.proc] = child
+        self._owned.setdefault(child.owner, set()).add(child.proc)
+        self.watch(child.owner, child.proc)
+
+    def started(self, proc: str, pid: int) -> Dead | None:
+        """It was forked; its death, if it has ended already."""
+        child = self.by_proc[proc]
+        child.pid = pid
+        if pid in self._early:
+            return self._end(child, self._early.pop(pid))
+        self._by_pid[pid] = child
+        if child.killed:
+            child.kill()
+        return None
+
+    def failed(self, proc: str, reason: str) -> Dead | None:
+        """It could not be started."""
+        child = self.by_proc.get(proc)
+        return self._gone(child, reason) if child else None
+
+    def ended(self, pid: int, status: int) -> Dead | None:
+        """A child process has ended: its death, or None if it is no proc that is known yet."""
+        child = self._by_pid.pop(pid, None)
+        if child is None:
+            self._early[pid] = status
+            return None
+        return self._end(child, status)
+
+    def forget_early(self) -> None:
+        """No fork is under way, so what has ended unknown was no proc but an orphan of one."""
+        self._early.clear()
+
+    def _end(self, child: Child, status: int) -> Dead:
+        _kill_group(child.pid)
+        reason = how_it_ended(status)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and self._oom.has_struck():
+            reason += ", just when the kernel ended processes because memory had run out (OOM killer)"
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGBUS and (size := full_shared_memory()):
+            reason += (
+                f" while /dev/shm, of {size}, was full; make it larger (docker run --shm-size=8g, or "
+                f"mount -o remount,size=8g /dev/shm), or use less shared memory (fewer DataLoader workers)"
+            )
+        remove_torn(child.pid)
+        last = self._last(child.proc)
+        if last.stopped and not child.killed:
+            # The owner tells a rank and its agent at once, so the rank may end before its agent has heard of it.
+            child.stopping, reason = True, "was stopped"
+        if child.killed and child.reason:
+            reason = child.reason
+        if last.place is not None and not child.stopping:
+            reason = f"{reason} {last.place.text()}"
+        return self._gone(child, reason, last.place)
+
+    def _gone(self, child: Child, reason: str, place: Place | None = None) -> Dead:
+        tails: list[tuple[str, int, bytes]] = []
+        for stream, fd in zip(("stdout", "stderr"), child.fds, strict=True):
+            chunk = read_tail(fd, _LAST_WORDS)
+            if chunk.data:
+                cut = max(0, len(chunk.data) - _TAIL)
+                tails.append((stream, chunk.offset + cut, chunk.data[cut:]))
+                if cut:
+                    self.last_words.append((child.proc, stream, chunk.offset, chunk.data[:cut]))
+            os.close(fd)
+        del self.by_proc[child.proc]
+        self._owned.get(child.owner, set()).discard(child.proc)
+        now = time.time()
+        at = place or (0, 0)
+        dead = Dead(child.proc, reason, child.stopping, tails, now, *at)
+        self._dead[child.proc] = Dead(child.proc, reason, child.stopping, brief(tails), now, *at)
+        if len(self._dead) > _REMEMBERED:
+            self._dead.popitem(last=False)
+        return dead
+
+    def watch(self, watcher: str, proc: str) -> Dead | None:
+        """Notes that a proc wants to know of a death; that death, if it has been."""
+        if proc in self._dead:
+            return self._dead[proc]
+        self._watchers.setdefault(proc, set()).add(watcher)
+        return None
+
+    def death_of(self, proc: str) -> Dead | None:
+        """How a proc has died, if it has."""
+        return self._dead.get(proc)
+
+    def watchers(self, proc: str) -> set[str]:
+        """Takes out who wants to know that a proc has died."""
+        return self._watchers.pop(proc, set())
+
+    def watched_on(self, host: str) -> list[str]:
+        """The procs of a host, or the one proc, whose death somebody wants to know of."""
+        return [proc for proc in self._watchers if proc == host or proc.startswith(f"{host}/")]
+
+    def pids(self) -> set[int]:
+        """Of those that live."""
+        return set(self._by_pid)
+
+    def owned_by(self, owner: str) -> list[Child]:
+        """The procs that were started for another, which end with it."""
+        return [self.by_proc[proc] for proc in self._owned.pop(owner, ()) if proc in self.by_proc]
+
+    def relieve(self) -> bool:
+        """Bounds the output that procs do not take themselves; whether one of them is far behind."""
+        most = limit()
+        held = [relieve(fd, most) for child in self.by_proc.values() for fd in child.fds]
+        return max(held, default=0) > most
+
+    def kill_all(self) -> None:
+        """Ends all of them at once."""
+        for child in self.by_proc.values():
+            child.kill()
+
+    def get(self, procs: Iterable[str]) -> list[Child]:
+        """Those of them that live."""
+        return [self.by_proc[proc] for proc in procs if proc in self.by_proc]

@@ -1,0 +1,570 @@
+"""The host agent: one process a host that starts ranks, watches over them and passes messages between hosts.
+
+It runs as ``python -m monarch._procs.agent.main``, single-threaded, around one poll. What it is to do comes on its standard
+input, because keys must not be seen in a process list. It ends with its controller, and takes all ranks with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import zmq
+
+from monarch._procs.agent.children import Child, Children
+from monarch._procs.agent.mishaps import AgentMishaps
+from monarch._procs.agent.reply_batches import Casts
+from monarch._procs.agent.request import AgentConfig
+from monarch._procs.agent.router import Frames, Switch
+from monarch._procs.agent.spawning import Forks
+from monarch._procs.agent.zygotes import Zygote
+from monarch._procs.os.blocked import process_state
+from monarch._procs.os.orphans import end_descendants, end_orphans, end_orphans_in_time
+from monarch._procs.os.posix import memfd, proc_start_time, set_child_subreaper, set_comm
+from monarch._procs.rank.cell_marker import take_mark
+from monarch._procs.session_folder import (
+    TEND,
+    Residence,
+    claim,
+    host_id,
+    host_of,
+    make_folder,
+    remove_folder,
+    remove_socket,
+    sweep,
+)
+from monarch._wire import messages as m
+from monarch._wire.bulk.segments import Segments
+from monarch._wire.descriptors import AGENT_NEED, RESERVE, limit_of, raise_limit, remedy, reserve
+from monarch._wire.keys import KeyPair
+from monarch._wire.links import make_context
+from monarch._wire.split import join
+from monarch.exceptions import MonarchError, ProtocolError
+
+UNABLE = "cannot listen: "
+"""What it prints instead of where it listens, before the reason."""
+_PIECE = 1 << 20
+"""Bytes of output in one message."""
+_GATHER = 0.05
+"""Seconds for which replies wait for those of other ranks, to go as one message."""
+_RELIEVE, _RELIEVE_SOON = 1.0, 0.1
+"""Seconds between looks at how much output ranks have not taken, and where one is far behind."""
+_TIDY = 0.5
+"""Seconds between looks at what tidies up after dead ranks."""
+_PATIENCE = 1.0
+"""Seconds after which a proc that nobody has asked for yet counts as unknown."""
+
+
+class Agent:
+    """State of the agent, and what it does on each message."""
+
+    def __init__(self, config: AgentConfig, zygote: Zygote | None = None) -> None:
+        self.config = config
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+        self.folder = config.folder or make_folder()
+        self.host = config.host or host_id(self.folder)
+        self.proc = f"{self.host}/agent"
+        claim(self.folder)
+        self.children = Children(lambda proc: take_mark(self.folder, proc))
+        # Of a folder that the agent has made itself, the controller knows nothing.
+        cleaner = (config.owner_pid, config.owner_start) if config.folder else (0, 0)
+        self.forks = Forks(config.preload, config.later, self.folder, cleaner, self._died, self._later, zygote)
+        keys = KeyPair(config.keys[0].encode(), config.keys[1].encode()) if config.keys else KeyPair.new()
+        self.switch = Switch(make_context(), self.proc, self.folder, keys, config.lease)
+        self._residence = Residence(self.folder, self.switch.inbox, hold=True)
+        self.casts = Casts(self.proc)
+        self.segments = Segments()
+        self.owner = config.owner
+        self.mishaps = AgentMishaps(self.proc, self.children, self._tell, self._died)
+        self.poller = zmq.Poller()
+        self.poller.register(self.switch.inbox.socket, zmq.POLLIN)
+        self._lost_hosts: set[str] = set()
+        self.closing = False
+        self._relieving = False
+        self._tidying = False
+        """Whether what tidies up after dead ranks is looked for now and then."""
+        self.listening: m.Listening | None = None
+        self._raw: dict[int, Callable[[], None]] = {}
+        self._handlers: dict[type, Callable[[Any, list[Any]], None]] = {
+            m.Hello: self._on_hello,
+            m.Spawn: self._on_spawn,
+            m.Stop: self._on_stop,
+            m.Signal: self._on_signal,
+            m.Watch: self._on_watch,
+            m.Route: self._on_route,
+            m.Cast: self._on_cast,
+            m.Dead: self._on_dead,
+            m.Hosts: self._on_hosts,
+            m.Listen: self._on_listen,
+            m.Release: self._on_release,
+            m.Split: lambda split, pieces: self._handle(join(split, pieces)),
+            m.Bye: self._on_bye,
+            # Whoever refuses to talk to this host is heard of by those who want to talk to it.
+            m.Refused: lambda refused, _: None,
+            m.Ask: self._on_ask,
+        }
+        self.services: dict[str, Callable[[m.Ask, Any], Any]] = {"states": self._states}
+        """What it can be asked for, by name; arguments and answers are plain values."""
+
+    # The loop
+
+    def run(self) -> None:
+        """Works until the controller ends or says so."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._on_term)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self._watch_fd(reader, lambda: self._drain(reader))
+        if self.config.owner_pid:
+            try:
+                pidfd = os.pidfd_open(self.config.owner_pid)
+            except ProcessLookupError:
+                self.closing = True
+            else:
+                self._watch_fd(pidfd, self._owner_died)
+                if proc_start_time(self.config.owner_pid) != self.config.owner_start:
+                    self.closing = True
+        self._tend()
+        while not self.closing:
+            self._step()
+
+    def _tend(self) -> None:
+        said = self._residence.tend()
+        if said:
+            print(f"{self.proc}: {said}", file=sys.stderr, flush=True)
+        self._later(TEND, self._tend)
+
+    def _step(self) -> None:
+        for fd in self.forks.filenos():
+            self._raw.setdefault(fd, self._on_zygote)
+            self.poller.register(fd, select.POLLIN | (select.POLLOUT if self.forks.wants_write(fd) else 0))
+        for fd in [fd for fd, action in self._raw.items() if action == self._on_zygote]:
+            if fd not in self.forks.filenos():
+                self.poller.unregister(fd)
+                del self._raw[fd]
+        timeout = None
+        if self._timers:
+            timeout = max(0, int((min(when for when, _ in self._timers) - time.monotonic()) * 1000) + 1)
+        for source, _ in self.poller.poll(timeout):
+            if isinstance(source, int):
+                action = self._raw.get(source)
+                if action is not None:
+                    action()
+            elif source is self.switch.owner_monitor:
+                if self.switch.owner_lost():
+                    self._owner_died()
+            elif source in self.switch.monitors():
+                self.poller.unregister(source)
+                name = self.switch.lost(source)
+                if name:
+                    self._host_lost(name)
+            else:
+                self._receive(source)
+        for monitor in self.switch.monitors():
+            if monitor not in self.poller:
+                self.poller.register(monitor, zmq.POLLIN)
+        now = time.monotonic()
+        for timer in [timer for timer in self._timers if timer[0] <= now]:
+            self._timers.remove(timer)
+            timer[1]()
+
+    def _watch_fd(self, fd: int, action: Callable[[], None]) -> None:
+        self._raw[fd] = action
+        self.poller.register(fd, select.POLLIN)
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        self._timers.append((time.monotonic() + seconds, action))
+
+    def _receive(self, socket: zmq.Socket[bytes]) -> None:
+        # Some at a time, so that no sender keeps the others waiting.
+        for _ in range(200):
+            try:
+                frames: list[Any] = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if not frames[0]:
+                continue
+            try:
+                self._handle(frames)
+            except Exception as error:
+                # One bad message is no reason to end everybody's ranks.
+                self.mishaps.failed(self.owner, frames, error)
+
+    def _handle(self, frames: list[Any]) -> None:
+        message = m.decode(frames[0])
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise ProtocolError(f"a host agent takes no {type(message).__name__}")
+        handler(message, frames[1:])
+
+    # Messages
+
+    def _on_hello(self, hello: m.Hello, _: list[Any]) -> None:
+        if hello.version != m.VERSION:
+            reason = f"this host agent speaks version {m.VERSION} of the protocol, {hello.proc} {hello.version}"
+            self.switch.send(hello.proc, [m.encode(m.Refused(m.VERSION, self.proc, reason))])
+        elif not self.owner:
+            self.owner = hello.proc
+
+    def _refuses(self, spawn: m.Spawn) -> str:
+        """Why these procs cannot be started here; empty if they can."""
+        if not all(self.switch.is_here(proc) for proc in spawn.procs):
+            # Another agent listens at the address of one that was lost, and was sent what was meant for that.
+            return f"could not be started: host {self.host} listens where its host did"
+        need, free = AGENT_NEED * len(spawn.procs), reserve.free() - RESERVE
+        if need <= free:
+            return ""
+        return (
+            f"could not be started: the host agent needs {need} more file descriptors for {len(spawn.procs)} "
+            f"processes, and {max(0, free)} of its limit of {limit_of()} are free; raise the limit there before the "
+            f"agent starts: {remedy(limit_of() - free + need)}"
+        )
+
+    def _on_spawn(self, spawn: m.Spawn, _: list[Any]) -> None:
+        reason = self._refuses(spawn)
+        if reason:
+            for proc in spawn.procs:
+                self._tell(spawn.src, m.Dead(proc, reason, False, []))
+            return
+        if len(spawn.procs) != len(spawn.places):
+            raise ProtocolError(f"a Spawn of {len(spawn.procs)} procs has {len(spawn.places)} places")
+        fds = [(memfd("stdout"), memfd("stderr")) for _ in spawn.procs]
+        for proc, place, pair in zip(spawn.procs, spawn.places, fds, strict=True):
+            self.children.add(Child(proc, spawn.src, f"{spawn.title}[{place}]", pair))
+        if not self.switch.is_here(spawn.src) and spawn.src != self.owner:
+            # The owner is a rank of another host: its agent is to say when it dies.
+            self.children.watch(self.proc, spawn.src)
+            self._watch_elsewhere(spawn.src)
+        self.forks.spawn(spawn, fds)
+        if not self._relieving:
+            self._relieve()
+        ended = self.children.death_of(spawn.src)
+        if ended is not None:
+            self._end_owned(ended)
+
+    def _relieve(self) -> None:
+        """Now and then bounds the output of ranks that are too busy to do so, such as inside C code."""
+        self._relieving = bool(self.children.by_proc)
+        if self._relieving:
+            self._later(_RELIEVE_SOON if self.children.relieve() else _RELIEVE, self._relieve)
+
+    def _on_stop(self, stop: m.Stop, _: list[Any]) -> None:
+        if stop.procs == [stop.src]:
+            # It stops, and says how long its actors may take to clean up.
+            for child in self.children.get(stop.procs):
+                child.grace = stop.grace
+            return
+        for child in self.children.get(stop.procs):
+            child.stopping = True
+        self._later(stop.grace, lambda: self._end(stop.procs, stop.grace))
+
+    def _end(self, procs: Sequence[str], grace: float) -> None:
+        """Kills those that have not ended, unless they have asked for more time; 0 s are not to be prolonged."""
+        for child in self.children.get(procs):
+            if grace and child.grace > grace:
+                self._later(child.grace - grace, partial(self._end, [child.proc], child.grace))
+            else:
+                child.kill(f"did not stop within {grace:g} s and was killed")
+
+    def _on_signal(self, given: m.Signal, _: list[Any]) -> None:
+        for child in self.children.get(given.procs):
+            if child.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child.pid, given.number)
+
+    def _on_ask(self, ask: m.Ask, _: list[Any]) -> None:
+        try:
+            service = self.services.get(ask.service)
+            if service is None:
+                raise MonarchError(f"a host agent has no service {ask.service!r}")
+            status, body = m.RESULT, m.pack(service(ask, m.unpack(ask.body)))
+        except MonarchError as error:
+            # As a Failure is packed, which is of a floor above.
+            status, body = m.ERROR, m.pack([type(error).__name__, str(error), "", "", None, True])
+        if ask.port:
+            self._tell(ask.src, m.Reply(self.proc, ask.port, 0, status, 0, body))
+
+    def _states(self, _: m.Ask, procs: list[str]) -> dict[str, tuple[str, int]]:
+        """The state of each process by its letter in /proc, and its pid; whether it can answer or not."""
+        return {child.proc: (process_state(child.pid), child.pid) for child in self.children.get(procs) if child.pid}
+
+    def _on_watch(self, watch: m.Watch, _: list[Any]) -> None:
+        if not self.switch.is_here(watch.proc):
+            if self.switch.knows(watch.proc):
+                self.children.watch(watch.src, watch.proc)
+                self._watch_elsewhere(watch.proc)
+            else:
+                self._tell(watch.src, m.Dead(watch.proc, "is on a host that is not in this session", False, []))
+            return
+        dead = self.children.watch(watch.src, watch.proc)
+        if dead is not None:
+            self._tell(watch.src, dead)
+        elif watch.proc not in self.children.by_proc and watch.proc not in (self.owner, self.proc):
+            self._later(_PATIENCE, lambda: self._unknown(watch))
+
+    def _watch_elsewhere(self, proc: str) -> None:
+        self.switch.send(f"{host_of(proc)}/agent", [m.encode(m.Watch(self.proc, proc))])
+
+    def _unknown(self, watch: m.Watch) -> None:
+        if watch.proc not in self.children.by_proc:
+            dead = self.children.watch(watch.src, watch.proc)
+            if dead is not None:
+                self._tell(watch.src, dead)
+                return
+            self.switch.drop(watch.proc)
+            self._spread(m.Dead(watch.proc, "was never started on this host", False, []))
+
+    def _on_dead(self, dead: m.Dead, _: list[Any]) -> None:
+        """The agent of another host says that a proc of it has died."""
+        self._spread(dead)
+
+    def _on_route(self, route: m.Route, frames: list[Any]) -> None:
+        if route.dst == self.proc:
+            self._handle(frames)
+            return
+        if not self.switch.is_here(route.dst) and len(frames) >= 1:
+            message = m.decode(frames[0])
+            if isinstance(message, m.Reply):
+                batch = self.casts.add(route.dst, message.port, message.src, frames)
+                if batch is not None:
+                    if batch:
+                        self.switch.send(route.dst, batch)
+                    elif self.casts.waiting(route.dst, message.port) == 1:
+                        dst, port = route.dst, message.port
+                        self._later(_GATHER, lambda: self._send_gathered(dst, port))
+                    return
+        if self.children.death_of(route.dst) is None and not self.switch.send(route.dst, frames):
+            self._undelivered(route.dst, frames)
+
+    def _undelivered(self, dst: str, frames: list[Any]) -> None:
+        """Tells the sender of a message that there is no way to whom it is for."""
+        source = getattr(m.decode(frames[0]), "src", "")
+        if source and source != dst:
+            host = host_of(dst)
+            reason = f"is lost with its host {host}: the connection to it broke"
+            if host not in self._lost_hosts:
+                reason = "is on a host that is not in this session"
+            self._tell(source, m.Dead(dst, reason, False, []))
+
+    def _send_gathered(self, dst: str, port: int) -> None:
+        """Does not keep replies waiting for those of slow ranks."""
+        frames = self.casts.take(dst, port)
+        if frames:
+            self.switch.send(dst, frames)
+
+    def _on_cast(self, cast: m.Cast, frames: list[Any]) -> None:
+        # One that was not started yet gets it then: who has heard of it may be faster than who starts it.
+        procs = [proc for proc in cast.procs if self.children.death_of(proc) is None]
+        if cast.port:
+            self.casts.begin(cast.src, cast.port, procs)
+        if len(frames) > 1:
+            frames = self._into_shared_memory(frames, procs)
+        for proc in procs:
+            if not self.switch.send(proc, frames):
+                self._undelivered(proc, frames)
+
+    def _into_shared_memory(self, frames: list[Any], procs: list[str]) -> list[Any]:
+        """Large buffers from another host are written once for all ranks of this one."""
+        call = m.decode(frames[0])
+        if not isinstance(call, m.Call) or not procs:
+            return frames
+        try:
+            ref = self.segments.put([memoryview(frame) for frame in frames[1:]], procs)
+        except MemoryError:
+            # No memory or no file descriptor: each gets the frames themselves.
+            return frames
+        bulk = (self.proc, ref.pid, ref.fd, ref.segment, list(ref.spans))
+        return [m.encode(msgspec.structs.replace(call, bulk=bulk, frames=0))]
+
+    def _on_release(self, release: m.Release, _: list[Any]) -> None:
+        for segment in release.segments:
+            self.segments.release(segment, release.src)
+
+    def _on_hosts(self, hosts: m.Hosts, _: list[Any]) -> None:
+        self.switch.learn(hosts)
+        self._lost_hosts.difference_update(hosts.hosts)
+        if self.listening is not None and hosts.token and self.owner in hosts.hosts:
+            # An owner that has connected by address alone learns by this whom it is talking to.
+            self._tell(self.owner, msgspec.structs.replace(self.listening, token=hosts.token))
+
+    def _on_listen(self, listen: m.Listen, _: list[Any]) -> None:
+        allowed = [key.encode() for key in listen.allowed]
+        listening = self.listen(listen.address, allowed[0], allowed)
+        self._tell(listen.src, listening)
+
+    def listen(self, address: str, owner: bytes, allowed: list[bytes]) -> m.Listening:
+        """Binds for other hosts, and watches the connection of the owner if that is on another one."""
+        listening = self.switch.listen(address, owner, allowed)
+        for socket in (self.switch.owner_socket, self.switch.peer_socket):
+            assert socket is not None
+            self.poller.register(socket, zmq.POLLIN)
+        if self.config.listen and self.switch.owner_monitor is not None:
+            self.poller.register(self.switch.owner_monitor, zmq.POLLIN)
+            self.listening = listening
+        return listening
+
+    def _on_bye(self, bye: m.Bye, _: list[Any]) -> None:
+        if bye.src == self.owner:
+            self.closing = True
+
+    # Deaths
+
+    def _drain(self, reader: int) -> None:
+        deaths: list[m.Dead] = []
+        try:
+            os.read(reader, 4096)
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if not pid:
+                break
+            if self.forks.ended(pid, status):
+                continue
+            dead = self.children.ended(pid, status)
+            if dead is not None:
+                deaths.append(dead)
+        if deaths and not self._tidying:
+            self._end_orphans()
+        elif deaths:
+            end_orphans()
+        for dead in deaths:
+            self._died(dead)
+        if not self.forks.busy():
+            self.children.forget_early()
+
+    def _end_orphans(self) -> None:
+        """Until those that tidy up after others have done so."""
+        self._tidying = bool(end_orphans())
+        if self._tidying:
+            self._later(_TIDY, self._end_orphans)
+
+    def _on_zygote(self) -> None:
+        self.forks.work(self.children)
+        if not self.forks.busy():
+            self.children.forget_early()
+
+    def _died(self, dead: m.Dead) -> None:
+        self.segments.forget(dead.proc)
+        self.switch.drop(dead.proc)
+        remove_socket(self.folder, dead.proc)
+        words, self.children.last_words = self.children.last_words, []
+        for proc, stream, offset, data in words:
+            for at in range(0, len(data), _PIECE):
+                self._tell(self.owner, m.Output(proc, "", "", "", 0, [(stream, offset + at, data[at : at + _PIECE])]))
+        self._spread(dead)
+
+    def _spread(self, dead: m.Dead) -> None:
+        for watcher in self.children.watchers(dead.proc):
+            self._tell(watcher, dead)
+        for dst, batch in self.casts.died(dead.proc):
+            self.switch.send(dst, batch)
+        self._end_owned(dead)
+
+    def _end_owned(self, dead: m.Dead) -> None:
+        for child in self.children.owned_by(dead.proc):
+            child.kill(f"was ended because its owner, {dead.proc}, {dead.reason}")
+
+    def _tell(self, proc: str, message: m.AnyMessage) -> None:
+        if proc != self.proc:
+            self.switch.send(proc, [m.encode(message)])
+
+    def _host_lost(self, name: str) -> None:
+        if name == self.owner:
+            self._owner_died()
+            return
+        self._lost_hosts.add(name)
+        for proc in self.children.watched_on(name):
+            self._spread(m.Dead(proc, f"is lost with its host {name}: the connection to it broke", False, []))
+        if self.owner:
+            # Which may have both hosts still.
+            parted = pickle.dumps((self.host, name))
+            self._tell(self.owner, m.Ask(self.proc, 0, b"", "monarch._session.partition:parted", parted))
+
+    def _owner_died(self) -> None:
+        self.closing = True
+
+    def _on_term(self, *_: Any) -> None:
+        self.closing = True
+
+    def close(self) -> None:
+        """Ends all ranks and zygotes, and removes the session's folder."""
+        self.children.kill_all()
+        self.forks.close()
+        self.switch.close()
+        self._residence.close()
+        end_descendants()
+        end_orphans_in_time()
+        with contextlib.suppress(OSError):
+            # The fork server may have been killed with the controller, and has a folder too.
+            sweep(Path(self.folder).parent)
+        remove_folder(self.folder)
+
+
+A = TypeVar("A", bound=Agent)
+
+
+def run_agent(make: Callable[[], A], begin: Callable[[A], None]) -> None:
+    """Does the work of an agent in this process, until its end.
+
+    Args:
+        make: makes the agent.
+        begin: called with it once, before it works.
+    """
+    raise_limit()
+    set_child_subreaper()
+    set_comm("monarch-agent")
+    agent = make()
+    try:
+        begin(agent)
+        agent.run()
+    finally:
+        agent.close()
+
+
+def main() -> None:
+    """Entry point of the agent's process."""
+    serve(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=AgentConfig))
+
+
+def serve(config: AgentConfig, zygote: Zygote | None = None) -> None:
+    """Works until the controller ends or says so.
+
+    Args:
+        config: what it is to do.
+        zygote: one that there is already.
+    """
+
+    def begin(agent: Agent) -> None:
+        hello: Frames = [m.encode(m.Ready(agent.proc, os.getpid()))]
+        if config.listen:
+            try:
+                listening = agent.listen(config.listen, config.owner_public.encode(), [])
+            except zmq.ZMQError as error:
+                print(f"{UNABLE}{zmq.strerror(error.errno or 0)}", flush=True)
+                agent.closing = True
+                return
+            sys.stdout.buffer.write(msgspec.json.encode(listening) + b"\n")
+            sys.stdout.flush()
+        if config.owner_pid and agent.switch.is_here(config.owner):
+            agent.switch.send(config.owner, hello)
+
+    run_agent(lambda: Agent(config, zygote), begin)
+
+
+if __name__ == "__main__":
+    main()

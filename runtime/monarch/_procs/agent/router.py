@@ -1,0 +1,210 @@
+"""How an agent sends: to procs of its host by ipc, to everybody else through the agent of their host by tcp."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+from monarch._procs.session_folder import host_of, ipc_address
+from monarch._wire.keys import Doorkeeper, KeyPair
+from monarch._wire.links import Inbox, Link
+from monarch._wire.messages import VERSION, Hello, Hosts, Listening, Route, encode
+
+Frames = Sequence[bytes | memoryview]
+
+
+class Switch:
+    """The sockets of an agent.
+
+    Args:
+        context: of this process.
+        proc: id of the agent, ``<host id>/agent``.
+        folder: where the ipc sockets of this host are.
+        keys: its key pair, for tcp.
+        lease: seconds of silence after which another host counts as lost.
+    """
+
+    def __init__(self, context: zmq.Context[Any], proc: str, folder: str, keys: KeyPair, lease: float) -> None:
+        self.context = context
+        self.proc = proc
+        self.host = host_of(proc)
+        self.folder = folder
+        self.inbox = Inbox(context, ipc_address(folder, proc))
+        self.keys = keys
+        self.lease = lease
+        self.door: Doorkeeper | None = None
+        self.owner_socket: zmq.Socket[bytes] | None = None
+        self.peer_socket: zmq.Socket[bytes] | None = None
+        self.owner_monitor: zmq.Socket[bytes] | None = None
+        self._hosts: dict[str, tuple[str, str]] = {}
+        self._links: dict[str, Link] = {}
+        self._lost: dict[zmq.Socket[bytes], tuple[str, Link]] = {}
+        # Descriptors of connections to the owner's socket: those there are, and among which the owner's is.
+        self._accepted: set[int] = set()
+        self._owned: set[int] | None = None
+        self._earlier: list[zmq.Socket[bytes]] = []
+
+    def listen(self, address: str, owner: bytes, allowed: list[bytes]) -> Listening:
+        """Binds the tcp sockets; ZMQError if the address is not one of this host.
+
+        What was bound before, at another address of this host, stays.
+        """
+        if self.door is None:
+            self.door = Doorkeeper(self.context)
+        self.door.allow("owner", [owner])
+        self.door.allow("peers", [owner, *allowed])
+        owners, peers = (self._tcp_socket() for _ in range(2))
+        monitor = owners.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        # A port that was named is the owner's; the other one is free to be any.
+        bare = address if not address.rpartition(":")[2].isdigit() else address.rpartition(":")[0]
+        try:
+            listening = Listening(
+                self.proc,
+                self.door.bind(owners, address, self.keys, "owner", self.lease),
+                self.door.bind(peers, bare, self.keys, "peers", self.lease),
+                self.keys.public.decode(),
+            )
+        except zmq.ZMQError:
+            _close(owners, peers)
+            monitor.close(0)
+            raise
+        self._earlier += [socket for socket in (self.owner_socket, self.peer_socket) if socket is not None]
+        self.owner_socket, self.peer_socket, self.owner_monitor = owners, peers, monitor
+        return listening
+
+    def _tcp_socket(self) -> zmq.Socket[bytes]:
+        socket = self.context.socket(zmq.PULL)
+        socket.set_hwm(0)
+        socket.set(zmq.LINGER, 0)
+        return socket
+
+    def learn(self, hosts: Hosts) -> None:
+        """Takes note of where other hosts listen, and lets them in."""
+        self._hosts.update(hosts.hosts)
+        if self.door is not None:
+            self.door.allow("peers", [public.encode() for _, public in hosts.hosts.values()])
+
+    def way_to(self, name: str) -> Hosts:
+        """Where a host or a controller listens."""
+        return Hosts({name: self._hosts[name]} if name in self._hosts else {})
+
+    def forget(self) -> None:
+        """The controller is gone, and with it all that it had said of other hosts."""
+        self._hosts.clear()
+
+    def forget_way(self, name: str) -> None:
+        """Nothing goes to a host or a controller any more."""
+        self._hosts.pop(name, None)
+        self.drop(name)
+
+    def is_here(self, proc: str) -> bool:
+        """Whether a proc is of this host and has a socket in its folder."""
+        return host_of(proc) == self.host
+
+    def knows(self, proc: str) -> bool:
+        """Whether there is a way to a proc."""
+        return self.is_here(proc) or proc in self._hosts or host_of(proc) in self._hosts
+
+    def send(self, dst: str, frames: Frames) -> bool:
+        """Send a message to any proc of the session.
+
+        Returns:
+            False if there is no way to it: its host was lost, or is not in this session. Nothing was sent then.
+        """
+        if self.is_here(dst):
+            self._local(dst).send(bytes(frames[0]), frames[1:])
+        elif dst in self._hosts:
+            self._remote(dst).send(bytes(frames[0]), frames[1:])
+        elif host_of(dst) in self._hosts:
+            self._remote(host_of(dst)).send(encode(Route(dst, len(frames))), frames)
+        else:
+            return False
+        return True
+
+    def _hello(self) -> bytes:
+        return encode(Hello(VERSION, self.proc, os.getpid()))
+
+    def _local(self, proc: str) -> Link:
+        link = self._links.get(proc)
+        if link is None:
+            link = self._links[proc] = Link(self.context, ipc_address(self.folder, proc), self._hello())
+        return link
+
+    def _remote(self, name: str) -> Link:
+        link = self._links.get(name)
+        if link is None:
+            address, public = self._hosts[name]
+            link = Link(self.context, address, self._hello(), self.keys, public.encode(), self.lease)
+            self._links[name] = link
+            self._lost[link.monitor()] = (name, link)
+        return link
+
+    def drop(self, name: str) -> None:
+        """A proc has died: nothing more goes there."""
+        link = self._links.pop(name, None)
+        if link is not None:
+            link.close()
+
+    def monitors(self) -> list[zmq.Socket[bytes]]:
+        """Sockets that become readable when the connection to another host is lost."""
+        return list(self._lost)
+
+    def lost(self, monitor: zmq.Socket[bytes]) -> str:
+        """The host id, or proc id of the controller, whose connection such a socket reports as lost; now dropped.
+
+        Empty if that was dropped before, for another one or for none.
+        """
+        name, link = self._lost.pop(monitor)
+        # First the link: ZeroMQ blocks where it cannot tell of an event.
+        link.close()
+        monitor.close(0)
+        if self._links.get(name) is not link:
+            return ""
+        self.forget_way(name)
+        return name
+
+    def owner_lost(self) -> bool:
+        """Takes the news of the owner's socket: whether its connection is lost. A stranger may knock, and leave."""
+        from zmq.utils.monitor import recv_monitor_message
+
+        lost = False
+        while self.owner_monitor is not None and self.owner_monitor.poll(0):
+            news = recv_monitor_message(self.owner_monitor)
+            event, fd = news["event"], news["value"]
+            if event == zmq.EVENT_ACCEPTED:
+                self._accepted.add(fd)
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                # It does not say whose; those that do not hold the key are closed soon.
+                if self._owned is None:
+                    self._owned = set(self._accepted)
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._accepted.discard(fd)
+                if self._owned is not None and fd in self._owned:
+                    self._owned.discard(fd)
+                    lost = lost or not self._owned
+        if lost:
+            self._owned = None
+        return lost
+
+    def own(self) -> None:
+        """Another owner has said who it is: its connection is among those that there are."""
+        self._owned = set(self._accepted)
+
+    def close(self) -> None:
+        """Closes everything; waits a moment for what was sent last."""
+        for link in self._links.values():
+            link.close(200)
+        self.inbox.close()
+        _close(*self._earlier, self.owner_socket, self.peer_socket)
+        if self.door is not None:
+            self.door.close()
+
+
+def _close(*sockets: zmq.Socket[bytes] | None) -> None:
+    for socket in sockets:
+        if socket is not None:
+            socket.disable_monitor()
+            socket.close(0)

@@ -1,0 +1,257 @@
+"""The agent's zygotes: which one forks a request, with which share of cores and GPUs for each rank."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NamedTuple
+
+from monarch._procs.agent.children import Children
+from monarch._procs.agent.zygotes import Failed, Forked, Gone, RankSpec, Ready, Succeeded, Zygote
+from monarch._procs.os.cpu_shares import affinity_plan, needs_cold_zygote, threads_plan
+from monarch._procs.os.gpus import visible_gpus
+from monarch._wire.messages import Dead, Spawn
+
+_SPARE_AFTER = 0.2
+"""Seconds after which a zygote forks a spare: not while the ranks of a first mesh may be asked for."""
+_COLD = 3
+"""Zygotes with an environment of their own that are kept for another use; each has torch in its memory."""
+
+
+class _Request(NamedTuple):
+    """What a zygote was asked for."""
+
+    spawn: Spawn
+    zygote: Zygote
+    ranks: list[RankSpec]
+    fds: list[tuple[int, int]]
+    again: bool = False
+    """Whether another zygote was asked before, and died."""
+
+
+class Forks:
+    """Forks under way.
+
+    Args:
+        preload: modules that a zygote imports before it forks.
+        later: modules that the usual zygote's successor imports.
+        folder: session folder.
+        controller: its pid and start time, for the last one to clean up after.
+        died: told of ranks that could not be started.
+        call_later: has a function called after so many seconds.
+        zygote: the usual one, if there is one already.
+    """
+
+    def __init__(
+        self,
+        preload: list[str],
+        later: list[str],
+        folder: str,
+        controller: tuple[int, int],
+        died: Callable[[Dead], None],
+        call_later: Callable[[float, Callable[[], None]], None],
+        zygote: Zygote | None = None,
+    ) -> None:
+        self._preload = preload
+        self._later = later
+        self._folder = folder
+        self._controller = controller
+        self._died = died
+        self._zygotes: dict[tuple[tuple[str, str | None], ...], Zygote] = {}
+        self._waiting: dict[int, _Request] = {}
+        self._ended: set[int] = set()
+        self._token = 0
+        self._call_later = call_later
+        self._spare: Zygote | None = None
+        """Takes the place of the usual zygote if that dies. Without a pid, it is being forked."""
+        self._spare_token = 0
+        # The usual one warms up while nobody has asked yet.
+        if zygote is None:
+            self._zygote({})
+        else:
+            self._zygotes[()] = zygote
+
+    def _zygote(self, env: dict[str, str | None]) -> Zygote:
+        key = tuple(sorted(env.items()))
+        zygote = self._zygotes.pop(key, None)
+        if zygote is None:
+            self._make_room()
+            zygote = Zygote(
+                preload=self._preload,
+                env=env or None,
+                session_dir=self._folder,
+                controller=self._controller,
+                later=[] if env else self._later,
+            )
+        # Kept in the order of use.
+        self._zygotes[key] = zygote
+        return zygote
+
+    def _make_room(self) -> None:
+        """Ends the zygote with an environment of its own that was not used for longest, if there are many."""
+        busy = {id(request.zygote) for request in self._waiting.values()}
+        idle = [key for key, zygote in self._zygotes.items() if key and id(zygote) not in busy]
+        if len(self._zygotes) > _COLD and idle:
+            zygote = self._zygotes.pop(idle[0])
+            self._ended.add(zygote.pid)
+            zygote.close()
+
+    def spawn(self, spawn: Spawn, fds: list[tuple[int, int]]) -> None:
+        """Has the ranks of a request forked."""
+        zygote = self._zygote(needs_cold_zygote(spawn.env))
+        count = spawn.count
+        cores = sorted(os.sched_getaffinity(0))
+        shares = spawn.binds or (list(affinity_plan(count, cores)) if count <= len(cores) else [None] * count)
+        gpus = visible_gpus()
+        ranks: list[RankSpec] = []
+        for proc, place in zip(spawn.procs, spawn.places, strict=True):
+            index = place % count
+            env = {**spawn.base_env, **spawn.env}
+            if gpus:
+                env.setdefault("CUDA_VISIBLE_DEVICES", gpus[index % len(gpus)])
+            share = shares[index]
+            ranks.append(
+                RankSpec(
+                    env=env,
+                    affinity=share,
+                    threads=len(share) if share else threads_plan(count, cores),
+                    config=_with_place(spawn.config, proc, place, self._folder),
+                    title=f"{spawn.title}[{place}]"[:15],
+                    path=spawn.path,
+                    cwd=spawn.cwd,
+                )
+            )
+        self._token += 1
+        self._waiting[self._token] = _Request(spawn, zygote, ranks, fds)
+        zygote.fork(self._token, spawn.entry, ranks, fds)
+
+    def busy(self) -> bool:
+        """Whether forks are under way, so that pids may be met that are not known yet."""
+        return bool(self._waiting or (self._spare is not None and not self._spare.pid))
+
+    def filenos(self) -> list[int]:
+        """What to poll."""
+        return [zygote.fileno() for zygote in self._zygotes.values()]
+
+    def wants_write(self, fd: int) -> bool:
+        """Whether a zygote has not taken all of a request yet."""
+        return any(zygote.fileno() == fd and zygote.wants_write() for zygote in self._zygotes.values())
+
+    def ended(self, pid: int, status: int) -> bool:
+        """Whether a child process that has ended was a zygote."""
+        for zygote in self._zygotes.values():
+            if zygote.pid == pid:
+                zygote.note_exit(os.waitstatus_to_exitcode(status))
+                return True
+        if self._spare is not None and self._spare.pid == pid:
+            self._ended.add(pid)
+            self._drop_spare()
+            self._call_later(_SPARE_AFTER, self._have_spare)
+        return pid in self._ended
+
+    def _have_spare(self) -> None:
+        """Has a spare forked by the usual zygote, if there is none."""
+        zygote = self._zygotes.get(())
+        if zygote is not None and self._spare is None:
+            self._token += 1
+            self._spare_token = self._token
+            self._spare = zygote.spare(self._token)
+
+    def _drop_spare(self) -> None:
+        """Ends the spare; one that is being forked ends by itself, as its socket is closed."""
+        if self._spare is not None:
+            self._ended.add(self._spare.pid)
+            self._spare.close()
+            self._spare = None
+
+    def _succeed(self) -> None:
+        """The usual zygote has died: its spare takes over, or another one is started, which takes an import."""
+        spare, self._spare = self._spare, None
+        if spare is not None and spare.pid:
+            self._zygotes[()] = spare
+            self._call_later(_SPARE_AFTER, self._have_spare)
+        elif spare is not None:
+            spare.close()
+
+    def work(self, children: Children) -> None:
+        """Takes what the zygotes have to say."""
+        for key, zygote in list(self._zygotes.items()):
+            if zygote.wants_write():
+                with suppress(OSError):
+                    zygote.flush()
+            before, lost = zygote.pid, list[tuple[int, _Request]]()
+            for event in zygote.receive():
+                if isinstance(event, Succeeded):
+                    self._ended.add(before)
+                    # The one that there is has imported less.
+                    self._drop_spare()
+                    self._call_later(_SPARE_AFTER, self._have_spare)
+                elif isinstance(event, (Forked, Failed)) and event.token not in self._waiting:
+                    self._spare_forked(event)
+                elif isinstance(event, Forked):
+                    spawn = self._waiting.pop(event.token).spawn
+                    for proc, pid in zip(spawn.procs, event.pids, strict=True):
+                        self._note(children.started(proc, pid))
+                elif isinstance(event, Failed):
+                    request = self._waiting.pop(event.token)
+                    if event.lost and not key and not request.again:
+                        lost.append((event.token, request))
+                    else:
+                        self._failed(children, request.spawn, event.reason, event.pids)
+                elif isinstance(event, Gone):
+                    self._ended.add(zygote.pid)
+                    zygote.close()
+                    self._zygotes.pop(key, None)
+                    if not key:
+                        self._succeed()
+                    for token, request in lost:
+                        self._repeat(children, token, request, event.reason)
+                else:
+                    assert isinstance(event, Ready)
+                    if not key:
+                        self._call_later(_SPARE_AFTER, self._have_spare)
+
+    def _repeat(self, children: Children, token: int, request: _Request, reason: str) -> None:
+        """Asks the spare for what the zygote has died of, or with; once."""
+        zygote = self._zygotes.get(())
+        if zygote is None:
+            self._failed(children, request.spawn, reason, [])
+            return
+        self._waiting[token] = _Request(request.spawn, zygote, request.ranks, request.fds, again=True)
+        zygote.fork(token, request.spawn.entry, request.ranks, request.fds)
+
+    def _spare_forked(self, event: Forked | Failed) -> None:
+        spare = self._spare if event.token == self._spare_token else None
+        if spare is not None and isinstance(event, Forked):
+            (spare.pid,) = event.pids
+            return
+        # Nobody wants it any more, or it could not be forked: it has no other end to its socket.
+        self._ended.update(event.pids)
+        if spare is not None:
+            spare.close()
+            self._spare = None
+
+    def _failed(self, children: Children, spawn: Spawn, reason: str, pids: list[int]) -> None:
+        for proc, pid in zip(spawn.procs, pids, strict=False):
+            child = children.by_proc.get(proc)
+            if child is not None:
+                child.kill(f"could not be started: {reason}")
+            self._note(children.started(proc, pid))
+        for proc in spawn.procs[len(pids) :]:
+            self._note(children.failed(proc, f"could not be started: {reason}"))
+
+    def _note(self, dead: Dead | None) -> None:
+        if dead is not None:
+            self._died(dead)
+
+    def close(self) -> None:
+        """Ends the zygotes."""
+        self._drop_spare()
+        for zygote in self._zygotes.values():
+            zygote.close()
+
+
+def _with_place(config: bytes, proc: str, place: int, folder: str) -> bytes:
+    """The config of one rank: its proc id, place and folder in front of what is common to all."""
+    return b"\0".join([proc.encode(), str(place).encode(), folder.encode(), config])

@@ -1,0 +1,1 @@
+"""Starting host agents; one file a launcher."""

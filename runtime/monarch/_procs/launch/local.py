@@ -1,0 +1,349 @@
+"""The controller's side of its host agent: the fork server forks one if it can, else one is started as a process."""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import msgspec
+
+from monarch._procs.agent.request import READY, AgentConfig, Ended, Launched, Refused, Report, Setting, launch
+from monarch._procs.os import posix
+from monarch._procs.zygote.environment import environment
+from monarch._procs.zygote.identity import session_key
+from monarch.exceptions import SpawnError
+
+VARIABLE = "MONARCH_SHARED_ZYGOTE"
+"""Environment variable; 0 has each session start processes of its own."""
+_BACKLOG = 1024
+_LOCK = 1.0
+"""Seconds to wait for others that start a fork server."""
+_IMPORT = 60.0
+"""Seconds that a fork server may take to import what it is for."""
+_ANSWER = 5.0
+"""Seconds that it may take for an answer once it has."""
+_TICK = 0.05
+_PACKET = 1 << 16
+
+
+class HostAgent:
+    """The host agent of this program.
+
+    ``attend`` runs in a thread of its own. The fields below are its, until ``_ended`` is set; ``_pidfd`` is only ever
+    set once, under ``_lock``.
+
+    Args:
+        config: what it is to do.
+        errors: the file that it writes errors to.
+    """
+
+    def __init__(self, config: AgentConfig, errors: int) -> None:
+        self._config = config
+        self._errors = errors
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._closing = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        self.pid = 0
+        """0 until it is known. Set under ``_lock``."""
+        self.status: int | None = None
+        """As ``waitpid`` gives it, once it has ended; None if nobody has told."""
+        self._server = _Server.reach(config, errors)
+        if self._server is None:
+            self._start()
+
+    def attend(self) -> None:
+        """Sees to it that there is an agent, and waits for its end."""
+        try:
+            if self._server is not None:
+                self._await_launch(self._server)
+            if self._pidfd >= 0:
+                self._await_end()
+        finally:
+            if self._process is not None:
+                code = self._process.wait()
+                self.status = -code if code < 0 else code << 8
+            self._ended.set()
+
+    def close(self, timeout: float) -> None:
+        """Waits for its end, which it has been told to come to; ends it if it does not."""
+        self._closing.set()
+        if not self._ended.wait(timeout):
+            self._signal(signal.SIGTERM)
+            if not self._ended.wait(2):
+                self._signal(signal.SIGKILL)
+                self._ended.wait(2)
+        self.release()
+
+    def release(self) -> None:
+        """Lets go of the fork server. Until then it cleans up after this session, also if all else has been killed."""
+        if self._server is not None:
+            self._server.close()
+
+    def _signal(self, number: int) -> None:
+        with self._lock, suppress(ProcessLookupError):
+            if self._pidfd >= 0:
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def _start(self) -> None:
+        """Starts it as a process of its own."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "monarch._procs.agent.main"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+        self._process = process
+        self._adopt(process.pid)
+        hand_over(process, msgspec.msgpack.encode(self._config))
+
+    def _adopt(self, pid: int) -> None:
+        with self._lock, suppress(ProcessLookupError):
+            self._pidfd = os.pidfd_open(pid)
+            self.pid = pid
+
+    def _await_launch(self, server: _Server) -> None:
+        pid = server.answer(self._closing)
+        if not pid and server.take_back():
+            # Nobody else will start one.
+            if not self._closing.is_set():
+                self._start()
+            return
+        # The server may be stuck or dead when it has forked the agent already.
+        pid = pid or _claimed_by(self._config.folder)
+        if pid:
+            self._adopt(pid)
+
+    def _await_end(self) -> None:
+        server = self._server
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        if server is not None and self._process is None:
+            poller.register(server.connection, select.POLLIN)
+        while True:
+            ready = [fd for fd, _ in poller.poll()]
+            if server is not None and server.connection.fileno() in ready:
+                report = server.receive()
+                if isinstance(report, Ended):
+                    self.status = report.status
+                if report is None:
+                    poller.unregister(server.connection)
+            if self._pidfd in ready:
+                break
+        if server is not None and self._process is None and self.status is None:
+            report = server.receive(wait=1.0)
+            self.status = report.status if isinstance(report, Ended) else None
+        with self._lock:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+class _Server:
+    """A connection to a fork server, by which it has been asked for an agent."""
+
+    def __init__(self, connection: socket.socket, folder: str, ticket: str, starter: subprocess.Popen[bytes] | None):
+        self.connection = connection
+        self._folder = folder
+        self._ticket = ticket
+        self._starter = starter
+
+    @classmethod
+    def reach(cls, config: AgentConfig, errors: int) -> _Server | None:
+        """One that is asked for an agent, and is started if there is none; None if that cannot be."""
+        if os.environ.get(VARIABLE) == "0":
+            return None
+        connection = starter = None
+        ticket = f"{config.folder}/ticket-{secrets.token_hex(4)}"
+        try:
+            base = os.path.dirname(config.folder)
+            key = session_key(config.preload, config.later)
+            found = _connect(base, key)
+            if found is None:
+                found, starter = _start_server(base, key, config)
+            connection, folder = found
+            os.close(os.open(ticket, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            _send(connection, msgspec.msgpack.encode(launch(config, ticket)), errors)
+        except (OSError, ValueError):
+            # Whatever it is, an agent of its own is always possible, or says what is wrong.
+            if connection is not None:
+                connection.close()
+            with suppress(OSError):
+                os.unlink(ticket)
+            if starter is not None:
+                starter.wait()
+            return None
+        return cls(connection, folder, ticket, starter)
+
+    def answer(self, closing: threading.Event) -> int:
+        """The pid of the agent; 0 if there will be none, or none in time."""
+        latest = time.monotonic() + _IMPORT
+        while not closing.is_set() and time.monotonic() < latest:
+            report = self.receive(wait=_TICK)
+            self._reap()
+            if isinstance(report, Launched):
+                return report.pid
+            if report is None or isinstance(report, Refused) or self._is_stopped():
+                break
+            if os.path.exists(f"{self._folder}/{READY}"):
+                latest = min(latest, time.monotonic() + _ANSWER)
+        return 0
+
+    def receive(self, wait: float = 0.0) -> Report | bool | None:
+        """What the server says; False if nothing in time, None if it has ended."""
+        poller = select.poll()
+        poller.register(self.connection, select.POLLIN)
+        if not poller.poll(wait * 1000):
+            return False
+        try:
+            packet = self.connection.recv(_PACKET)
+        except BlockingIOError:
+            return False
+        except OSError:
+            packet = b""
+        return _decoder.decode(packet) if packet else None
+
+    def take_back(self) -> bool:
+        """Whether no agent comes from there any more; else there is one by now."""
+        try:
+            os.unlink(self._ticket)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _is_stopped(self) -> bool:
+        pid = _claimed_by(self._folder)
+        with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+        return False
+
+    def _reap(self) -> None:
+        # It ends as soon as its child, the server, is a process of nobody.
+        if self._starter is not None and self._starter.poll() is not None:
+            self._starter = None
+
+    def close(self) -> None:
+        self._reap()
+        with suppress(OSError):
+            # A fork of this process may have it open too.
+            self.connection.shutdown(socket.SHUT_RDWR)
+        self.connection.close()
+
+
+_decoder = msgspec.msgpack.Decoder(Report)
+
+
+def hand_over(process: subprocess.Popen[bytes], config: bytes) -> None:
+    """Gives a process its configuration, on its standard input: keys must not be seen in a process list.
+
+    Raises:
+        SpawnError: it has ended.
+    """
+    assert process.stdin is not None
+    try:
+        process.stdin.write(config)
+        process.stdin.close()
+    except BrokenPipeError as error:
+        raise SpawnError("the host agent ended as it was started") from error
+
+
+def _connect(base: str, key: str) -> tuple[socket.socket, str] | None:
+    """A connection to a fork server that runs, and its folder."""
+    for folder in sorted(glob.glob(f"{glob.escape(base)}/f{key}*")):
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.setblocking(False)
+        try:
+            connection.connect(f"{folder}/socket")
+        except OSError:
+            connection.close()
+            continue
+        return connection, folder
+    return None
+
+
+def _start_server(
+    base: str, key: str, config: AgentConfig
+) -> tuple[tuple[socket.socket, str], subprocess.Popen[bytes] | None]:
+    """A connection to a new fork server, or to one that another session has just started.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    lock = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _take(lock)
+        found = _connect(base, key)
+        if found is not None:
+            return found, None
+        own = os.getpid()
+        folder = f"{base}/f{key}{secrets.token_hex(2)}-{own}-{posix.proc_start_time(own)}"
+        os.mkdir(folder, 0o700)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            # It listens before there is a server, so that nobody has to try again.
+            listening.bind(f"{folder}/socket")
+            listening.listen(_BACKLOG)
+            starter = subprocess.Popen(
+                [sys.executable, "-m", "monarch._procs.zygote.fork_server", str(listening.fileno()), folder],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(listening.fileno(),),
+                cwd="/",
+                env=environment({})[0],
+                start_new_session=True,
+            )
+        # Before it begins, which it does when it has its setting: it ends when nobody is connected.
+        found = _connect(base, key)
+        with suppress(SpawnError):
+            hand_over(starter, msgspec.msgpack.encode(Setting(config.preload, config.later)))
+        if found is None:
+            starter.wait()
+            raise ConnectionError("the fork server has ended as it was started")
+        return found, starter
+    finally:
+        os.close(lock)
+
+
+def _take(lock: int) -> None:
+    deadline = time.monotonic() + _LOCK
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+
+
+def _send(connection: socket.socket, request: bytes, errors: int) -> None:
+    # In a file, since a packet has a limit.
+    file, null = posix.memfd("monarch-launch"), os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        view = memoryview(request)
+        while view:
+            view = view[os.write(file, view) :]
+        socket.send_fds(connection, [b"."], [file, null, errors])
+    finally:
+        os.close(file)
+        os.close(null)
+
+
+def _claimed_by(folder: str) -> int:
+    """The pid of the living process that has claimed a folder; 0 if there is none."""
+    for path in glob.glob(f"{glob.escape(folder)}/pid-*-*"):
+        _, pid, start = os.path.basename(path).split("-")
+        if posix.proc_start_time(int(pid)) == int(start):
+            return int(pid)
+    return 0

@@ -1,0 +1,185 @@
+"""Orphans: what ranks have started, by a mark that survives setsid, double forks and exec with a clean environment.
+
+The mark is a resource limit, since nothing else is inherited in all of these cases and can be read by other processes:
+the soft limit of real-time CPU time holds the pid and start time of the rank, as a number of microseconds so large
+that it limits nothing. A process whose rank is dead is an orphan, whoever looks and whichever session it was of.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from contextlib import suppress
+from functools import cache
+
+from monarch._procs.os.posix import proc_start_time
+
+TRACKER_GRACE = 5.0
+"""Seconds in which those that tidy up after others, such as multiprocessing's resource tracker, may do so and end."""
+_FLAG = 1 << 62
+# The kernel has no pids above 2 ** 22.
+_PID_BITS = 22
+_START_BITS = 62 - _PID_BITS
+_SLOW_TRACKER = b"torch_shm_manager"
+"""It waits for 2 s, before it removes the shared memory of processes that have died; nobody waits for that."""
+_TRACKERS = (b"multiprocessing.resource_tracker", _SLOW_TRACKER)
+_PAUSE = 0.005
+_seen: dict[int, float] = {}
+"""When this process first saw each tracker that is an orphan; of the one thread that ends orphans here."""
+
+
+def mark_rank() -> None:
+    """Mark this process and its descendants to come as those of a rank, which is this process."""
+    pid = os.getpid()
+    # Without a mark, orphans in a group of their own end with the session, as children of the agent.
+    if can_mark():
+        _set(_FLAG | pid << _START_BITS | (proc_start_time(pid) or 0))
+
+
+@cache
+def can_mark() -> bool:
+    """Whether ranks that descend from this process can have a mark."""
+    limits = resource.getrlimit(resource.RLIMIT_RTTIME)
+    try:
+        # To what it is already, so nothing changes; some sandboxes know no such limit.
+        resource.setrlimit(resource.RLIMIT_RTTIME, limits)
+    except (OSError, ValueError):
+        return False
+    return limits[1] == resource.RLIM_INFINITY
+
+
+def unmark() -> None:
+    """Take away a mark that this process has inherited: it is to outlive the rank that it descends from."""
+    if rank_of(os.getpid()) is not None:
+        _set(resource.RLIM_INFINITY)
+
+
+def _set(limit: int) -> None:
+    resource.setrlimit(resource.RLIMIT_RTTIME, (limit, resource.RLIM_INFINITY))
+
+
+def rank_of(pid: int) -> tuple[int, int] | None:
+    """The pid and start time of the rank that a process descends from or is; None if of none, or not readable."""
+    try:
+        limit = resource.prlimit(pid, resource.RLIMIT_RTTIME)[0]
+    except (OSError, ValueError):
+        return None
+    if limit < 0 or not limit & _FLAG:
+        return None
+    value = limit ^ _FLAG
+    return value >> _START_BITS, value & ((1 << _START_BITS) - 1)
+
+
+def find_orphans() -> list[int]:
+    """Pids of this user's processes whose rank is dead, in this PID namespace."""
+    alive: dict[tuple[int, int], bool] = {}
+    user, namespace, found = os.geteuid(), _namespace("self"), []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        rank = rank_of(int(name))
+        if rank is None:
+            continue
+        if rank not in alive:
+            alive[rank] = proc_start_time(rank[0]) == rank[1]
+        # In another namespace the pid of the mark is another process's, so nothing is known of its rank.
+        if not alive[rank] and _owner(name) == user and _namespace(name) == namespace and proc_start_time(int(name)):
+            found.append(int(name))
+    return found
+
+
+def end_orphans() -> list[int]:
+    """Kill orphans until there are no more, but for those that tidy up after others: they get TRACKER_GRACE.
+
+    Returns:
+        Pids of those that were spared; call this again while there are some.
+    """
+    # A process may fork while /proc is read, so one look that finds nothing is not enough.
+    quiet, spared = 0, list[int]()
+    killed: set[int] = set()
+    while quiet < 2:
+        found = find_orphans()
+        spared = _young_trackers(found)
+        fresh = [pid for pid in found if pid not in spared and pid not in killed]
+        for pid in fresh:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        killed.update(fresh)
+        quiet = 0 if fresh else quiet + 1
+    return spared
+
+
+def _young_trackers(found: list[int]) -> list[int]:
+    """Those of some orphans that tidy up after others and still may."""
+    now = time.monotonic()
+    since = {pid: _seen.get(pid, now) for pid in found if is_tracker(pid)}
+    _seen.clear()
+    _seen.update(since)
+    return [pid for pid, when in since.items() if now - when < TRACKER_GRACE]
+
+
+def end_orphans_in_time() -> None:
+    """Kill orphans, and wait for quick ones of those that tidy up after others. Takes no time where there are none."""
+    while any(not is_slow_tracker(pid) for pid in end_orphans()):
+        time.sleep(_PAUSE)
+
+
+def end_descendants() -> None:
+    """Kill and reap all descendants of this process, which must be their subreaper; trackers as above."""
+    deadline = time.monotonic() + TRACKER_GRACE
+    while found := [pid for pid in children(os.getpid()) if not is_slow_tracker(pid)]:
+        spared = [pid for pid in found if is_tracker(pid)] if time.monotonic() < deadline else []
+        for pid in found:
+            if pid not in spared:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        for pid in found:
+            # One by one: when a child ends, its own become children of this process, and nobody has killed those yet.
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG if pid in spared else 0)
+        if spared and len(spared) == len(found):
+            time.sleep(_PAUSE)
+
+
+def children(pid: int, thread: int = 0) -> list[int]:
+    """Children of a process that its main thread has forked or adopted, or another one by its native id."""
+    try:
+        with open(f"/proc/{pid}/task/{thread or pid}/children") as file:
+            return [int(child) for child in file.read().split()]
+    except OSError:
+        return []
+
+
+def is_tracker(pid: int) -> bool:
+    """Whether a process tidies up after others that have died, and ends then by itself."""
+    command = _command(pid)
+    return any(name in command for name in _TRACKERS)
+
+
+def is_slow_tracker(pid: int) -> bool:
+    """Whether it takes seconds for that, in which nobody needs to wait for it."""
+    return _SLOW_TRACKER in _command(pid)
+
+
+def _command(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _owner(name: str) -> int:
+    try:
+        return os.stat(f"/proc/{name}").st_uid
+    except OSError:
+        return -1
+
+
+def _namespace(name: str) -> str:
+    try:
+        return os.readlink(f"/proc/{name}/ns/pid")
+    except OSError:
+        return ""

@@ -1,0 +1,1 @@
+"""What a rank process does beside its actors."""

@@ -1,0 +1,332 @@
+"""What a rank prints, also from C code and subprocesses.
+
+Descriptors 1 and 2 of a rank are files in memory: a write never waits for a reader, and what was written is
+still there when the rank has died. The rank itself takes what is new and sends it on; the host agent, which
+holds the files too, reads what is left after a death. What nobody has taken yet is bounded: beyond ``limit()`` a
+Python writer is slowed down for a moment, and then the middle is left out; offsets tell the reader how much.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from monarch._procs.os import posix
+from monarch._procs.rank.text_streams import RankText
+
+CHUNK_LIMIT = 1 << 20
+LIMIT_VARIABLE = "MONARCH_OUTPUT_LIMIT_MB"
+LIMIT_MB = 16
+"""Megabytes of each output stream of a rank that wait to be sent; the variable above sets another number."""
+TAIL = 32 << 10
+"""Bytes of each stream that are kept of what there is no time to send."""
+LINE_COST = 512
+"""Bytes that a line counts for, beside those that it has, in what a rank may send ahead."""
+_PAGE = os.sysconf("SC_PAGESIZE")
+# A hole costs a call and a lock of the file; so not for every line.
+_HOLE_STEP = 16 * _PAGE
+_BRIEF = 8192
+_LINE_SEARCH = 65536
+"""Bytes within which a new beginning is moved to the beginning of a line."""
+_PACE_S = 0.1
+"""Seconds for which a writer that is too far ahead is slowed down, before the middle is left out."""
+_PACE_STEP_S = 0.005
+_lseek, _SEEK_END = os.lseek, os.SEEK_END
+
+
+def limit() -> int:
+    """Bytes of each output stream that may wait, as the environment of this process says."""
+    text = os.environ.get(LIMIT_VARIABLE, "")
+    return (int(text) if text.isdecimal() and int(text) else LIMIT_MB) << 20
+
+
+def cost_of(data: bytes) -> int:
+    """What output takes of the window of its sender: short lines are more work than long ones."""
+    return len(data) + LINE_COST * data.count(b"\n")
+
+
+class Chunk(NamedTuple):
+    """A piece of output."""
+
+    stream: str
+    """``stdout`` or ``stderr``."""
+    offset: int
+    """Where in the stream it begins, in bytes. It may begin and end within a character."""
+    data: bytes
+
+
+class Tail(NamedTuple):
+    """The end of an output file."""
+
+    offset: int
+    data: bytes
+
+
+class Capture:
+    """Takes the output of this process as it comes; for any thread.
+
+    The files are to be open for appending, so that their position, which a subprocess shares, means nothing. What is
+    put in the place of a descriptor later, such as a pipe, is none of this.
+
+    Args:
+        fds: output files by stream.
+        most: bytes of each stream that may wait to be taken; None for what the environment says.
+    """
+
+    def __init__(self, fds: Mapping[str, int] | None = None, most: int | None = None) -> None:
+        self.most = most or limit()
+        # Guarded by _lock: how far each source was taken.
+        self._sources = [
+            _Source(name, fd)
+            for name, fd in (fds or {"stdout": 1, "stderr": 2}).items()
+            # In a process that is no rank it may be a pipe or a terminal.
+            if stat.S_ISREG(os.fstat(fd).st_mode)
+        ]
+        self._lock = threading.Lock()
+        self._taken = 0
+        # What that was when a writer was slowed down in vain. Writers only.
+        self._stalled_at = -1
+        self.left = 0
+        """Bytes that the last ``take`` has left behind, because there was no room for them."""
+
+    def take(self, room: int | None = None, flush: bool = True) -> list[Chunk]:
+        """Take what was printed since the last call, at most 1 MB a chunk; the memory it was kept in is freed.
+
+        Args:
+            room: cost of what is taken at most, or a chunk more (see ``cost_of``); None for all.
+            flush: whether to write out first what Python and C hold in buffers, which may run the user's code.
+        """
+        if flush:
+            flush_streams()
+        with self._lock:
+            self.left = 0
+            for source in self._sources:
+                # The quickest way to ask.
+                if _lseek(source.fd, 0, _SEEK_END) != source.taken:
+                    break
+            else:
+                return []
+            chunks: list[Chunk] = []
+            behind: list[tuple[_Source, int]] = []
+            for source in self._sources:
+                size = source.size()
+                if size != source.taken:
+                    behind.append((source, size))
+            for number, (source, size) in enumerate(behind):
+                # A flood of one stream leaves the other its half.
+                share = None if room is None else room // (len(behind) - number)
+                spent = source.take(size, share, chunks)
+                self._taken += spent
+                if room is not None:
+                    room = max(0, room - spent)
+                self.left += max(0, size - source.taken)
+            return chunks
+
+    def behind(self) -> int:
+        """Bytes that wait in the longer of the streams. Takes no lock."""
+        return max((source.behind() for source in self._sources), default=0)
+
+    def trim(self, keep: int, wait: bool = False) -> None:
+        """Leave out all but the last bytes of each stream, ``keep`` at most, from the beginning of a line."""
+        # A signal handler that prints may come here from within, and another thread that is here does the same work.
+        if self._lock.acquire(blocking=wait):
+            try:
+                for source in self._sources:
+                    source.trim(keep)
+            finally:
+                self._lock.release()
+
+    def pace(self, ask: Callable[[], None]) -> None:
+        """Slow down a writer that is too far ahead of what was taken; if that does not help, leave out the middle.
+
+        Args:
+            ask: has somebody take what there is.
+        """
+        if self.behind() <= self.most:
+            return
+        ask()
+        # Where nobody has taken anything since it was in vain, it is again.
+        deadline = time.monotonic() + (_PACE_S if self._stalled_at != self._taken else 0.0)
+        while time.monotonic() < deadline:
+            time.sleep(_PACE_STEP_S)
+            if self.behind() <= self.most:
+                return
+        self._stalled_at = self._taken
+        self.trim(self.most // 2)
+
+
+class _Source:
+    """One output file and how far it has been taken."""
+
+    def __init__(self, name: str, fd: int) -> None:
+        self.name = name
+        # A separate open: writers keep the position of their own locked while they write.
+        self._file = os.fdopen(os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC), "rb", 0)
+        self.fd = self._file.fileno()
+        self.taken = 0
+        self.freed = 0
+
+    def behind(self) -> int:
+        """Bytes that were written and not taken."""
+        return max(0, self.size() - self.taken)
+
+    def size(self) -> int:
+        """Bytes that were written in all."""
+        return _lseek(self.fd, 0, _SEEK_END)
+
+    def take(self, size: int, room: int | None, chunks: list[Chunk]) -> int:
+        """Append what is new to the chunks; what it costs."""
+        if size < self.taken:
+            # A program that opens /dev/stdout anew truncates the file and begins at its start.
+            self.taken = self.freed = 0
+        spent = 0
+        while self.taken < size and (room is None or spent < room):
+            length = size - self.taken if room is None else min(size - self.taken, room - spent)
+            data = os.pread(self.fd, min(CHUNK_LIMIT, length), self.taken)
+            if not data:
+                break
+            # A hole reads as zeros. To ask for one waits for writers, so that is for output that looks like it.
+            good = self._before_hole(len(data)) if 0 in data else len(data)
+            if good:
+                chunks.append(Chunk(self.name, self.taken, data if good == len(data) else data[:good]))
+                self.taken += good
+                spent += cost_of(chunks[-1].data)
+            else:
+                # The agent has left out what this process was too busy to take.
+                self.taken = self._next_data(size)
+        self._free()
+        return spent
+
+    def _before_hole(self, length: int) -> int:
+        """How much of what was just read was there: a hole, which reads as zeros, never becomes data again."""
+        try:
+            return min(length, max(0, _lseek(self.fd, self.taken, os.SEEK_HOLE) - self.taken))
+        except OSError:
+            # Not a file with holes, or truncated meanwhile.
+            return length
+
+    def _next_data(self, size: int) -> int:
+        try:
+            return min(size, _lseek(self.fd, self.taken, os.SEEK_DATA))
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return size
+
+    def trim(self, keep: int) -> None:
+        """Leave out all but the last bytes."""
+        size = self.size()
+        start = size - keep
+        if start <= self.taken or size < self.taken:
+            return
+        # Something is kept in any case, so that what was left out is told with it.
+        start += os.pread(self.fd, min(_LINE_SEARCH, keep // 2), start).find(b"\n") + 1
+        self.taken = start
+        self._free(0)
+
+    def _free(self, step: int = _HOLE_STEP) -> None:
+        whole = self.taken - self.taken % _PAGE
+        if whole - self.freed > step or (whole - self.freed == step and step):
+            try:
+                posix.punch_hole(self.fd, self.freed, whole - self.freed)
+            except OSError:
+                # Not a file in memory, or a kernel without holes: the memory is freed when the rank ends.
+                pass
+            self.freed = whole
+
+
+def relieve(fd: int, most: int) -> int:
+    """Leave out the oldest of a file that its rank does not take; for the agent. How many bytes of memory it has.
+
+    Args:
+        fd: output file of a rank.
+        most: bytes that may wait; where it is twice as much, the last half of that is kept.
+    """
+    try:
+        known = os.fstat(fd)
+        held = known.st_blocks * 512
+        if held <= 2 * most:
+            return held
+        end = (known.st_size - most // 2) // _PAGE * _PAGE
+        posix.punch_hole(fd, 0, max(0, end))
+        return os.fstat(fd).st_blocks * 512
+    except OSError:
+        return 0
+
+
+def flush_streams() -> None:
+    """Bring to the files what Python and C still hold in buffers."""
+    # Runs after every message, so as little as can be: no loop, no call of a function of its own.
+    stdout, stderr = sys.stdout, sys.stderr
+    try:
+        stdout.flush()
+    except Exception:
+        # None, closed, in use by the code that a signal interrupted, or the user's own and broken.
+        pass
+    try:
+        stderr.flush()
+    except Exception:
+        pass
+    if isinstance(stdout, RankText) and isinstance(stderr, RankText):
+        # They have no others below, and C's stdout has no buffer in a rank.
+        return
+    # The user's code has put a stream of its own in place; what was printed before may be held still.
+    for original in (sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(Exception):
+            original.flush()  # type: ignore[union-attr]
+    posix.flush_c_stdio()
+
+
+def flush_own() -> None:
+    """Do the same for the streams that are this package's own; runs no code of the user."""
+    # Each of them once: this runs in every rank each second, mostly with nothing to do.
+    streams = {id(stream): stream for stream in (sys.__stdout__, sys.__stderr__, sys.stdout, sys.stderr)}
+    for stream in streams.values():
+        # Not isinstance, which asks an object of the user's for its class.
+        if issubclass(type(stream), RankText):
+            with contextlib.suppress(Exception):
+                stream.flush()  # type: ignore[union-attr]
+    posix.flush_c_stdio()
+
+
+def read_tail(fd: int, limit: int = 65536, since: int = 0) -> Tail:
+    """The last bytes of an output file, at most ``limit``, from ``since`` on.
+
+    Leaves out pages that a Capture has taken and freed. Does not move the position of ``fd``.
+    """
+    # Opened anew: to look for data moves a position, and this one is nobody else's.
+    own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(own).st_size
+        start = max(size - limit, since, 0)
+        if start >= size:
+            return Tail(size, b"")
+        try:
+            start = os.lseek(own, start, os.SEEK_DATA)
+        except OSError:
+            # All that is left was freed, so it was taken.
+            return Tail(size, b"")
+        parts: list[bytes] = []
+        position = start
+        while position < size and (data := os.pread(own, size - position, position)):
+            parts.append(data)
+            position += len(data)
+        return Tail(start, b"".join(parts))
+    finally:
+        os.close(own)
+
+
+def brief(tails: list[tuple[str, int, bytes]]) -> list[tuple[str, int, bytes]]:
+    """Of the ends of outputs that are told with a death, the part that errors quote: the last of stderr."""
+    return [
+        (stream, offset + max(0, len(data) - _BRIEF), data[-_BRIEF:])
+        for stream, offset, data in tails
+        if stream == "stderr"
+    ]

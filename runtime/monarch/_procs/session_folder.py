@@ -1,0 +1,215 @@
+"""The folder of a session on one host: mode 0700, it holds the ipc sockets and nothing else of worth."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from monarch._procs.os.orphans import end_orphans
+from monarch._procs.os.posix import proc_start_time
+from monarch._wire.descriptors import limit_of, used_by
+from monarch._wire.links import IPC_PATH_LIMIT, Inbox, shut_path
+
+TEND = 1.0
+"""Seconds between looks of a process at its folder and its socket file, and at its room for connections."""
+_TOUCH = 3600.0
+"""Seconds after which files are marked as in use: cleaners of /tmp look at their age."""
+# Room for the longest name of a socket in the folder.
+_NAME_ROOM = 30
+
+
+def _places() -> list[str]:
+    """Folders that may have that of this user's sessions; short, because the path of a socket may not be long."""
+    wanted = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")
+    fit = [folder for folder in wanted if folder and len(folder) + 40 + _NAME_ROOM < IPC_PATH_LIMIT]
+    return [folder for folder in dict.fromkeys(fit) if os.access(folder, os.W_OK)]
+
+
+def _has_room(folder: str) -> bool:
+    """Whether a file can be made in a folder, as far as its file system says."""
+    known = os.statvfs(folder)
+    return known.f_bavail > 0 and (known.f_favail > 0 or not known.f_files)
+
+
+def _base(places: Sequence[str] | None = None) -> Path:
+    """The folder of this user's sessions, in the first of the places where that can be."""
+    for folder in _places() if places is None else places:
+        base = Path(folder) / f"monarch-{os.getuid()}"
+        try:
+            base.mkdir(mode=0o700)
+        except FileExistsError:
+            pass
+        known = base.lstat()
+        if known.st_uid == os.getuid() and not os.path.islink(base):
+            base.chmod(0o700)
+            return base
+    return Path(tempfile.mkdtemp(prefix="monarch-"))
+
+
+def _with_room() -> list[str]:
+    """The places that have room; OSError if there are places and none has."""
+    places = _places()
+    free = [folder for folder in places if _has_room(folder)]
+    if places and not free:
+        raise OSError(
+            errno.ENOSPC,
+            f"cannot make the folder of a session: no space left in {' or '.join(places)}; free some there, or set "
+            f"XDG_RUNTIME_DIR to a folder with a short path on a disk that has some",
+        )
+    return free
+
+
+def make_folder() -> str:
+    """A new folder for the sockets of this process's session; what sessions that have died have left is removed.
+
+    Raises:
+        OSError: no disk that could have it has room.
+    """
+    # Whose it is stands in its name, so that there is no moment at which it is nobody's.
+    pid = os.getpid()
+    name = f"s{secrets.token_hex(4)}-{pid}-{proc_start_time(pid)}"
+    while True:
+        try:
+            base = _base(_with_room())
+            end_orphans()
+            sweep(base)
+            folder = base / name
+            folder.mkdir(mode=0o700)
+            return str(folder)
+        except FileNotFoundError:
+            # The last session of others has just ended, and removed the common folder.
+            continue
+
+
+def restore_folder(folder: str) -> None:
+    """Make a session's folder again if somebody has removed it.
+
+    Raises:
+        OSError: it cannot be made, or another user has put something in its place.
+    """
+    base = os.path.dirname(folder)
+    for path in (base, folder):
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            known = os.lstat(path)
+            if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.getuid():
+                raise PermissionError(f"{path} is not a folder of this user; sockets cannot be put there") from None
+
+
+class Residence:
+    """Keeps the session's folder and the socket file of a process where others look for them.
+
+    Args:
+        folder: of the session.
+        inbox: of this process.
+        hold: whether to lock the folder, as cleaners that respect locks (systemd-tmpfiles) leave it then.
+    """
+
+    def __init__(self, folder: str, inbox: Inbox, hold: bool = False) -> None:
+        self._folder = folder
+        self._inbox = inbox
+        self._hold = hold
+        # Leader only, all of them.
+        self._lock = -1
+        self._touched = time.monotonic()
+        self._complaint = ""
+        self._take_lock()
+
+    def tend(self) -> str:
+        """Put back what is missing; in the thread that receives.
+
+        Returns:
+            What has just gone wrong, for people; empty if nothing has.
+        """
+        try:
+            if not os.path.isdir(self._folder):
+                restore_folder(self._folder)
+                self._take_lock()
+            takes = self._inbox.tend()
+            complaint = "" if takes else f"{used_by()} of its {limit_of()} file descriptors are open, so that it "
+        except OSError as error:
+            complaint = f"the session folder {self._folder} cannot be used ({error}), so that it "
+        if time.monotonic() - self._touched >= _TOUCH:
+            self._touched = time.monotonic()
+            self._inbox.touch()
+            with suppress(OSError):
+                os.utime(self._folder)
+        before, self._complaint = self._complaint, complaint
+        return complaint + "takes no new connections" if complaint and not before else ""
+
+    def _take_lock(self) -> None:
+        if not self._hold:
+            return
+        self.close()
+        with suppress(OSError):
+            self._lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def host_id(folder: str) -> str:
+    """The id of the host that a session's folder is of."""
+    return os.path.basename(folder).partition("-")[0]
+
+
+def claim(folder: str) -> None:
+    """Says that this process uses a folder; it is not swept while one that does is alive."""
+    pid = os.getpid()
+    Path(folder, f"pid-{pid}-{proc_start_time(pid)}").touch(mode=0o600)
+
+
+def sweep(base: Path) -> None:
+    """Removes the folders whose processes have all died, as after a loss of power."""
+    for folder in base.iterdir():
+        claims = [path.name.split("-")[1:] for path in (folder, *folder.glob("pid-*-*"))]
+        if all(len(known) == 2 for known in claims) and not any(
+            is_alive(int(pid), int(start)) for pid, start in claims
+        ):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_alive(pid: int, start: int) -> bool:
+    """Whether a process is still the one that it was, and no other with its number."""
+    return pid > 0 and proc_start_time(pid) == start
+
+
+def remove_folder(folder: str) -> None:
+    """Removes a session's folder, and that of all sessions if it is the last."""
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        os.rmdir(os.path.dirname(folder))
+    except OSError:
+        pass
+
+
+def ipc_address(folder: str, proc: str) -> str:
+    """Where a proc of this host listens."""
+    return f"ipc://{folder}/{proc.partition('/')[2]}"
+
+
+def remove_socket(folder: str, proc: str) -> None:
+    """Removes the file that a proc listened on; ZeroMQ leaves it, and the dead cannot remove theirs."""
+    path = ipc_address(folder, proc).removeprefix("ipc://")
+    for each in (path, shut_path(path)):
+        with suppress(OSError):
+            os.unlink(each)
+
+
+def host_of(proc: str) -> str:
+    """The host id in a proc id."""
+    return proc.partition("/")[0]

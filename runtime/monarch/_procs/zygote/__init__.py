@@ -1,0 +1,1 @@
+"""The fork server, zygotes and what a fork goes through."""

@@ -1,0 +1,349 @@
+"""The fork server: shared by the sessions of one user and environment, it has torch imported once for all of them.
+
+Run as ``python -m monarch._procs.zygote.fork_server FD FOLDER`` by the first session that needs it, with a listening socket,
+and a Setting on its standard input. It imports nothing large itself: its zygote does, and forks host agents, each for
+one connection. A connection stands for a session; when there is none left the server ends.
+
+Agents are children of the server, and do not end with it. What an agent leaves when it is killed comes to the server,
+which is its subreaper, so that it ends that, and removes the folder of a session whose controller is dead too.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+
+from monarch._procs.agent import launched
+from monarch._procs.agent.request import READY, Ended, Launch, Launched, Refused, Report, Setting
+from monarch._procs.agent.zygotes import Failed, Forked, Gone, Ready, Succeeded, Zygote
+from monarch._procs.os import posix
+from monarch._procs.os.orphans import TRACKER_GRACE, children, end_orphans, is_tracker, unmark
+from monarch._procs.session_folder import claim, remove_folder
+from monarch._procs.zygote.environment import environment
+from monarch._procs.zygote.fork import RankSpec
+
+_PACKET = 1 << 16
+_END = 3.0
+"""Seconds in which an agent ends that has lost its controller."""
+_TICK = 0.02
+
+
+@dataclass
+class _Session:
+    """One connection, and what it is for."""
+
+    connection: socket.socket
+    controller: int
+    """A pidfd of the process at the other end."""
+    folder: str = ""
+    agent: int = 0
+    """Pid; 0 before it is there and after its end."""
+    token: int = 0
+    """Of the fork under way."""
+    connected: bool = True
+    deadline: float = 0.0
+    """When the agent is killed, after the end of the connection."""
+
+    def controller_died(self) -> bool:
+        poller = select.poll()
+        poller.register(self.controller, select.POLLIN)
+        return bool(poller.poll(0))
+
+    def tell(self, report: Report) -> None:
+        with suppress(OSError):
+            self.connection.send(msgspec.msgpack.encode(report))
+
+
+class Server:
+    """The fork server.
+
+    Args:
+        listening: where sessions connect.
+        folder: of the server: its socket is there.
+        setting: what is imported.
+    """
+
+    def __init__(self, listening: socket.socket, folder: str, setting: Setting) -> None:
+        self._listening: socket.socket | None = listening
+        self._folder = folder
+        self._sessions: list[_Session] = []
+        self._token = 0
+        self._unfit = ""
+        self._early: dict[int, int] = {}
+        """Statuses of children that had ended before the zygote said which session they are for."""
+        self._untidy = 0.0
+        """Until when those that tidy up after a dead agent may go on."""
+        environ, restore = environment({})
+        self._zygote: Zygote | None = Zygote.forked(
+            preload=[*setting.preload, launched.__name__],
+            session_dir=folder,
+            controller=(0, 0),
+            later=setting.later,
+            title="monarch-image",
+            environ=environ,
+            restore=restore,
+        )
+        self._zygotes = {self._zygote.pid}
+
+    def run(self) -> None:
+        """Serves until there is no session left."""
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        # The session that has started it connected before it said what to import.
+        self._accept()
+        while self._sessions or self._last_call():
+            poller = select.poll()
+            for fd in (reader, *self._watched()):
+                poller.register(fd, select.POLLIN)
+            if self._zygote is not None and self._zygote.wants_write():
+                poller.register(self._zygote.fileno(), select.POLLIN | select.POLLOUT)
+            timeout = self._timeout()
+            ready = {fd for fd, _ in poller.poll(None if timeout is None else timeout * 1000)}
+            if reader in ready:
+                with suppress(BlockingIOError):
+                    os.read(reader, 4096)
+            # Before what the zygote says of pids: each is known when its end is.
+            self._hear_zygote()
+            self._reap()
+            if self._listening is not None and self._listening.fileno() in ready:
+                self._accept()
+            for session in list(self._sessions):
+                if session.connection.fileno() in ready:
+                    self._hear(session)
+                elif session.connected and session.controller in ready:
+                    self._part(session)
+            self._tidy()
+
+    def close(self) -> None:
+        """Ends the zygote, and removes the folder."""
+        if self._zygote is not None:
+            self._zygote.close()
+        remove_folder(self._folder)
+
+    def _watched(self) -> list[int]:
+        fds = [self._listening.fileno()] if self._listening is not None else []
+        fds += [self._zygote.fileno()] if self._zygote is not None else []
+        for session in self._sessions:
+            if session.connected:
+                fds += [session.connection.fileno(), session.controller]
+        return fds
+
+    def _timeout(self) -> float | None:
+        if self._untidy or any(not session.connected for session in self._sessions):
+            return _TICK
+        return None
+
+    def _last_call(self) -> bool:
+        """Lets nobody find this server any more; whether somebody just has."""
+        if self._listening is not None:
+            with suppress(OSError):
+                os.unlink(self._listening.getsockname())
+            self._accept()
+            self._listening.close()
+            self._listening = None
+        return bool(self._sessions)
+
+    # Sessions
+
+    def _accept(self) -> None:
+        assert self._listening is not None
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                # Nobody more, or too many files: whoever waits starts an agent by itself.
+                return
+            try:
+                pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                if uid != os.geteuid():
+                    raise PermissionError
+            except OSError:
+                connection.close()
+                continue
+            try:
+                controller = os.pidfd_open(pid)
+            except OSError:
+                # It is dead, and readable as this is; what it has asked for says what it has left.
+                controller = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            connection.setblocking(False)
+            self._sessions.append(_Session(connection, controller))
+
+    def _hear(self, session: _Session) -> None:
+        try:
+            text, fds, _, _ = socket.recv_fds(session.connection, _PACKET, 4, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return
+        except OSError:
+            text, fds = b"", []
+        if not text:
+            self._part(session)
+            return
+        try:
+            self._launch(session, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _launch(self, session: _Session, fds: list[int]) -> None:
+        if len(fds) != 3 or session.token or session.agent:
+            session.tell(Refused("the request is incomplete"))
+            return
+        request, out, errors = fds
+        config = os.pread(request, os.fstat(request).st_size, 0)
+        wanted = msgspec.msgpack.decode(config, type=Launch)
+        session.folder = wanted.config.folder
+        if self._unfit or self._zygote is None:
+            session.tell(Refused(self._unfit))
+        elif not session.controller_died():
+            self._token += 1
+            session.token = self._token
+            spec = RankSpec({}, wanted.cores, None, config, "monarch-agent", [], wanted.cwd, leads=True)
+            self._zygote.fork(self._token, launched.ENTRY, [spec], [(out, errors)])
+
+    def _part(self, session: _Session) -> None:
+        """Its controller has ended, or does not want its agent any more."""
+        session.connected = False
+        session.connection.close()
+        session.deadline = time.monotonic() + _END
+
+    def _finish(self, session: _Session, now: float) -> None:
+        if session.folder and os.path.isdir(session.folder):
+            if session.controller_died():
+                remove_folder(session.folder)
+            elif now < session.deadline:
+                # It removes that by itself, or is about to die: its files are closed a moment before that.
+                return
+        os.close(session.controller)
+        self._sessions.remove(session)
+
+    # Processes
+
+    def _hear_zygote(self) -> None:
+        if self._zygote is None:
+            return
+        for event in self._zygote.receive():
+            if isinstance(event, Ready):
+                if not event.fit:
+                    self._give_up("\n".join(event.problems))
+                with suppress(OSError):
+                    open(os.path.join(self._folder, READY), "x").close()
+            elif isinstance(event, Succeeded):
+                self._zygotes.add(event.pid)
+            elif isinstance(event, Gone):
+                self._give_up(event.reason)
+                self._zygote.close()
+                self._zygote = None
+                return
+            else:
+                self._answer(event)
+
+    def _answer(self, event: Forked | Failed) -> None:
+        session = next((each for each in self._sessions if each.token == event.token), None)
+        if session is None:
+            self._untidy = time.monotonic()
+            return
+        session.token = 0
+        if isinstance(event, Forked):
+            (session.agent,) = event.pids
+            session.tell(Launched(session.agent))
+            if session.agent in self._early:
+                self._ended(session, self._early.pop(session.agent))
+        else:
+            session.tell(Refused(event.reason))
+
+    def _give_up(self, reason: str) -> None:
+        """Sessions that run go on; others are to find another server."""
+        self._unfit = reason or "the fork server cannot be used"
+        self._last_call()
+        for session in self._sessions:
+            if not session.agent:
+                session.tell(Refused(self._unfit))
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            if self._zygote is not None and pid == self._zygote.pid:
+                self._zygote.note_exit(os.waitstatus_to_exitcode(status))
+            session = next((each for each in self._sessions if each.agent == pid), None)
+            if session is not None:
+                self._ended(session, status)
+            elif any(each.token for each in self._sessions):
+                self._early[pid] = status
+
+    def _ended(self, session: _Session, status: int) -> None:
+        session.agent = 0
+        session.tell(Ended(status))
+        self._untidy = time.monotonic()
+
+    def _tidy(self) -> None:
+        """Ends what agents have left, and agents that were left."""
+        now = time.monotonic()
+        if not any(session.connected or session.agent for session in self._sessions):
+            for session in self._sessions:
+                # The zygote may be importing still, and ends with the server: nobody waits for what it would fork.
+                if session.token:
+                    session.token, self._untidy = 0, now
+        for session in [each for each in self._sessions if not each.connected]:
+            if session.agent and now > session.deadline:
+                with suppress(ProcessLookupError):
+                    os.kill(session.agent, signal.SIGKILL)
+            elif not session.agent and not session.token and not self._left():
+                self._finish(session, now)
+        if self._untidy:
+            left = self._left()
+            for pid in left:
+                if now > self._untidy + TRACKER_GRACE or not is_tracker(pid):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            if not left and not any(session.token for session in self._sessions):
+                self._untidy = 0.0
+                end_orphans()
+
+    def _left(self) -> list[int]:
+        """Children that have come from agents that are dead."""
+        if any(session.token for session in self._sessions):
+            # One of them may be an agent that is not known yet.
+            return []
+        known = {session.agent for session in self._sessions} | self._zygotes
+        if self._zygote is not None:
+            known.add(self._zygote.pid)
+        return [pid for pid in children(os.getpid()) if pid not in known]
+
+
+def main(fd: int, folder: str) -> None:
+    """Entry point of the process."""
+    setting = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Setting)
+    # It goes on as a process that is nobody's, so that no session has to reap it.
+    if os.fork():
+        os._exit(0)
+    os.chdir("/")
+    unmark()
+    posix.set_comm("monarch-server")
+    claim(folder)
+    listening = socket.socket(fileno=fd)
+    listening.setblocking(False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    server = Server(listening, folder, setting)
+    try:
+        server.run()
+    finally:
+        server.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

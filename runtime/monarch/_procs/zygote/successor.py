@@ -1,0 +1,133 @@
+"""A zygote's successor: a fork that imports what takes long while the zygote serves on, and then takes its place.
+
+Ranks are wanted at once, and the zygote makes them as soon as it has imported the least that they need. What they
+need soon afterwards it would import while somebody waits, and each rank by itself once it gets there. So a fork of the
+zygote does it when nobody asks for anything. It has the zygote's end of the socket to the agent, and reads it when the
+zygote has ended; the agent is told the new pid and loses nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from monarch._procs.os import posix
+from monarch._procs.os.gpus import has_touched_gpus
+
+_GRACE = 5.0
+"""Seconds for a zygote to end once it has handed over."""
+
+
+class Successor:
+    """It, as the zygote sees it.
+
+    Args:
+        pid: of the fork.
+        done: a descriptor, readable once it has imported all, or has failed.
+        go: the other way: a byte has it take over.
+    """
+
+    def __init__(self, pid: int, done: int, go: int) -> None:
+        self.pid = pid
+        self.done = done
+        self._go = go
+
+    def hand_over(self) -> bool:
+        """Lets it go on, to be called when ``done`` is readable; False if it has failed, and is reaped."""
+        if os.read(self.done, 1):
+            os.write(self._go, b"\0")
+            return True
+        os.waitpid(self.pid, 0)
+        os.close(self.done)
+        os.close(self._go)
+        return False
+
+
+def take_turn() -> int | None:
+    """A descriptor that keeps others from making a successor while any process has it open; None if another's is made.
+
+    Each takes a core for a second: thirty sessions that start at the same time would keep each other waiting.
+    """
+    turn = os.open(__file__, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(turn)
+        return None
+    except OSError:
+        # Some file systems have no locks; then all take their turns at once.
+        pass
+    return turn
+
+
+def begin(modules: Sequence[str], during: Mapping[str, str], title: str, turn: int) -> Successor | None:
+    """Forks a successor.
+
+    Args:
+        modules: what it imports; those that are not there are left out.
+        during: environment variables that hold for the imports.
+        title: what ``ps`` shows once it has taken over.
+        turn: from ``take_turn``; it is closed when the imports are done.
+
+    Returns:
+        In the zygote the successor; None if none can be forked. In the fork it returns None as well, when the zygote
+        has ended: ``os.getpid()`` is another one then, and the agent is its parent. One that cannot take over ends.
+    """
+    zygote = os.getpid()
+    done, told = os.pipe()
+    wait, go = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError:
+        for fd in (done, told, wait, go, turn):
+            os.close(fd)
+        return None
+    if pid:
+        os.close(turn)
+        os.close(told)
+        os.close(wait)
+        return Successor(pid, done, go)
+    os.close(done)
+    os.close(go)
+    try:
+        ready = _prepare(zygote, modules, during)
+        os.close(turn)
+        if ready:
+            os.write(told, b"\0")
+        # Ends without a byte if the zygote dies.
+        if not ready or not os.read(wait, 1) or not posix.await_new_parent(zygote, _GRACE):
+            os._exit(1)
+    except BaseException:
+        os._exit(1)
+    os.close(told)
+    os.close(wait)
+    posix.set_comm(title)
+    return None
+
+
+def _prepare(zygote: int, modules: Sequence[str], during: Mapping[str, str]) -> bool:
+    """Imports; whether this process is fit to be forked from, and its zygote is still there."""
+    posix.set_pdeathsig(signal.SIGKILL)
+    if os.getppid() != zygote:
+        return False
+    posix.set_comm("monarch-warming")
+    after = {key: os.environ.get(key) for key in during}
+    os.environ.update(during)
+    for name in modules:
+        # Ranks import it by themselves then, and say what is wrong.
+        with suppress(Exception, SystemExit):
+            importlib.import_module(name)
+    for key, value in after.items():
+        if value is None:
+            del os.environ[key]
+        else:
+            os.environ[key] = value
+    gc.collect()
+    gc.freeze()
+    posix.set_pdeathsig(0)
+    return posix.thread_count() == 1 and not has_touched_gpus() and os.getppid() == zygote

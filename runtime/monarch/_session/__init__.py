@@ -1,0 +1,1 @@
+"""A program's session: its hosts, agents, output and detached meshes."""

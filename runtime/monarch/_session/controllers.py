@@ -1,0 +1,103 @@
+"""Singletons of a session: actors that anyone may ask for by name, and that live in the program itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar, cast
+
+from monarch._actors.actor import Actor
+from monarch._core.shapes.extent import Extent
+from monarch._meshes.actor_mesh import ActorMesh
+from monarch._meshes.proc_mesh import this_proc
+from monarch._node.current import get_runtime, open_runtime
+from monarch._node.future import Future, in_thread
+from monarch._node.gather import Gather
+from monarch._node.node import Runtime
+from monarch._node.remote_errors import pack_failure
+from monarch._wire import messages as m
+from monarch._wire.pickling import dumps
+from monarch.exceptions import MonarchError
+
+A = TypeVar("A", bound=Actor)
+
+_lock = threading.Lock()
+_controllers: dict[str, dict[str, _Named]] = {}
+
+
+def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) -> Future[A]:
+    """The actor of this name, which is made in the program's process when it is first asked for, from anywhere.
+
+    Args:
+        name: unique in the session.
+        cls: its class, if it has to be made.
+        args: for its constructor; left out of account if it is there already.
+        kwargs: likewise.
+    """
+    runtime = open_runtime()
+    if runtime.config is None:
+        return in_thread(runtime, f"controller {name!r}", lambda: cast("A", _local(name, cls, args, kwargs)))
+    # The program has an actor for this, known by its key in every process.
+    gather: Gather[Any] = Gather(
+        runtime, [runtime.peer(runtime.root)], Extent((), ()), "controllers", "get", lambda _, values: values[0]
+    )
+    body, buffers = dumps(((name, cls, args, kwargs), {}))
+    bulk = runtime.put(buffers, [runtime.root]) if buffers else None
+    frames = 0 if bulk else len(buffers)
+    call = m.Call(runtime.proc, CONTROLLERS, "get", gather.port, m.pack(((), 0, (), ())), "", 0, body, bulk, frames)
+    runtime.peer(runtime.root).send(m.encode(call), () if bulk else buffers)
+    return cast("Future[A]", gather)
+
+
+class _Named(NamedTuple):
+    """A controller to be: the lock is held while it is made."""
+
+    lock: threading.Lock
+    made: list[ActorMesh]
+
+
+def _local(name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh:
+    with _lock:
+        named = _controllers.setdefault(get_runtime().proc, {}).setdefault(name, _Named(threading.Lock(), []))
+    # A lock for each name, since the constructor of one may ask for another.
+    with named.lock:
+        if not named.made:
+            mesh = cast("ActorMesh", this_proc().spawn(name, cls, *args, **kwargs))
+            try:
+                mesh.initialized.get()
+            except BaseException:
+                mesh.stop()
+                raise
+            named.made.append(mesh)
+        return named.made[0]
+
+
+CONTROLLERS = "controllers"
+"""Key of what ranks send to, to ask the program for a controller."""
+
+
+class Desk:
+    """In the program, in place of an actor: gives controllers to ranks that ask. Each waits in a thread of its own."""
+
+    running = None
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def deliver(self, call: m.Call, more: Sequence[Any]) -> None:
+        """Takes the message of a rank."""
+        threading.Thread(target=self._answer, args=(call, more), name="monarch-controllers", daemon=True).start()
+
+    def state_of(self, proc: str, port: int) -> None:
+        """It is never what a circle of actors waits for."""
+
+    def _answer(self, call: m.Call, more: Sequence[Any]) -> None:
+        runtime = self._runtime
+        runtime.has_finished(call.src, call.cost, True)
+        try:
+            (name, cls, args, kwargs), _ = runtime.load(call, more)
+            body = dumps(_local(name, cls, args, kwargs))[0]
+        except BaseException as error:
+            runtime.reply(call.src, call.port, 0, m.ERROR, pack_failure(error, isinstance(error, MonarchError)))
+        else:
+            runtime.reply(call.src, call.port, 0, m.RESULT, body)

@@ -1,0 +1,398 @@
+"""Kept meshes: procs and actors that outlive their program, and that another one of the same user attaches."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from monarch._core.shapes.region import Region
+from monarch._core.text.durations import parse_duration
+from monarch._meshes.actor_mesh import ActorMesh, _State
+from monarch._meshes.execute import Runner
+from monarch._meshes.host_mesh import HostMesh, _SharedHosts
+from monarch._meshes.proc_mesh import ProcMesh, _Shared
+from monarch._meshes.starting import Starting
+from monarch._node.asking import ask_proc
+from monarch._node.current import open_runtime
+from monarch._node.future import Future, Ready
+from monarch._node.liveness import Silence
+from monarch._node.node import Runtime
+from monarch._node.rank_config import ActorSpec, RankConfig
+from monarch._node.remote_errors import unpack_failure
+from monarch._procs.agent.detached import KeptConfig
+from monarch._procs.agent.detached_records import Record, check_name, find, records
+from monarch._procs.os.posix import memfd, outlives
+from monarch._procs.rank.output import read_tail
+from monarch._procs.session_folder import host_of
+from monarch._session.reattach import make_spec
+from monarch._session.session import LATER, PRELOAD, Session
+from monarch._session.workers import start_agent
+from monarch._wire import messages as m
+from monarch._wire.keys import KeyPair
+from monarch._wire.pickling import dumps, loads
+from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError, NotKeptError, SpawnError, TakenError
+
+__all__ = ["Kept", "attach", "end", "keep", "records"]
+
+_HERE = "127.0.0.1"
+_ADOPT = "monarch._session.reattach"
+_PATIENCE = 10.0
+_LEAST = 1.0
+"""Seconds of the shortest lease."""
+
+
+class KeptHosts(HostMesh):
+    """The host of a kept mesh, or a view of it."""
+
+    def spawn_procs(self, *args: Any, **kwargs: Any) -> ProcMesh:
+        """As that of any host; the processes are kept, and how they were asked for."""
+        mesh = super().spawn_procs(*args, **kwargs)
+        shared = mesh._state
+        starting = shared.starting
+        assert starting is not None
+        how = (starting.variables, dict(starting.of_ranks), starting.want_spares, shared.roles)
+        told = dumps((*how, shared.supervision.restart))[0]
+        body = m.pack([shared.procs.uid, told])
+        self._runtime.to_agent(self._hosts[0], m.Ask(self._runtime.proc, 0, b"", "tell", body))
+        return mesh
+
+
+class Kept:
+    """A kept mesh that this program has attached. It goes on when the program ends, until its lease does.
+
+    Attributes:
+        name: its name.
+        seconds: how long it lives without a program.
+        hosts: the host that it is on; processes that are spawned there are kept.
+        procs: the meshes of processes that programs before this one have spawned there.
+        actors: the meshes of actors that they have.
+        book: what was left by ``note``, here or by programs before.
+        dropped: bytes that were printed while no program was there, and that there was no room for.
+        problems: what could not be had, each in words.
+    """
+
+    def __init__(self, record: Record, runtime: Runtime) -> None:
+        self.name = record.name
+        self.seconds = record.seconds
+        self.procs: list[ProcMesh] = []
+        self.actors: list[ActorMesh] = []
+        self.book = b""
+        self.dropped = 0
+        self.problems: list[str] = []
+        self._record = record
+        self._runtime = runtime
+        region = Region((), 0, (), ())
+        self.hosts = KeptHosts((record.host,), region, runtime, _SharedHosts(self.end, region))
+
+    def note(self, book: bytes) -> None:
+        """Leaves something for the program that attaches it next, in place of what was left before."""
+        self.book = book
+        self._runtime.to_agent(self._record.host, m.Ask(self._runtime.proc, 0, b"", "note", m.pack(book)))
+
+    def leave(self) -> None:
+        """Lets go of it without ending it: its lease begins, and this program or another one may attach it."""
+        _session().forget(self._record.host)
+
+    @property
+    def attached(self) -> bool:
+        """Whether this program has it still: the connection may have broken."""
+        return not self._runtime.closed and _session().kept.get(self._record.host) is self
+
+    def end(self) -> None:
+        """Ends it: its processes, and its record.
+
+        Raises:
+            TakenError: the connection had broken, and another program has it by now.
+        """
+        record = self._record
+        if not self.attached:
+            with suppress(NotKeptError):
+                if find(self.name).host == record.host:
+                    end(self.name)
+            return
+        _session().release([record.host])
+        if outlives(record.pid, record.start, _PATIENCE):
+            os.kill(record.pid, signal.SIGKILL)
+
+    def __repr__(self) -> str:
+        return f"<Kept {self.name!r} ({len(self.procs)} meshes of processes, {len(self.actors)} of actors)>"
+
+
+def keep(name: str, duration: float | str) -> Kept:
+    """Starts a host on this machine whose processes outlive this program.
+
+    Args:
+        name: by which it is attached; a name as of a variable.
+        duration: how long it lives while no program has it attached: seconds, or a text such as ``2h``.
+
+    Raises:
+        TakenError: there is one of that name already.
+        ArgumentError: the name or the duration cannot be.
+        SpawnError: it could not be started.
+    """
+    check_name(name)
+    seconds = parse_duration(duration) if isinstance(duration, str) else float(duration)
+    if not _LEAST <= seconds <= 366 * 86400:
+        raise ArgumentError(f"a mesh is kept for at least {_LEAST:g} s and at most a year, and not for {duration!r}")
+    keys = KeyPair.new()
+    public, secret = keys.public.decode(), keys.secret.decode()
+    errors = memfd("kept-stderr")
+    try:
+        config = KeptConfig(
+            "",
+            "",
+            "",
+            0,
+            0,
+            PRELOAD,
+            f"tcp://{_HERE}",
+            public,
+            (public, secret),
+            later=LATER,
+            name=name,
+            seconds=seconds,
+        )
+        process = start_agent(config, stdout=subprocess.PIPE, stderr=errors, module="monarch._procs.agent.detached")
+        assert process.stdout is not None
+        with process.stdout:
+            line = process.stdout.readline()
+        # It goes on as nobody's child.
+        process.wait()
+        if not line:
+            said = read_tail(errors, 4096).data.decode(errors="replace").strip().splitlines()
+            raise SpawnError(
+                f"the agent of the kept mesh {name!r} ended as it was started{': ' + said[-1] if said else ''}"
+            )
+    finally:
+        os.close(errors)
+    answer = msgspec.json.decode(line)
+    if isinstance(answer, str):
+        raise TakenError(answer)
+    record = find(name)
+    try:
+        kept, _ = _connect(record)
+        _ask(kept._runtime, record.host, "listen", None)
+    except BaseException:
+        # Nobody knows of it yet.
+        if record.alive():
+            os.kill(record.pid, signal.SIGTERM)
+        raise
+    return kept
+
+
+def attach(name: str, timeout: float = _PATIENCE) -> Kept:
+    """Makes this program the controller of a kept mesh: what is there, and what was printed meanwhile, which is shown.
+
+    Args:
+        name: that it was kept by.
+        timeout: seconds for its processes to answer, whatever their actors do.
+
+    Raises:
+        NotKeptError: there is none of that name, or its lease has ended.
+        TakenError: another program has it attached; the text says which process.
+        MonarchError: its record cannot be used; see ``records``.
+    """
+    kept, known = _connect(find(name))
+    runtime, host = kept._runtime, kept._record.host
+    try:
+        _take(kept, known, timeout)
+    except BaseException:
+        # Another try, or another program, may have it.
+        runtime.session.forget(host)
+        raise
+    return kept
+
+
+def end(name: str) -> None:
+    """Ends a kept mesh, which no other program may have attached.
+
+    Raises:
+        NotKeptError: there is none of that name.
+        TakenError: another program has it attached.
+    """
+    record = find(name)
+    known: Kept | None = _session().kept.get(record.host)
+    (known or _connect(record)[0]).end()
+
+
+def _session() -> Session:
+    session: Session | None = open_runtime().session
+    if session is None:
+        raise MonarchError("only the program itself keeps and attaches meshes, not one of its ranks")
+    return session
+
+
+def _connect(record: Record) -> tuple[Kept, dict[str, Any]]:
+    """Becomes the controller of a host that is kept; with what its agent says that there is."""
+    session = _session()
+    runtime, host = session.runtime, record.host
+    if host in session.kept:
+        raise TakenError(f"the kept mesh {record.name!r} is attached in this program already")
+    keys = KeyPair(record.public.encode(), record.secret.encode())
+    session.forget(host)
+    session.listen(KeyPair.new(), _HERE, [record.public])
+    try:
+        listening = session.greet(record.address, keys, _PATIENCE)
+    except SpawnError:
+        raise NotKeptError(
+            f"the kept mesh {record.name!r} does not answer at {record.address} within {_PATIENCE:g} s; process "
+            f"{record.pid} keeps it"
+        ) from None
+    # What it has said before to this program, if that had it attached, is no news.
+    session.forget_peers(host)
+    try:
+        if host_of(listening.src) != host:
+            raise MonarchError(f"at {record.address} there is {listening.src}, and not the kept mesh {record.name!r}")
+        known = _ask(runtime, host, "claim", os.getpid())
+        assert runtime.keys is not None
+        session.attach([listening], runtime.keys, _HERE, own=False)
+    except BaseException:
+        session.forget(host_of(listening.src))
+        raise
+    kept = session.kept[host] = Kept(record, runtime)
+    kept.book, kept.dropped = known["book"], known["dropped"]
+    return kept, known
+
+
+def _take(kept: Kept, known: dict[str, Any], timeout: float) -> None:
+    """Makes meshes of what is there, and has the ranks belong to this program."""
+    runtime, host = kept._runtime, kept._record.host
+    output = runtime.session.output
+    # What a program before has shown is not to be shown again, and its end not taken for a loss.
+    output.know({(proc, stream): offset for proc, stream, offset in known["passed"]})
+    _ask(runtime, host, "listen", None)
+    output.flush()
+    deadline = time.monotonic() + timeout
+    asked = [(proc, ask_proc(proc, f"{_ADOPT}:adopt", runtime.proc, known["former"])) for proc, _ in known["procs"]]
+    where: dict[str, list[str]] = {}
+    for proc, answer in asked:
+        try:
+            _, keys = answer.get(max(0.0, deadline - time.monotonic()))
+        except CallTimeoutError:
+            kept.problems.append(f"process {proc} does not answer, as code of C holds it; attach again when it is done")
+        except MonarchError as error:
+            kept.problems.append(f"process {proc} was lost meanwhile: {error}")
+        else:
+            for key in keys:
+                where.setdefault(key, []).append(proc)
+    alive = [proc for proc, _ in known["procs"]]
+    for order, told in known["orders"]:
+        spawn = m.decode(order)
+        assert isinstance(spawn, m.Spawn)
+        _add_procs(kept, spawn, told, alive)
+    for key, procs in where.items():
+        _add_actors(kept, key, procs, max(1.0, deadline - time.monotonic()))
+
+
+def _add_procs(kept: Kept, order: m.Spawn, told: bytes, alive: list[str]) -> None:
+    """The mesh of procs that was ordered so."""
+    runtime, host = kept._runtime, kept._record.host
+    config: RankConfig = loads(order.config)
+    procs = config.procs
+    procs.owner = runtime.proc
+    if not runtime.own_procs:
+        # Nobody has that of this program yet, so it may be theirs: with it buffers are read and written.
+        runtime.secret = config.secret
+    # Where the program has died before it could tell, all ranks are alike.
+    how = loads(told) if told else (order.env, {}, 0, {}, None)
+    variables, of_ranks, want_spares, roles, restart = how
+    shared = _Shared(procs, True)
+    shared.roles = roles
+    start = Starting(
+        runtime, procs, config.bootstrap, "", variables, of_ranks, order.binds, order.path, order.cwd, want_spares
+    )
+    start.spares[host] = [name for name in _names(alive, f"{procs.uid}.s") if name not in procs.roster.names.values()]
+    shared.starting = start
+    shared.supervision.restart = restart
+    if runtime.silence is None:
+        runtime.silence = Silence(runtime)
+    runtime.silence.watch(procs.uid, None)
+    runtime.proc_meshes[procs.uid] = (procs.name, "")
+    runtime.own_procs[procs.uid] = shared
+    for rank in procs.region().base_ranks():
+        runtime.supervising.joined(procs.uid, rank, procs.proc(rank))
+    kept.procs.append(shared.whole(runtime))
+    for rank in procs.region().base_ranks():
+        # Asks to be told of its death, be it long ago.
+        runtime.peer(procs.proc(rank))
+
+
+def _names(procs: list[str], prefix: str) -> list[str]:
+    """Of procs, the names that begin so."""
+    return [name for name in (proc.partition("/")[2] for proc in procs) if name.startswith(prefix)]
+
+
+def _add_actors(kept: Kept, key: str, procs: list[str], timeout: float) -> None:
+    """The mesh of actors of a key, which some procs have said to have."""
+    runtime = kept._runtime
+    try:
+        whole, body, buffers = ask_proc(procs[0], f"{_ADOPT}:spec_of", key).get(timeout)
+        spec: ActorSpec = make_spec(body, buffers)
+    except MonarchError as error:
+        kept.problems.append(f"actors {key.rpartition('-')[0]!r} cannot be used here: {error}")
+        return
+    spec.owner, spec.owner_actor = runtime.proc, ""
+    if spec.whole:
+        spec.region = spec.procs.region()
+    state = _State(key, spec.name, spec.cls, spec.procs, spec.region, True)
+    state.initialized = Ready(runtime, spec.name, None)
+    # Without its arguments an actor cannot be made again.
+    state.spec = spec if whole else None
+    mesh = ActorMesh(state, spec.region, runtime)
+    runtime.meshes[key] = mesh
+    runtime.owners[key] = ""
+    if spec.cls is Runner:
+        shared = runtime.own_procs.get(spec.procs.uid)
+        if shared is not None:
+            shared.runner = mesh
+    else:
+        kept.actors.append(mesh)
+
+
+def _ask(runtime: Runtime, host: str, service: str, body: Any) -> Any:
+    """Has the agent of a kept mesh do something, and waits for its answer."""
+    answer = _Answer(runtime, host, service)
+    runtime.to_agent(host, m.Ask(runtime.proc, answer.port, b"", service, m.pack(body)))
+    return answer.get(_PATIENCE)
+
+
+class _Answer(Future[Any]):
+    """What an agent answers."""
+
+    __slots__ = ("_agent", "_reply", "port")
+
+    def __init__(self, runtime: Runtime, host: str, service: str) -> None:
+        super().__init__(runtime, f"the agent of the kept mesh ({service})")
+        self._agent = f"{host}/agent"
+        self._reply: m.Reply | None = None
+        self.port = runtime.open_port(self)
+
+    targets: Any = ()
+
+    def reply(self, reply: m.Reply, frames: Any) -> None:
+        """It has answered."""
+        self._reply = reply
+        self._runtime.close_port(self.port)
+        self._complete()
+
+    def lost(self, peer: Any, dead: m.Dead) -> bool:
+        """It may be the agent that has died."""
+        if self.done or peer.proc != self._agent:
+            return False
+        self._runtime.close_port(self.port)
+        self._complete()
+        return True
+
+    def _make(self) -> Any:
+        if self._reply is None:
+            raise NotKeptError("the kept mesh has ended meanwhile")
+        if self._reply.status == m.RESULT:
+            return m.unpack(self._reply.body)
+        failure = unpack_failure(self._reply.body)
+        raise (TakenError if failure.kind == "TakenError" else MonarchError)(failure.text)

@@ -1,0 +1,345 @@
+"""What ranks print, as the program shows it: tagged with the ranks, and once for all that say the same."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from monarch._core.roster import split_proc
+from monarch._core.text.fold import Block, Folder, Line, merge_blocks
+from monarch._node.node import Runtime
+from monarch._procs.os.posix import release_free_memory
+from monarch._procs.rank.output import cost_of
+from monarch._wire import messages as m
+
+_WINDOW = 0.1
+"""Seconds for which a line waits for equal ones of other ranks, unless its call ends before."""
+_GATHER_S = 0.03
+"""Seconds for which output waits for more, so that it is shown together; the first after a pause does not."""
+_CREDIT_STEP = 64 << 10
+"""Cost of a rank's output that is taken before it is told so."""
+_PORTION = 4 << 20
+"""Cost of output that is taken before what is due is shown."""
+_UNFINISHED_S = 0.5
+"""Seconds between looks at lines that have not ended, such as progress bars."""
+_SHOWN_S = 0.8
+"""Seconds for which a result waits at most until what its call has printed is shown."""
+_MUCH = 64 << 20
+"""Cost of output after which memory that is free again is given back to the system."""
+_FLUSH_S = 10.0
+"""Seconds for which ``flush`` waits for the thread that shows output."""
+
+Source = tuple[str, str, int]
+"""Uid of the procs, key of the actor, and port of the call that was running."""
+
+
+class OutputView:
+    """Collects the output of all ranks of a session, in a thread of its own; receiving only queues it.
+
+    ``on_line`` gets each line, folded; its ``source`` is the uid of the procs, the key of the actor, and the port of
+    the call that was running. By default lines go to this process's stdout and stderr. ``on_blocks`` gets the same
+    lines by blocks, as many as have come together; by default it calls ``on_line``. Both are called without any lock.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        # Appended by any thread, taken by the thread of this alone.
+        self._queue: deque[Callable[[], None]] = deque()
+        # Set by any thread: there is something in the queue; and it is not to wait for more.
+        self._arrived = threading.Event()
+        self._urgent = threading.Event()
+        # Receiving thread only: ports of calls that have printed and have not ended.
+        self._printing: set[int] = set()
+        # From here on: the thread of this only.
+        self._folders: dict[float, Folder] = {_WINDOW: Folder(_WINDOW)}
+        self._windows: dict[str, float] = {}
+        self._silent: set[str] = set()
+        self._seen: dict[tuple[str, str], int] = {}
+        self._decoders: dict[tuple[str, str], codecs.IncrementalDecoder] = {}
+        self._sources: dict[int, set[Source]] = {}
+        self._owed: dict[str, int] = {}
+        self._found: list[Block] = []
+        self._taken = 0
+        self._since = 0
+        self._look_at = 0.0
+        self.on_line: Callable[[Line], None] = show
+        self.on_blocks: Callable[[list[Block]], None] = self._by_line
+        self.on_unfinished: Callable[[list[Block]], None] | None = None
+        """Told now and then of lines that have begun and not ended, all of one source, where there is news of them."""
+        self.on_left_out: Callable[[Source, int, int], None] = lambda source, rank, count: None
+        """Told how many bytes of a rank's output were left out, since it was too far ahead."""
+        self.on_end: Callable[[int], None] = lambda port: None
+        """Told of the port of each call that has printed, once all of that was shown."""
+        runtime.on_output = self.take
+        runtime.on_done = self.done
+        runtime.output_options = self.configure
+        runtime.await_shown = self.await_shown
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="monarch-output", daemon=True)
+        self._thread.start()
+
+    # For any thread
+
+    def configure(self, uid: str, shown: bool, window: float | None) -> None:
+        """Says whether the output of some procs is shown, and how long equal lines are awaited."""
+        self._put(lambda: self._configure(uid, shown, _WINDOW if window is None else window))
+
+    def know(self, offsets: dict[tuple[str, str], int]) -> None:
+        """Takes note of what of each proc and stream was shown by a program before this one."""
+        self._put(lambda: self._seen.update(offsets))
+
+    def take(self, output: m.Output) -> None:
+        """Takes what a rank has printed; for the receiving thread."""
+        port = output.port if output.caller == self._runtime.proc else 0
+        late = bool(port) and port not in self._runtime.ports
+        if port and not late:
+            self._printing.add(port)
+        self._put(lambda: self._take(output, port, late))
+
+    def done(self, port: int) -> None:
+        """A call has ended: what it printed is shown now."""
+        if port in self._printing:
+            self._printing.discard(port)
+            shown = self._runtime.unshown[port] = threading.Event()
+            self._put(lambda: self._done(port, shown), urgent=True)
+
+    def await_shown(self) -> None:
+        """Waits, for a moment, until what ended calls have printed is shown: before the result of one is read."""
+        # Of all, since what one actor of a process prints may come with the output of another one there.
+        deadline = time.monotonic() + _SHOWN_S
+        for port, shown in list(self._runtime.unshown.items()):
+            if threading.current_thread() is self._thread:
+                return
+            if not shown.wait(max(0.0, deadline - time.monotonic())):
+                # It is very much, and comes later: no other result waits for it again.
+                self._runtime.unshown.pop(port, None)
+
+    def ended(self, dead: m.Dead) -> None:
+        """The last words of a proc that has died."""
+        tails = dead.tails
+        self._put(lambda: self._ended(dead.proc, tails))
+
+    def flush(self) -> None:
+        """Shows all that waits."""
+        shown = threading.Event()
+        self._put(lambda: self._flush(shown), urgent=True)
+        if not self._thread.is_alive():
+            self._work()
+        elif threading.current_thread() is not self._thread:
+            shown.wait(_FLUSH_S)
+
+    def close(self) -> None:
+        """Shows all that waits, and ends the thread."""
+        self.flush()
+        self._closing = True
+        self._put(_nothing, urgent=True)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_FLUSH_S)
+
+    def _put(self, action: Callable[[], None], urgent: bool = False) -> None:
+        self._queue.append(action)
+        if urgent:
+            self._urgent.set()
+        if not self._arrived.is_set():
+            self._arrived.set()
+
+    # The thread
+
+    def _run(self) -> None:
+        last = 0.0
+        while not self._closing:
+            self._arrived.wait(self._idle_time())
+            left = last + _GATHER_S - time.monotonic()
+            if left > 0 and self._arrived.is_set():
+                self._urgent.wait(left)
+            self._arrived.clear()
+            self._urgent.clear()
+            self._work()
+            last = time.monotonic()
+
+    def _idle_time(self) -> float | None:
+        """Seconds until something is due."""
+        due = [when for folder in self._folders.values() if (when := folder.next_due()) is not None]
+        if self._look_at:
+            due.append(self._look_at)
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def _work(self) -> None:
+        while True:
+            try:
+                action = self._queue.popleft()
+            except IndexError:
+                break
+            self._safely(action)
+            if self._taken >= _PORTION:
+                self._show_due()
+        self._show_due()
+        self._look_at_unfinished()
+
+    def _show_due(self) -> None:
+        now = time.monotonic()
+        for folder in self._folders.values():
+            self._found += folder.due_blocks(now)
+        self._emit()
+        self._give_credit()
+        self._since += self._taken
+        self._taken = 0
+        if self._since > _MUCH and not self._queue:
+            self._since = 0
+            release_free_memory()
+
+    def _emit(self) -> None:
+        if self._found:
+            found, self._found = self._found, []
+            self._safely(lambda: self.on_blocks(merge_blocks(found)))
+
+    def _by_line(self, blocks: list[Block]) -> None:
+        if self.on_line is show:
+            show_blocks(blocks)
+            return
+        for block in blocks:
+            for line in block.lines():
+                self.on_line(line)
+
+    def _safely(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Exception:
+            # What others have registered must not end the output of all.
+            traceback.print_exc()
+
+    def _give_credit(self) -> None:
+        """Tells ranks that they may send more."""
+        runtime = self._runtime
+        for proc, count in list(self._owed.items()):
+            if count >= _CREDIT_STEP:
+                del self._owed[proc]
+                peer = runtime.peers.get(proc)
+                if not runtime.closed and (peer is None or peer.dead is None):
+                    (peer or runtime.peer(proc)).send(m.encode(m.OutputCredit(runtime.proc, count)))
+
+    # What is queued
+
+    def _configure(self, uid: str, shown: bool, window: float) -> None:
+        self._silent.discard(uid)
+        if not shown:
+            self._silent.add(uid)
+        self._windows[uid] = window
+        self._folders.setdefault(window, Folder(window))
+
+    def _take(self, output: m.Output, port: int, late: bool) -> None:
+        count = sum(cost_of(data) for _, _, data in output.pieces)
+        self._owed[output.src] = self._owed.get(output.src, 0) + count
+        self._taken += count
+        source = (split_proc(output.src)[0], output.actor, port)
+        self._add(output.src, source, output.pieces)
+        if self.on_unfinished is not None and not self._look_at:
+            self._look_at = time.monotonic() + _UNFINISHED_S
+        if port and not late:
+            self._sources.setdefault(port, set()).add(source)
+        elif port and not all(data.endswith(b"\n") for _, _, data in output.pieces):
+            # Its call has ended, so nothing else will have the rest of the line shown.
+            self._flush_source(source)
+
+    def _add(self, proc: str, source: Source, pieces: Sequence[tuple[str, int, bytes]]) -> None:
+        """Takes pieces of a proc's streams; what was taken before is left out."""
+        now = time.monotonic()
+        folder = self._folders[self._windows.get(source[0], _WINDOW)]
+        rank = split_proc(proc)[1]
+        for stream, offset, data in pieces:
+            where = (proc, stream)
+            seen = self._seen.get(where, 0)
+            self._seen[where] = max(seen, offset + len(data))
+            fresh = data[max(0, seen - offset) :]
+            if not fresh or source[0] in self._silent:
+                continue
+            decoder = self._decoders.get(where)
+            if decoder is None:
+                decoder = self._decoders[where] = codecs.getincrementaldecoder("utf-8")("replace")
+            if offset > seen:
+                count = offset - seen
+                folder.add(source, rank, stream, decoder.decode(b"", True), now)
+                decoder.reset()
+                folder.end_line(source, rank, stream, now)
+                note = f"[{count:,} bytes of output{in_units(count)} left out here]\n"
+                # Beside the folding: numbers that differ would keep all lines behind them from being alike.
+                self._found += [*folder.catch_up(source), Block(source, (rank,), stream, note)]
+                self.on_left_out(source, rank, count)
+            folder.add(source, rank, stream, decoder.decode(fresh), now)
+
+    def _done(self, port: int, shown: threading.Event) -> None:
+        try:
+            for source in self._sources.pop(port, ()):
+                self._flush_source(source)
+            self._emit()
+            self._safely(lambda: self.on_end(port))
+        finally:
+            self._runtime.unshown.pop(port, None)
+            shown.set()
+
+    def _flush_source(self, source: Source) -> None:
+        for folder in self._folders.values():
+            self._found += folder.flush_blocks(source)
+
+    def _ended(self, proc: str, tails: Sequence[tuple[str, int, bytes]]) -> None:
+        if tails:
+            self._add(proc, (split_proc(proc)[0], "", 0), tails)
+        self._owed.pop(proc, None)
+        for stream in ("stdout", "stderr"):
+            self._decoders.pop((proc, stream), None)
+
+    def _flush(self, shown: threading.Event) -> None:
+        try:
+            for folder in self._folders.values():
+                self._found += folder.flush_blocks()
+            self._emit()
+        finally:
+            shown.set()
+
+    def _look_at_unfinished(self) -> None:
+        """Tells of lines that have not ended, where somebody shows those."""
+        now = time.monotonic()
+        tell = self.on_unfinished
+        if tell is None or not self._look_at or now < self._look_at:
+            return
+        self._look_at = 0.0
+        for source in [source for sources in self._sources.values() for source in sources]:
+            blocks = [block for folder in self._folders.values() for block in folder.unfinished(source)]
+            if blocks:
+                self._look_at = now + _UNFINISHED_S
+                self._safely(lambda blocks=blocks: tell(blocks))
+
+
+def in_units(count: int) -> str:
+    """A number of bytes in words, in brackets; nothing where it is small."""
+    for size, unit in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB")):
+        if count >= size:
+            return f" ({count / size:.1f} {unit})"
+    return ""
+
+
+def show(line: Line) -> None:
+    """Writes a line to stdout or stderr of this process."""
+    show_blocks([Block(line.source, line.ranks, line.stream, line.text + "\n")])
+
+
+def show_blocks(blocks: Sequence[Block]) -> None:
+    """Writes lines to stdout or stderr of this process."""
+    for block in blocks:
+        file = sys.stderr if block.stream == "stderr" else sys.stdout
+        if file is not None:
+            try:
+                file.write(block.prefixed())
+                file.flush()
+            except (OSError, ValueError):
+                # The program has closed it, so nobody wants to read this.
+                pass
+
+
+def _nothing() -> None:
+    pass

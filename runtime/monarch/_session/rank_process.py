@@ -1,0 +1,290 @@
+"""The process of a rank: forked by the zygote, it runs actors until it is told to stop or its owner dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from monarch._actors.executors import Executor, MainExecutor, ThreadExecutor
+from monarch._actors.halting import is_stuck, longest
+from monarch._actors.interrupts import NOTICE, listen, notice
+from monarch._actors.mailbox import NOTHING, Cell
+from monarch._core.roster import Procs
+from monarch._groups import rendezvous
+from monarch._node.current import set_runtime
+from monarch._node.node import Runtime
+from monarch._node.rank_config import RankConfig
+from monarch._node.remote_errors import in_bootstrap, in_cleanup, pack_failure
+from monarch._node.service import service
+from monarch._procs.os.gpus import environment_of, visible_gpus
+from monarch._procs.os.helpers import let_helpers_use
+from monarch._procs.rank.cell_marker import mark_stopped
+from monarch._procs.rank.foreground import interrupt_programs
+from monarch._procs.zygote.user_forks import watch_forks
+from monarch._session.outbox import Outbox
+from monarch._supervision.faults import Faults
+from monarch._tensors.collectives.gloo_threads import free_gloo_threads
+from monarch._wire import messages as m
+from monarch._wire import pickling
+from monarch._wire.pickling import loads
+from monarch._wire.receiving.aside import flush as flush_told
+
+_FLUSH_EVERY = 0.05
+_FLUSH_IDLE = 1.0
+_LAST_WORDS = 2.0
+"""Seconds to send what is left before the process ends by force."""
+_SWITCH_S = 0.001
+"""Seconds after which a thread of a rank gives the GIL up: actors answer while another one computes."""
+
+
+class Rank:
+    """What a rank process does with the messages that make and stop actors."""
+
+    def __init__(self, config: RankConfig, proc: str, place: int, folder: str) -> None:
+        self.config = config
+        self.runtime = runtime = Runtime(proc, folder, config.root)
+        runtime.rank = place
+        runtime.config = config
+        self._assumed: int | None = None if place < 0 else config.port
+        """Where the owner learns that this rank is set up; None as long as it has no place in the mesh."""
+        self._set_up: tuple[int, bytes] | None = None
+        """What it is to learn."""
+        self._birth = threading.Lock()
+        self._booted = threading.Event()
+        """Set when the bootstrap has ended; no actor is made before."""
+        self._broken: bytes | None = None
+        """The failure of the bootstrap; written before ``_booted`` is set, and read after that."""
+        runtime.secret = config.secret
+        pickling.in_rank = True
+        if not config.bound:
+            # The agent may run on all cores that the host lets the session use.
+            let_helpers_use(os.sched_getaffinity(os.getppid()))
+            free_gloo_threads()
+        runtime.on_sibling_died = rendezvous.member_died
+        set_runtime(runtime)
+        self.main = MainExecutor(runtime)
+        self.outbox = Outbox(runtime, config.procs.region().nelements, self._busy_call)
+        self._pause = _FLUSH_EVERY
+        self._halting = 0
+        """How many actors have not ended yet; under ``_halt_lock``."""
+        self._stuck = False
+        """Whether an actor has been given up while its code goes on; set under ``_halt_lock``, for good."""
+        self._halt_lock = threading.Lock()
+        runtime.on_create = self._create
+        runtime.on_halt = self._halt
+        runtime.on_level = self._on_level
+        runtime.idle = self.outbox.flush
+        runtime.send_printed = self.outbox.send_printed
+        Faults(runtime)
+        runtime.pump.start()
+
+    def run(self) -> None:
+        """Works until it is stopped."""
+        runtime, config = self.runtime, self.config
+        owner = runtime.peer(config.owner)
+        owner.send(m.encode(m.Ready(runtime.proc, os.getpid())))
+        body = NOTHING
+        status = m.RESULT
+        try:
+            if config.bootstrap is not None:
+                self._bootstrap(config.bootstrap)
+        except BaseException as error:
+            status, body = m.ERROR, pack_failure(error)
+            self._broken = in_bootstrap(body)
+        self.outbox.flush()
+        with self._birth:
+            self._set_up = status, body
+            self._tell_owner()
+        self._booted.set()
+        self._tick()
+        self.main.run()
+        flush_told(_LAST_WORDS)
+        self.outbox.flush()
+        runtime.close(linger_ms=1000)
+
+    def assume(self, rank: int, port: int) -> None:
+        """A spare process takes a place in the mesh."""
+        runtime = self.runtime
+        runtime.rank = rank
+        gpus = visible_gpus(environment_of(os.getppid()))
+        if os.environ.get("CUDA_VISIBLE_DEVICES") in gpus:
+            # That of the rank that has died, unless the person has said otherwise.
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank % self.config.procs.per_host % len(gpus)]
+        with self._birth:
+            self._assumed = port
+            self._tell_owner()
+
+    def _tell_owner(self) -> None:
+        """This rank is set up, and has a place."""
+        if self._set_up is not None and self._assumed is not None:
+            runtime, (status, body) = self.runtime, self._set_up
+            view = m.pack(self.config.procs.region().pack())
+            runtime.answer(self.config.owner, self._assumed, view, status, body)
+
+    def _bootstrap(self, packed: bytes) -> None:
+        result = loads(packed)()
+        if inspect.isawaitable(result):
+
+            async def wait() -> None:
+                await result
+
+            asyncio.run(wait())
+
+    def interrupt(self, *_: Any) -> None:
+        """Handles SIGINT: it is for the endpoint that runs; if none does, there is nothing to interrupt."""
+        main = self.main
+        notice()
+        self.runtime.interrupts += 1
+        meant, main.meant = main.meant, None
+        if meant is not None and meant[0].running is not meant[1]:
+            return
+        if main.interruptible:
+            interrupt_programs(threading.get_native_id())
+            raise KeyboardInterrupt
+        if main.unwanted and main.loop is not None and asyncio.current_task(main.loop) in main.unwanted:
+            main.unwanted = set()
+            raise KeyboardInterrupt
+
+    def _tick(self) -> None:
+        """Now and then sends what was printed in the middle of a call, or by nobody's call."""
+        self._pause = min(_FLUSH_IDLE, self._pause * 1.5)
+        if self.outbox.tick() or self._busy_call() is not None:
+            self._pause = _FLUSH_EVERY
+        self.runtime.settle()
+        self.runtime.tend()
+        self.runtime.pump.call_later(self._pause, self._tick)
+
+    def _busy_call(self) -> tuple[Cell, m.Call] | None:
+        for cell in list(self.runtime.actors.values()):
+            running = cell.running
+            if running is not None:
+                return cell, running
+        return None
+
+    # Actors
+
+    def _create(self, create: m.Create, more: Sequence[Any]) -> None:
+        executor: Executor
+        if self.main.busy:
+            executor = ThreadExecutor(self.runtime, f"monarch-{create.actor}")
+        else:
+            self.main.busy = True
+            executor = self.main
+        cell = Cell(self.runtime, create.actor, executor)
+        self.runtime.actors[create.actor] = cell
+        executor.post(lambda: self._construct(cell, create, more))
+
+    def _construct(self, cell: Cell, create: m.Create, more: Sequence[Any]) -> None:
+        """In the thread of the actor, which may be there before the bootstrap has ended."""
+        self._booted.wait()
+        cell.construct(create, more, self._broken)
+
+    def _halt(self, halt: m.Halt) -> None:
+        runtime = self.runtime
+        if halt.actor:
+            cell = runtime.actors.get(halt.actor)
+
+            def answer(failure: bytes | None) -> None:
+                status = m.RESULT if failure is None else m.ERROR
+                if cell is not None and is_stuck(cell):
+                    with self._halt_lock:
+                        self._stuck = True
+                runtime.answer(halt.src, halt.port, halt.view, status, NOTHING if failure is None else failure)
+
+            if cell is None:
+                answer(None)
+            else:
+                cell.halt(halt.reason, answer)
+            return
+        cells = list(runtime.actors.values())
+        self._halting = len(cells)
+        if not cells:
+            self._end_process()
+            return
+        # It is alive, so its actors get the time that they need to clean up.
+        runtime.to_agent(runtime.host, m.Stop(runtime.proc, [runtime.proc], longest()))
+        for cell in cells:
+            cell.halt(halt.reason, partial(self._halted, cell), True)
+
+    def _halted(self, cell: Cell, failure: bytes | None) -> None:
+        """An actor has ended; with the last of them the process does."""
+        if failure is not None:
+            name = cell.spec.name if cell.spec is not None else cell.key
+            fault = m.Fault(self.runtime.proc, name, self.runtime.rank, in_cleanup(failure))
+            self.runtime.peer(self.config.owner).send(m.encode(fault))
+        with self._halt_lock:
+            self._halting -= 1
+            self._stuck |= is_stuck(cell)
+            last = self._halting == 0
+        if last:
+            self._end_process()
+
+    def _end_process(self) -> None:
+        if self._stuck:
+            threading.Thread(target=self._exit, name="monarch-exit", daemon=True).start()
+        else:
+            self.main.end()
+
+    def _exit(self) -> None:
+        """Ends the process although code of the user goes on in it."""
+        timer = threading.Timer(_LAST_WORDS, self._exit_stopped)
+        timer.daemon = True
+        timer.start()
+        self.outbox.flush()
+        self.runtime.close(linger_ms=1000)
+        self._exit_stopped()
+
+    def _exit_stopped(self) -> None:
+        self.mark_stopped()
+        os._exit(0)
+
+    def mark_stopped(self) -> None:
+        """Have the agent know that this end was asked for; a program that exits by itself does not come here."""
+        with contextlib.suppress(OSError):
+            # Where the folder is gone or the disk is full, the agent still hears of it from the owner.
+            mark_stopped(self.runtime.folder, self.runtime.proc)
+
+    def _on_level(self, level: m.Level) -> None:
+        # Loggers may be of the user's classes, and the lock of logging may be held by code of the user.
+        self.runtime.lanes.post("logging", partial(self._level, level))
+
+    def _level(self, level: m.Level) -> None:
+        logging.getLogger().setLevel(level.level)
+        if not logging.getLogger().handlers:
+            logging.basicConfig(level=level.level)
+
+
+_this: Rank | None = None
+
+
+@service("quick")
+def assume(procs: Procs, rank: int, port: int) -> None:
+    """Service: this process was a spare of a mesh, and takes the place of one that has died."""
+    assert _this is not None and _this.config.procs == procs
+    _this.assume(rank, port)
+
+
+def main(config: bytes) -> int:
+    """Entry point of a rank; ``config`` is its proc id, base rank, folder, and what is common to all of its mesh."""
+    proc, place, folder, packed = config.split(b"\0", 3)
+    known: RankConfig = loads(packed)
+    global _this
+    rank = _this = Rank(known, proc.decode(), int(place), folder.decode())
+    signal.signal(signal.SIGINT, rank.interrupt)
+    listen()
+    sys.setswitchinterval(_SWITCH_S)
+    watch_forks(signal.SIGINT, NOTICE)
+    # Not the program's own mesh, whatever the zygote's memory held.
+    del config, packed
+    rank.run()
+    rank.mark_stopped()
+    return 0

@@ -1,0 +1,517 @@
+"""The program's side of a session: its runtime, the agent of this host, and the hosts that it has attached."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, cast
+
+import zmq
+
+from monarch._actors.executors import ThreadExecutor
+from monarch._actors.mailbox import NOTHING, Cell
+from monarch._node.current import get_runtime, has_runtime
+from monarch._node.future import Future, Promise, in_thread
+from monarch._node.limits import check_session
+from monarch._node.node import Runtime
+from monarch._node.peers import Gateway
+from monarch._procs.agent.children import how_it_ended
+from monarch._procs.agent.request import AgentConfig
+from monarch._procs.launch.local import HostAgent
+from monarch._procs.os.orphans import end_orphans
+from monarch._procs.os.posix import memfd, proc_start_time
+from monarch._procs.rank.output import read_tail
+from monarch._procs.session_folder import TEND, host_id, host_of, make_folder, remove_folder, remove_socket
+from monarch._session.controllers import CONTROLLERS, Desk
+from monarch._session.output import OutputView
+from monarch._supervision.faults import Faults
+from monarch._wire import messages as m
+from monarch._wire.descriptors import raise_limit
+from monarch._wire.keys import Doorkeeper, KeyPair
+from monarch._wire.links import Link
+from monarch.exceptions import CallTimeoutError, SpawnError
+
+_AGAIN = 0.25
+"""Seconds after which a worker that does not answer is asked again."""
+_SWEEPS = (0.0, 0.05, 0.2, 1.0)
+"""Seconds between looks for what the ranks of an agent that was killed have left running."""
+_LOOK = 200
+"""Milliseconds between looks for hosts that have been attached since."""
+PRELOAD = [
+    "torch",
+    "numpy",
+    "monarch.actor",
+    "monarch._session.rank_process",
+    "monarch._state.checkpoint.api",
+    "monarch._state.heal",
+    "monarch.distributed",
+    "monarch._tensors.collectives.world",
+]
+"""What the zygote has imported before it forks."""
+LATER = [
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.checkpoint",
+    "torch.distributed.pipelining",
+]
+"""What its successor has too: the first optimizer of a process imports torch._dynamo, which takes about a second."""
+
+
+class Session:
+    """What a program has beside its runtime: the processes that serve it."""
+
+    def __init__(self) -> None:
+        raise_limit()
+        check_session()
+        self.folder = make_folder()
+        host = host_id(self.folder)
+        proc = f"{host}/c{secrets.token_hex(3)}"
+        try:
+            self.runtime = runtime = Runtime(proc, self.folder, proc)
+            runtime.secret = secrets.token_bytes(32)
+        except BaseException:
+            remove_folder(self.folder)
+            raise
+        self.pid = os.getpid()
+        self._agent: HostAgent | None = None
+        self._former: HostAgent | None = None
+        """The agent before, which has died. Under the lock, as ``_agent`` is."""
+        self._agent_errors = -1
+        self._agent_env: dict[str, str] = {}
+        self._lock = threading.RLock()
+        self._door: Doorkeeper | None = None
+        self._address = ""
+        self._watched: set[str] = set()
+        self._monitors: deque[tuple[str, Gateway, Any]] = deque()
+        self._watcher: threading.Thread | None = None
+        self._released: set[str] = set()
+        self._users: Counter[str] = Counter()
+        """How many have attached each host."""
+        self.kept: dict[str, Any] = {}
+        """By host id, the kept meshes that are attached: they go on when this session ends."""
+        self._interfaces: dict[str, str] = {}
+        """Addresses of this machine at which this program listens, each with its port."""
+        self._opening = threading.Lock()
+        self._opened: set[str] = set()
+        """Those at which the agent of this host does."""
+        self._listening: Promise[m.Listening] | None = None
+        self._table: dict[str, tuple[str, str]] = {}
+        self._greeted: dict[str, Promise[m.Listening]] = {}
+        self.output = OutputView(runtime)
+        # Before the faults: what a rank wrote last is shown before it is told that it has died.
+        runtime.died.subscribe(self._on_dead)
+        self._faults = Faults(runtime)
+        runtime.on_create = self._create
+        runtime.on_halt = self._halt
+        runtime.need_agent = self.need_agent
+        runtime.base_env = self._base_env
+        runtime.on_listening = self._on_listening
+        runtime.session = self
+        runtime.actors[CONTROLLERS] = cast("Cell", Desk(runtime))
+        runtime.pump.start()
+        self._tend()
+
+    def _tend(self) -> None:
+        if not self.runtime.closed:
+            self.runtime.tend()
+            self.runtime.pump.call_later(TEND, self._tend)
+
+    # The agent of this host
+
+    def need_agent(self) -> None:
+        """Starts the agent of this host, unless it runs; it meets the other hosts that there are."""
+        if self._start_agent() and self._interfaces and self.runtime.hosts:
+            assert self.runtime.keys is not None
+            for interface in list(self._interfaces):
+                self._open_own_agent(self.runtime.keys, interface)
+            self._tell_all()
+
+    @property
+    def agent_pid(self) -> int:
+        """Of the agent of this host; 0 if none runs."""
+        agent = self._agent
+        return agent.pid if agent is not None else 0
+
+    def _start_agent(self) -> bool:
+        """Whether it did not run."""
+        with self._lock:
+            if self._agent is not None:
+                return False
+            runtime = self.runtime
+            # A new agent after one that died has its name, so what is known of that one goes; ranks have new names.
+            start = proc_start_time(os.getpid()) or 0
+            config = AgentConfig(runtime.host, self.folder, runtime.proc, os.getpid(), start, PRELOAD, later=LATER)
+            runtime.peers.pop(runtime.agent, None)
+            runtime.peer(runtime.agent, starting=True)
+            self._agent_errors = memfd("agent-stderr")
+            self._agent_env = dict(os.environ)
+            self._agent = agent = HostAgent(config, self._agent_errors)
+            if self._former is not None:
+                self._former.release()
+                self._former = None
+            threading.Thread(
+                target=self._watch_agent, args=(agent, self._agent_errors), name="monarch-agent-watch", daemon=True
+            ).start()
+            return True
+
+    def _watch_agent(self, agent: HostAgent, errors: int) -> None:
+        agent.attend()
+        tail = read_tail(errors, 4096).data.decode(errors="replace").strip()
+        os.close(errors)
+        if self.runtime.closed or self._agent is not agent:
+            return
+        self._remove_sockets()
+        how = how_it_ended(agent.status) if agent.status is not None else "has ended"
+        reason = f"was lost with the host agent, which {how}" + (f": {tail.splitlines()[-1]}" if tail else "")
+
+        def lost() -> None:
+            # Whoever learns of the loss and starts another one, of the same name, waits for the end of this.
+            with self._lock:
+                self.runtime.host_died(self.runtime.host, reason)
+                self._agent, self._former = None, agent
+                self._opened.clear()
+                self._table.pop(self.runtime.host, None)
+
+        self.runtime.pump.post(lost)
+        # Its zygote does this too, unless it was killed with it. Ranks end a moment after their agent.
+        for pause in _SWEEPS:
+            time.sleep(pause)
+            end_orphans()
+
+    def _remove_sockets(self) -> None:
+        """The ranks of an agent that has died die with it, and cannot remove what they listened on."""
+        own = self.runtime.proc.partition("/")[2]
+        # An agent that was told to end has removed the folder as well.
+        with suppress(OSError):
+            for name in os.listdir(self.folder):
+                if not name.startswith(own):
+                    remove_socket(self.folder, f"{self.runtime.host}/{name}")
+
+    def _base_env(self, host: str) -> dict[str, str | None]:
+        if host != self.runtime.host:
+            return {}
+        now, then = os.environ, self._agent_env
+        changed: dict[str, str | None] = {key: now[key] for key in now if then.get(key) != now[key]}
+        changed.update({key: None for key in then if key not in now})
+        return changed
+
+    # Actors in this process
+
+    def _create(self, create: m.Create, more: Sequence[Any]) -> None:
+        cell = Cell(self.runtime, create.actor, ThreadExecutor(self.runtime, f"monarch-{create.actor}"))
+        self.runtime.actors[create.actor] = cell
+        cell.executor.post(lambda: cell.construct(create, more))
+
+    def _halt(self, halt: m.Halt) -> None:
+        cell = self.runtime.actors.get(halt.actor)
+
+        def answer(failure: bytes | None) -> None:
+            status, body = (m.RESULT, NOTHING) if failure is None else (m.ERROR, failure)
+            self.runtime.reply(halt.src, halt.port, 0, status, body)
+
+        if cell is None:
+            answer(None)
+        else:
+            cell.halt(halt.reason, answer)
+
+    def _on_dead(self, dead: m.Dead, calls: list[str]) -> None:
+        host, _, name = dead.proc.partition("/")
+        if name == "agent" and host in self.runtime.hosts:
+            # It has said that it takes nothing from here.
+            self.host_lost(host, dead.reason)
+        self.output.ended(dead)
+
+    # Other hosts
+
+    def listen(self, keys: KeyPair, interface: str, allowed: Sequence[str]) -> None:
+        """Listens for agents of other hosts, those that hold the keys that are allowed.
+
+        Args:
+            keys: of this program, unless it listens already: it has one pair.
+            interface: address of this machine.
+            allowed: public keys.
+        """
+        runtime = self.runtime
+        with self._lock:
+            if runtime.keys is None:
+                runtime.keys = keys
+            if self._door is None:
+                self._door = Doorkeeper(runtime.context)
+            self._door.allow("controller", [public.encode() for public in allowed])
+            if interface not in self._interfaces:
+                with runtime.inbox.binding:
+                    self._interfaces[interface] = self._door.bind(
+                        runtime.inbox.socket, f"tcp://{interface}", runtime.keys, "controller", runtime.lease
+                    )
+            if not self._address or not interface.startswith("127."):
+                # From this machine the others can be reached as well.
+                self._address = self._interfaces[interface]
+            self._table[runtime.proc] = (self._address, runtime.keys.public.decode())
+
+    def attach(self, hosts: list[m.Listening], keys: KeyPair, interface: str, own: bool = True) -> None:
+        """Connects to agents that listen on tcp, and tells all of each other.
+
+        Args:
+            hosts: where they listen.
+            keys: of this program, unless it has some.
+            interface: address of this machine at which they reach it.
+            own: whether the agent of this host is started for it, if it does not run.
+        """
+        runtime = self.runtime
+        self.listen(keys, interface, [host.public for host in hosts])
+        for listening in hosts:
+            host = host_of(listening.src)
+            self._users[host] += 1
+            runtime.hosts[host] = (listening.owner_address, listening.public)
+            self._table[host] = (listening.peer_address, listening.public)
+        if own or self._agent is not None:
+            self._open_own_agent(keys, interface)
+        for host in runtime.hosts:
+            self._watch_host(host)
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        """Tells all hosts of each other."""
+        for host in [*self.runtime.hosts, *([self.runtime.host] if self._opened else [])]:
+            self.runtime.to_agent(host, m.Hosts(self._table))
+
+    def greet(self, address: str, keys: KeyPair, timeout: float) -> m.Listening:
+        """Learns who listens at an address, which holds the same key pair as this program, and keeps the connection.
+
+        Raises:
+            SpawnError: nobody answers in time.
+        """
+        runtime = self.runtime
+        link = Link(runtime.context, address, runtime.hello, keys, keys.public, runtime.lease)
+        try:
+            listening = self._ask_who(link, address, timeout)
+        except BaseException:
+            link.close()
+            raise
+        # It may listen on all addresses of its machine; this is one that leads there.
+        machine = address.rpartition(":")[0]
+        peer = f"{machine}:{listening.peer_address.rpartition(':')[2]}"
+        host = host_of(listening.src)
+        if host in runtime.hosts and host not in self._released:
+            # This program has it already, and goes on by that connection.
+            link.close()
+            return m.Listening(listening.src, runtime.hosts[host][0], self._table[host][0], listening.public)
+        runtime.hosts[host] = (address, listening.public)
+        runtime.adopt_gateway(host, link)
+        return m.Listening(listening.src, address, peer, listening.public)
+
+    def _ask_who(self, link: Link, address: str, timeout: float) -> m.Listening:
+        until = time.monotonic() + timeout
+        while True:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise SpawnError(
+                    f"no worker answers at {address} within {timeout:g} s: it does not run, or it has another key, or "
+                    f"another controller has it"
+                )
+            token = secrets.token_hex(8)
+            answer = self._greeted[token] = Promise(self.runtime, f"the worker at {address}")
+            # What is said to an agent on its way out is lost with it, and the next one listens at the same address.
+            link.send(self.runtime.hello)
+            link.send(m.encode(m.Hosts({self.runtime.proc: self._table[self.runtime.proc]}, token)))
+            try:
+                listening = answer.get(min(_AGAIN, left))
+            except CallTimeoutError:
+                continue
+            finally:
+                del self._greeted[token]
+            if host_of(listening.src) not in self._released:
+                return listening
+
+    def _open_own_agent(self, keys: KeyPair, interface: str) -> None:
+        """This host's agent joins in, so that its ranks and those of other hosts reach each other."""
+        runtime = self.runtime
+        # Threads may start it and attach hosts at the same time.
+        with self._opening:
+            if interface in self._opened:
+                return
+            self._start_agent()
+            self._listening = Promise(runtime, "the host agent")
+            runtime.to_agent(runtime.host, m.Listen(runtime.proc, f"tcp://{interface}", [keys.public.decode()]))
+            listening = self._listening.get(10)
+            self._opened.add(interface)
+            if runtime.host not in self._table or not interface.startswith("127."):
+                self._table[runtime.host] = (listening.peer_address, listening.public)
+
+    def _on_listening(self, listening: m.Listening) -> None:
+        if host_of(listening.src) == self.runtime.host:
+            if self._listening is not None:
+                self._listening.complete(lambda: listening)
+            return
+        answer = self._greeted.get(listening.token)
+        if answer is not None:
+            answer.complete(lambda: listening)
+
+    def _watch_host(self, host: str) -> None:
+        """Notices when the connection to a host breaks; one thread does for all hosts."""
+        gateway = self.runtime.gateway(host)
+        if host in self._watched:
+            return
+        self._watched.add(host)
+        self._monitors.append((host, gateway, gateway.monitor()))
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch_hosts, name="monarch-hosts", daemon=True)
+            self._watcher.start()
+
+    def _watch_hosts(self) -> None:
+        watched: dict[Any, tuple[str, Gateway]] = {}
+        poller = zmq.Poller()
+        try:
+            while not self.runtime.closed:
+                while self._monitors:
+                    host, gateway, monitor = self._monitors.popleft()
+                    watched[monitor] = (host, gateway)
+                    poller.register(monitor, zmq.POLLIN)
+                for monitor, _ in poller.poll(_LOOK):
+                    host, gateway = watched[monitor]
+                    poller.unregister(monitor)
+                    if not gateway.closed.is_set():
+                        reason = f"was lost with its host {host}: the connection to it broke"
+                        self.runtime.pump.post(partial(self.host_lost, host, reason))
+                for monitor in [monitor for monitor, (_, gateway) in watched.items() if gateway.closed.is_set()]:
+                    # ZeroMQ blocks where it cannot tell of an event, so this is closed after the link that it is of.
+                    if monitor in poller:
+                        poller.unregister(monitor)
+                    del watched[monitor]
+                    monitor.close(0)
+        except zmq.ContextTerminated:
+            pass
+        finally:
+            for monitor, (_, gateway) in watched.items():
+                gateway.closed.wait(10)
+                monitor.close(0)
+            while self._monitors:
+                _, gateway, monitor = self._monitors.popleft()
+                gateway.closed.wait(10)
+                monitor.close(0)
+
+    def host_lost(self, host: str, reason: str) -> None:
+        """The connection to a host broke: what was on its way may be gone, so nothing goes on there."""
+        self.runtime.hosts.pop(host, None)
+        self._table.pop(host, None)
+        self._watched.discard(host)
+        self._users.pop(host, None)
+        self.kept.pop(host, None)
+        self.runtime.host_died(host, reason, host in self._released)
+
+    def forget(self, host: str) -> None:
+        """Drops the connection to a host, and what is known of the processes there: it may be attached another time."""
+        runtime = self.runtime
+        gateway = runtime._gateways.pop(host, None)  # pyright: ignore[reportPrivateUsage]
+        if gateway is not None:
+            gateway.close(500)
+        runtime.hosts.pop(host, None)
+        self._table.pop(host, None)
+        self._watched.discard(host)
+        self._users.pop(host, None)
+        self._released.discard(host)
+        self.kept.pop(host, None)
+        self.forget_peers(host)
+
+    def forget_peers(self, host: str) -> None:
+        """Drops what is known of the processes of a host."""
+        peers = self.runtime.peers
+        with self.runtime.peer_lock:
+            for proc in [proc for proc, peer in peers.items() if peer.host == host]:
+                del peers[proc]
+
+    def release(self, hosts: Sequence[str]) -> None:
+        """Hosts are not used any more by one of those that attached them: ends the agents of those nobody uses."""
+        for host in hosts:
+            self._users[host] -= 1
+            if self._users[host] <= 0 and host in self.runtime.hosts:
+                self._released.add(host)
+                self.runtime.to_agent(host, m.Bye(self.runtime.proc))
+
+    def own_address(self) -> str:
+        """The address, without a port, at which other hosts reach this program; empty if there are none."""
+        return self._address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
+    # The end
+
+    def close(self, timeout: float) -> None:
+        """Ends everything: ranks, agents, sockets, folder."""
+        runtime = self.runtime
+        if os.getpid() != self.pid or runtime.closed:
+            # A fork of the program has the memory of a session, but not the session.
+            return
+        self._faults.flush()
+        self.output.flush()
+        self._users.clear()
+        self.release([host for host in runtime.hosts if host not in self.kept])
+        agent = self._agent
+        self._agent = None
+        if agent is not None:
+            runtime.to_agent(runtime.host, m.Bye(runtime.proc))
+        if self._door is not None:
+            self._door.close()
+        runtime.close(linger_ms=500)
+        self.output.close()
+        if agent is not None:
+            agent.close(timeout)
+        if self._former is not None:
+            self._former.release()
+        remove_folder(self.folder)
+
+
+def start() -> Runtime:
+    """Makes the runtime of this program, which has none yet."""
+    return Session().runtime
+
+
+def shutdown_context(host_timeout: float | None = None) -> Future[None]:
+    """Ends this program's session: its processes, its hosts, its sockets. A later use starts a new one.
+
+    Args:
+        host_timeout: seconds to wait for the processes to end; None for 10.
+
+    Raises:
+        ValueError: the timeout is negative.
+    """
+    if host_timeout is not None and not host_timeout >= 0:
+        raise ValueError(f"host_timeout is a number of seconds, not {host_timeout!r}")
+    if not has_runtime():
+        return _Nothing()
+    runtime = get_runtime()
+    session = runtime.session
+    if session is None:
+        return _Nothing()
+    return in_thread(
+        runtime, "shutdown_context()", lambda: session.close(10.0 if host_timeout is None else host_timeout)
+    )
+
+
+class _Nothing(Future[None]):
+    """What is done already."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self.done = True
+        self._value = None
+        self._error = None
+        self._callbacks = None
+        self._lock = threading.Lock()
+        self.thread = None
+        self.label = "shutdown_context()"
+
+
+@atexit.register
+def _at_exit() -> None:
+    if has_runtime():
+        session = get_runtime().session
+        if session is not None and session.pid == os.getpid():
+            session.close(1.0)

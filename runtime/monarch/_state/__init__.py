@@ -1,0 +1,1 @@
+"""State of actors: buffers, copies, transfers and checkpoints."""

@@ -1,0 +1,255 @@
+"""Checkpoints: the state of actors on disk, as versions in a folder, and back again on a mesh of any size.
+
+The program conducts: the actors take copies in the order of their calls, the ranks say what they have, the first of
+them puts that together and opens a version, all write their parts, and the first one makes the version visible. Only
+the copies wait for what the actors do, and no step needs a process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from monarch._actors.mailbox import FUNCTION
+from monarch._actors.ports import Port
+from monarch._meshes.actor_mesh import ActorMesh
+from monarch._meshes.adverbs import Endpoint
+from monarch._node.asking import ask
+from monarch._node.future import Future, Promise, in_thread
+from monarch._node.gather import Gather
+from monarch._state.checkpoint.worker import method_of
+from monarch._wire import messages as m
+from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError
+
+_MODULE = "monarch._state.checkpoint.worker"
+_ENDING = 5.0
+"""Seconds to remove what is not to be."""
+_lock = threading.Lock()
+_last: dict[str, Promise[str]] = {}
+"""Of each folder the checkpoint that was begun last and has not ended; the next waits for it."""
+
+
+def checkpoint(
+    mesh: ActorMesh, path: str | os.PathLike[str], *, state: str = "state_dict", keep: int = 2, timeout: float = 600.0
+) -> Future[str]:
+    """Writes the state of actors to disk, as a new version in a folder, while they go on with their work.
+
+    Each actor takes a copy of its state, in memory of the CPU, when it comes to this among its calls, and goes on at
+    once; its rank writes the copy in a thread. A version is there as a whole or not at all: whatever dies, those before
+    it stay usable. A second checkpoint to the same folder takes its copies at once, and is written after the first.
+    An endpoint of these actors must not wait for it, since its own actor would have to take a copy meanwhile.
+
+    Args:
+        mesh: actors, all of a mesh or a slice.
+        path: of the folder, which all hosts of the mesh see; it is made if it is not there.
+        state: a method of the actors, endpoint or not, that returns a nested dict of tensors, DTensors and values that
+            can be pickled. A key of several ranks counts as replicated, unless it is a DTensor: one copy is kept.
+        keep: how many versions stay in the folder.
+        timeout: seconds for all of it.
+
+    Returns:
+        The path of the version, once it is complete. Its errors: ActorError for a state that cannot be saved or a disk
+        that is full, SupervisionError if a rank dies, DeviceMeshError if another program writes there at the time, and
+        CallTimeoutError.
+
+    Raises:
+        ArgumentError: these are no actors, or they have no such method.
+        StoppedError, SupervisionError: the mesh was stopped, or ranks of it have died.
+    """
+    _check(mesh, timeout, state)
+    if type(keep) is not int or keep < 1:
+        raise ArgumentError(f"keep is how many versions stay, at least 1, and not {keep!r}")
+    return Save(mesh, folder_of(path), state, (), keep, timeout).future
+
+
+def restore(
+    mesh: ActorMesh,
+    path: str | os.PathLike[str],
+    *,
+    state: str = "state_dict",
+    load: str = "load_state_dict",
+    version: str | int | None = None,
+    timeout: float = 600.0,
+) -> Future[str]:
+    """Reads a version that ``checkpoint`` has written into actors, of a mesh of any size and layout.
+
+    Each actor does so when it comes to this among its calls: what ``state`` returns says what is read, tensors are read
+    in place, and ``load`` is called with all of it. What the state does not name is not read: an optimizer that has
+    made no step yet names nothing, so take its state by torch.distributed.checkpoint.state_dict.
+
+    Args:
+        mesh: actors, all of a mesh or a slice.
+        path: of the folder.
+        state: the method that returns the state.
+        load: the method that takes it.
+        version: the name or the number of a version; None for the latest.
+        timeout: seconds for all of it.
+
+    Returns:
+        The path of the version that was read. Its errors: ArgumentError if the version lacks something that the state
+        has, ActorError, SupervisionError and CallTimeoutError.
+
+    Raises:
+        ArgumentError: these are no actors, they have no such method, or there is no such version.
+        StoppedError, SupervisionError: the mesh was stopped, or ranks of it have died.
+    """
+    _check(mesh, timeout, state, load)
+    until = time.monotonic() + timeout
+    folder = find(mesh, folder_of(path), version, timeout)
+    answer = send(mesh, "restore", f"{_MODULE}:load", folder, state, load)
+
+    def wait() -> str:
+        answer.get(max(0.0, until - time.monotonic()))
+        return folder
+
+    return in_thread(mesh._runtime, "restore", wait)
+
+
+def folder_of(path: str | os.PathLike[str]) -> str:
+    """A path as all ranks understand it, whatever folder they are in."""
+    return os.path.abspath(os.path.expanduser(os.fspath(path)))
+
+
+def find(mesh: ActorMesh, path: str, version: str | int | None, timeout: float) -> str:
+    """The path of a version, as the first rank of a mesh sees it."""
+    mesh._check_alive("restore")
+    return _steps(mesh._member(0), "restore", "", "find", lambda _: (path, version)).get(timeout)[0]
+
+
+def send(mesh: ActorMesh, what: str, function: str, *args: Any) -> Future[Any]:
+    """Has all actors of a mesh call a function with themselves, in the order of their calls."""
+    mesh._check_alive(what)
+    answer = Endpoint[..., Any](mesh, function, None, FUNCTION).call(*args)
+    if isinstance(answer, Gather):
+        # Errors are to say what the person has called.
+        answer.method = what
+    return answer
+
+
+def _check(mesh: Any, timeout: float, *methods: str) -> None:
+    if not isinstance(mesh, ActorMesh):
+        raise ArgumentError(f"checkpoints are of a mesh of actors, and not of {type(mesh).__name__}")
+    for method in methods:
+        method_of(mesh._state.cls, method)
+    if not timeout > 0:
+        raise ArgumentError(f"timeout is a number of seconds above 0, and not {timeout!r}")
+
+
+class Save:
+    """One checkpoint, as the program conducts it; the copies are asked for at once.
+
+    Args:
+        mesh: the actors.
+        path: of the folder.
+        state: the method that returns the state, or a function as ``module:name`` that gets the actor.
+        args: more arguments of it.
+        keep: how many versions stay.
+        timeout: seconds for all of it.
+        by_content: whether values under one key that differ between ranks are all kept.
+    """
+
+    def __init__(
+        self,
+        mesh: ActorMesh,
+        path: str,
+        state: str,
+        args: tuple[Any, ...],
+        keep: int,
+        timeout: float,
+        by_content: bool = False,
+    ) -> None:
+        self._mesh, self._path, self._keep, self._by_content = mesh, path, keep, by_content
+        self._timeout, self._until = timeout, time.monotonic() + timeout
+        self._token = secrets.token_hex(8)
+        self._stage = "taking the copies"
+        self.names: list[list[str]] = []
+        """Of each rank, what its state has at the top, once the copies are taken."""
+        runtime = mesh._runtime
+        self._copies = send(mesh, "checkpoint", f"{_MODULE}:stage", runtime.proc, self._token, state, args)
+        with _lock:
+            self._before = _last.get(path)
+            self.future: Promise[str] = in_thread(runtime, "checkpoint", self._run)
+            """Done when the version is complete; its path."""
+            _last[path] = self.future
+        self.future._when_done(self._leave)
+
+    def _run(self) -> str:
+        first, count = self._mesh._member(0), len(self._mesh)
+        try:
+            self.names = list(self._get(self._copies).values())
+            self._stage = f"waiting for another checkpoint to {self._path}"
+            if self._before is not None:
+                self._wait(self._before)
+            self._stage = "planning what each rank writes"
+            have = self._all("plan", lambda place: (self._by_content, place))
+            (folder, plans), *_ = self._get(self._steps(first, "begin", lambda _: (self._path, have)))
+            self._stage = f"writing {count} parts to {folder}"
+            written = self._all("write", lambda place: (folder, plans[place]))
+            return self._get(self._steps(first, "finish", lambda _: (written, self._keep)))[0]
+        except BaseException:
+            # Who tries again finds the folder free. If the first rank is dead, it is.
+            with contextlib.suppress(MonarchError):
+                self._steps(first, "give up", lambda _: ()).get(_ENDING)
+            raise
+        finally:
+            # What is copied after the end would stay, so this comes after that.
+            self._copies._when_done(self._end)
+
+    def _get(self, future: Future[Any]) -> Any:
+        self._wait(future)
+        return future.get()
+
+    def _wait(self, future: Future[Any]) -> None:
+        try:
+            future.exception(max(0.0, self._until - time.monotonic()))
+        except CallTimeoutError:
+            missing = future._missing()  # pyright: ignore[reportPrivateUsage]
+            raise CallTimeoutError(
+                f"the checkpoint of {self._mesh._name} to {self._path} was not complete within {self._timeout:g} s: it "
+                f"was given up while {self._stage}{missing}; versions before it are as they were"
+            ) from None
+
+    def _all(self, step: str, args: Callable[[int], tuple[Any, ...]]) -> list[Any]:
+        return self._get(self._steps(self._mesh, step, args))
+
+    def _steps(self, mesh: ActorMesh, step: str, args: Callable[[int], tuple[Any, ...]]) -> Future[list[Any]]:
+        return _steps(mesh, "checkpoint", self._token, step, args)
+
+    def _end(self, _: object) -> None:
+        # What was stopped or has died meanwhile has ended that too.
+        with contextlib.suppress(MonarchError):
+            ask(self._mesh, f"{_MODULE}:abandon", self._token)
+
+    def _leave(self, _: object) -> None:
+        with _lock:
+            if _last.get(self._path) is self.future:
+                del _last[self._path]
+
+
+def _steps(
+    mesh: ActorMesh, what: str, token: str, step: str, args: Callable[[int], tuple[Any, ...]]
+) -> Future[list[Any]]:
+    """Has the ranks of a mesh do a step beside their actors; what each answered, by position.
+
+    Args:
+        mesh: its actors.
+        what: the ranks do it for, in errors.
+        token: of the checkpoint.
+        step: its name.
+        args: gives the arguments for a position.
+    """
+    runtime = mesh._runtime
+    targets = mesh._members_at()
+    gather: Gather[Any] = Gather(runtime, targets.peers, mesh.extent, mesh._name, what, lambda _, values: list(values))
+    for place, peer in enumerate(targets.peers):
+        # In one piece: a service gets nothing beside its message.
+        body = pickle.dumps((Port(runtime, runtime.proc, gather.port), place, token, step, *args(place)))
+        peer.send(m.encode(m.Ask(runtime.proc, 0, b"", f"{_MODULE}:step", body)))
+    gather.check()
+    return gather

@@ -1,0 +1,211 @@
+"""What ranks do for checkpoints: take a copy of a state in the order of their messages, and write it meanwhile."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from monarch._actors.ports import Port
+from monarch._node.current import get_runtime
+from monarch._node.remote_errors import pack_failure
+from monarch._node.service import function_of, service
+from monarch._procs.os.helpers import be_helper
+from monarch._procs.os.versions import NewVersion, find_version
+from monarch._wire import messages as m
+from monarch._wire.pickling import dumps
+from monarch.exceptions import ArgumentError, DeviceMeshError, MonarchError
+
+if TYPE_CHECKING:
+    from monarch._tensors.checkpoints.files import Copy, Whole
+
+
+class _Saving:
+    """One checkpoint in one rank."""
+
+    def __init__(self, conductor: str, copy: Copy) -> None:
+        self.conductor = conductor
+        self.copy = copy
+        self.version: NewVersion | None = None
+        """In the first rank: what all of them write."""
+        self.whole: Whole | None = None
+
+
+_open: dict[str, _Saving] = {}
+"""By the token of the checkpoint."""
+_watching: Any = None
+
+
+# In the actor
+
+
+def stage(actor: Any, conductor: str, token: str, state: str, args: tuple[Any, ...]) -> Any:
+    """In an actor: takes a copy of its state, and keeps it until ``abandon``; the names at its top.
+
+    Args:
+        actor: the actor.
+        conductor: proc id of who conducts the checkpoint.
+        token: of the checkpoint.
+        state: a method of the actor, or a function as ``module:name`` that gets the actor.
+        args: more arguments.
+    """
+    found = _call(actor, state, *args)
+    if inspect.isawaitable(found):
+        return _stage_awaited(found, conductor, token)
+    return _keep(found, conductor, token)
+
+
+async def _stage_awaited(state: Awaitable[Any], conductor: str, token: str) -> list[str]:
+    return _keep(await state, conductor, token)
+
+
+def _keep(state: Any, conductor: str, token: str) -> list[str]:
+    from monarch._tensors.checkpoints.files import Copy
+
+    _watch()
+    _open[token] = _Saving(conductor, Copy(state))
+    return [str(key) for key in state]
+
+
+def load(actor: Any, folder: str, state: str, load: str) -> Any:
+    """In an actor: reads a version into the state that one of its methods gives, and has another take it."""
+    from monarch._tensors.checkpoints.restores import Version
+
+    version = Version(folder)
+    template = _call(actor, state)
+    if inspect.isawaitable(template):
+        return _load_awaited(actor, version, template, load)
+    version.load(template)
+    return _call(actor, load, template)
+
+
+async def _load_awaited(actor: Any, version: Any, template: Awaitable[Any], load: str) -> None:
+    found = await template
+    version.load(found)
+    done = _call(actor, load, found)
+    if inspect.isawaitable(done):
+        await done
+
+
+def _call(actor: Any, method: str, *args: Any) -> Any:
+    if ":" in method:
+        return function_of(method)(actor, *args)
+    return method_of(type(actor), method)(actor, *args)
+
+
+def method_of(cls: type, name: str) -> Callable[..., Any]:
+    """A method of a class of actors, endpoint or not; ArgumentError if there is none."""
+    found = getattr(cls, name, None)
+    found = getattr(found, "method", found)
+    if not callable(found):
+        raise ArgumentError(f"{cls.__name__} has no method {name!r}")
+    return found
+
+
+# Beside the actor
+
+
+@service("quick")
+def step(port: Port[Any], place: int, token: str, name: str, *args: Any) -> None:
+    """Service: does a step in a thread, and answers when it is done.
+
+    Args:
+        port: for the answer.
+        place: position of this rank, for the answer.
+        token: of the checkpoint.
+        name: of the step.
+        args: its arguments.
+    """
+
+    def run() -> None:
+        be_helper()
+        try:
+            status, (body, buffers) = m.RESULT, dumps(_STEPS[name](token, *args))
+        except BaseException as error:
+            status, body, buffers = m.ERROR, pack_failure(error, isinstance(error, MonarchError)), []
+        port._send(status, body, buffers, place)
+
+    threading.Thread(target=run, name="monarch-checkpoint", daemon=True).start()
+
+
+def _plan(token: str, by_content: bool, rank: int) -> bytes:
+    copy = _saving(token).copy
+    if by_content:
+        copy.key_by_content(rank)
+    return copy.local_plan()
+
+
+def _begin(token: str, path: str, plans: list[bytes]) -> tuple[str, list[bytes]]:
+    from monarch._tensors.checkpoints.files import Whole
+
+    saving = _saving(token)
+    saving.whole = Whole(plans)
+    saving.version = NewVersion(path, token)
+    if token not in _open:
+        saving.version.abandon()
+    return saving.version.folder, saving.whole.plans
+
+
+def _write(token: str, folder: str, plan: bytes) -> bytes:
+    return _saving(token).copy.write(plan, folder)
+
+
+def _finish(token: str, results: list[bytes], keep: int) -> str:
+    saving = _saving(token)
+    assert saving.version is not None and saving.whole is not None
+    saving.whole.finish(results, saving.version.folder)
+    return saving.version.commit(keep)
+
+
+def _find(token: str, path: str, version: str | int | None) -> str:
+    return find_version(path, version)
+
+
+def _give_up(token: str) -> None:
+    saving = _open.pop(token, None)
+    if saving is not None:
+        saving.copy.abandoned = True
+        if saving.version is not None:
+            saving.version.abandon()
+
+
+_STEPS: dict[str, Callable[..., Any]] = {
+    "plan": _plan, "begin": _begin, "write": _write, "finish": _finish, "find": _find, "give up": _give_up,
+}  # fmt: skip
+
+
+def _saving(token: str) -> _Saving:
+    saving = _open.get(token)
+    if saving is None:
+        raise DeviceMeshError("the checkpoint was given up, or this rank was replaced since its state was copied")
+    return saving
+
+
+@service("quick")
+def abandon(token: str) -> None:
+    """Service: a checkpoint is complete, or is not to be; the copy is let go of, and what is incomplete removed."""
+    if token in _open:
+        # To remove files may take long, and this thread receives messages.
+        threading.Thread(target=_give_up, args=(token,), name="monarch-checkpoint", daemon=True).start()
+
+
+@service("quick")
+def still_open() -> int:
+    """Service: how many checkpoints this process has a copy for."""
+    return len(_open)
+
+
+def _watch() -> None:
+    """Without who conducts it, a checkpoint comes to no end."""
+    global _watching
+    runtime = get_runtime()
+    if _watching is not runtime:
+        _watching = runtime
+        runtime.at_death.append(_died)
+
+
+def _died(proc: str) -> None:
+    for token, saving in list(_open.items()):
+        if saving.conductor == proc:
+            abandon(token)

@@ -1,0 +1,1 @@
+"""Copying a state between meshes."""

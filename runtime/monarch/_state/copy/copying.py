@@ -1,0 +1,173 @@
+"""Copying a state from the actors that have it to the actors that want it, whatever their numbers and layouts."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from monarch._actors.mailbox import FUNCTION
+from monarch._core.reshard import SOURCE, Fetch, Holder, Plan, Planner
+from monarch._core.shapes.boxes import elements
+from monarch._meshes.actor_mesh import ActorMesh
+from monarch._meshes.adverbs import Endpoint, Undecorated
+from monarch._node.asking import ask
+from monarch._node.current import get_runtime
+from monarch._node.future import Future, in_thread
+from monarch._state.copy.endpoints import Shared, Side, end, share_state
+from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError
+
+_MODULE = "monarch._state.copy.endpoints"
+
+
+@dataclass(frozen=True)
+class CopyReport:
+    """What a copy has moved."""
+
+    tensors: int
+    bytes: int
+    """All that targets have written."""
+    bytes_between_hosts: dict[str, int]
+    """Of each host, what it has received from others."""
+    seconds: float
+
+
+def copy_state(source: Any, target: Any, *, timeout: float = 60.0) -> Future[CopyReport]:
+    """Copies tensors between actors without passing the program: from a trainer to generators, or from one to all.
+
+    ``copy_state(trainers.weights, generators.weights)``, where ``weights`` is a method of either class that returns the
+    tensors themselves, such as ``self.model.state_dict()``. Each target gets what its own tensors hold: tensors are
+    matched by name, DTensors and ``Part`` by their place in the whole, so meshes and layouts may differ. Each byte goes
+    to a host once; targets pass on what they have. Both sides should leave the tensors alone meanwhile.
+
+    Args:
+        source: a method of a mesh of actors, or a state dict of the program.
+        target: a method of a mesh of actors.
+        timeout: seconds for each of at most three phases.
+
+    Returns:
+        A CopyReport. Its errors say what is partly written: TransferError, ActorError or SupervisionError.
+
+    Raises:
+        ArgumentError: these are no methods of actors.
+    """
+    _check(source, target, timeout)
+    return in_thread(get_runtime(), "copy_state", lambda: _Copy(source, target, timeout).run())
+
+
+def _check(source: Any, target: Any, timeout: float) -> None:
+    for what, side in (("source", source), ("target", target)):
+        if isinstance(side, (Endpoint, Undecorated)) or (what == "source" and isinstance(side, Mapping)):
+            continue
+        raise ArgumentError(f"{what} is a method of a mesh of actors, as in trainers.weights, and not {side!r}")
+    if not timeout > 0:
+        raise ArgumentError(f"timeout is a number of seconds above 0, and not {timeout!r}")
+
+
+class _Copy:
+    """One copy, as the program conducts it."""
+
+    def __init__(self, source: Any, target: Any, timeout: float) -> None:
+        self._source = source
+        self._target = target
+        self._timeout = timeout
+        # Two, since a process may be on both sides.
+        self._sharing: list[tuple[ActorMesh, str, Future[Any]]] = []
+        self._there, self._here = secrets.token_hex(8), secrets.token_hex(8)
+
+    def run(self) -> CopyReport:
+        begun = time.perf_counter()
+        try:
+            sources, targets = self._share()
+            plan = self._plan(sources, targets)
+            for phase in plan.phases:
+                self._phase(phase, sources, targets)
+        finally:
+            self._end()
+        names = {name for side in targets for name in side.tensors}
+        written, received = _count(plan, sources, targets)
+        return CopyReport(len(names), written, received, time.perf_counter() - begun)
+
+    def _share(self) -> tuple[list[Side], list[Side]]:
+        answer = self._call(self._target, self._here)
+        if isinstance(self._source, Mapping):
+            sources = [share_state(self._source, self._there)]
+        else:
+            sources = [Side(*side) for side in self._call(self._source, self._there).get(self._timeout).values()]
+        return sources, [Side(*side) for side in answer.get(self._timeout).values()]
+
+    def _call(self, method: Any, token: str) -> Future[Any]:
+        endpoint: Endpoint[..., Any] = Endpoint(method.mesh, f"{_MODULE}:share", None, FUNCTION)
+        answer = endpoint.call(method.name, token)
+        self._sharing.append((method.mesh, token, answer))
+        return answer
+
+    def _plan(self, sources: list[Side], targets: list[Side]) -> Plan:
+        known = {name: shared for side in sources for name, shared in side.tensors.items()}
+        widths: dict[str, int] = {}
+        for side in targets:
+            for name, shared in side.tensors.items():
+                widths[name] = shared.width
+                if name in known and known[name].dtype != shared.dtype:
+                    raise ArgumentError(
+                        f"{name!r} is of {known[name].dtype} in the source and of {shared.dtype} in the target"
+                    )
+        return Planner(_holders(sources), _holders(targets), widths).plan()
+
+    def _phase(self, phase: dict[int, list[Fetch]], sources: list[Side], targets: list[Side]) -> None:
+        mesh: ActorMesh = self._target.mesh
+        answers: list[Future[Any]] = []
+        for index, fetches in phase.items():
+            orders = [(each, *_place(each, sources, targets)) for each in fetches]
+            endpoint: Endpoint[..., Any] = Endpoint(mesh._member(index), f"{_MODULE}:fetch", None, FUNCTION)
+            answers.append(endpoint.call_one(self._here, orders, self._timeout))
+        failures: list[BaseException] = []
+        for answer in answers:
+            # Each is heard, so that nobody fetches any more when this ends.
+            error = answer.exception(self._timeout + 5.0)
+            if error is not None:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    def _end(self) -> None:
+        if isinstance(self._source, Mapping):
+            end(self._there)
+        for mesh, token, answer in self._sharing:
+            # What is shared after the end would stay so: it comes after the sharing, even if that takes longer.
+            with contextlib.suppress(CallTimeoutError):
+                answer.exception(self._timeout)
+            answer._when_done(partial(_tell_end, mesh, token))
+
+
+def _tell_end(mesh: ActorMesh, token: str, _: object) -> None:
+    # What was stopped or has died meanwhile has ended that too.
+    with contextlib.suppress(MonarchError):
+        ask(mesh, f"{_MODULE}:end", token)
+
+
+def _holders(sides: list[Side]) -> list[Holder]:
+    return [Holder(side.host, {name: shared.box for name, shared in side.tensors.items()}) for side in sides]
+
+
+def _place(fetch: Fetch, sources: list[Side], targets: list[Side]) -> tuple[Any, Any]:
+    shared: Shared = (sources if fetch.kind == SOURCE else targets)[fetch.holder].tensors[fetch.name]
+    return shared.remote, shared.box
+
+
+def _count(plan: Plan, sources: list[Side], targets: list[Side]) -> tuple[int, dict[str, int]]:
+    written = 0
+    received: dict[str, int] = {}
+    for phase in plan.phases:
+        for index, fetches in phase.items():
+            host = targets[index].host
+            for each in fetches:
+                size = elements(each.box) * targets[index].tensors[each.name].width
+                written += size
+                if (sources if each.kind == SOURCE else targets)[each.holder].host != host:
+                    received[host] = received.get(host, 0) + size
+    return written, received

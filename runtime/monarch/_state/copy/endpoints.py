@@ -1,0 +1,102 @@
+"""What ranks do when a state is copied: share their tensors, and fetch what they are told."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy
+
+from monarch._core.reshard import Fetch
+from monarch._core.shapes.boxes import Box, runs
+from monarch._node.current import get_runtime
+from monarch._node.service import service
+from monarch._state.rdma.plane import plane
+from monarch._tensors.checkpoints.states import Local, locals_of
+from monarch._tensors.memory.registry import Remote
+from monarch._tensors.memory.views import Memory, memory_of
+from monarch._tensors.transports.base import Move
+from monarch.exceptions import ArgumentError
+
+
+class Shared(NamedTuple):
+    """One tensor that a process has shared."""
+
+    remote: Remote
+    box: Box
+    dtype: str
+    width: int
+    """Bytes of an element."""
+
+
+class Side(NamedTuple):
+    """All that a process has shared of its state."""
+
+    host: str
+    tensors: dict[str, Shared]
+
+
+_open: dict[str, tuple[dict[str, Local], list[int]]] = {}
+"""By the token of the copy: the tensors, and the keys under which they are shared."""
+
+
+def share(actor: Any, method: str, token: str) -> Any:
+    """In an actor: shares the tensors that one of its methods returns."""
+    function = getattr(type(actor), method, None)
+    function = getattr(function, "method", function)
+    if not callable(function):
+        raise ArgumentError(f"{type(actor).__name__} has no method {method!r} that returns its state")
+    state = function(actor)
+    if inspect.isawaitable(state):
+        return _share_awaited(state, token)
+    return share_state(state, token)
+
+
+async def _share_awaited(state: Any, token: str) -> Side:
+    return share_state(await state, token)
+
+
+def share_state(state: Any, token: str) -> Side:
+    """Shares the tensors of a state until ``end``."""
+    tensors = locals_of(state)
+    here = plane()
+    shared: dict[str, Shared] = {}
+    for name, local in tensors.items():
+        memory = memory_of(local.tensor, repr(name))
+        shared[name] = Shared(here.share(memory), local.box, local.dtype, local.tensor.element_size())
+    _open[token] = (tensors, [each.remote.key for each in shared.values()])
+    return Side(get_runtime().host, shared)
+
+
+def fetch(actor: Any, token: str, fetches: list[tuple[Fetch, Remote, Box]], timeout: float) -> int:
+    """In an actor: copies parts of tensors from elsewhere into its own; how many bytes."""
+    tensors = _open[token][0]
+    moves: list[Move] = []
+    for wanted, remote, there in fetches:
+        local = tensors[wanted.name]
+        width = local.tensor.element_size()
+        moves.append(_move(wanted.box, remote, there, memory_of(local.tensor, repr(wanted.name)), local.box, width))
+    plane().move(moves, False, timeout)
+    return sum(move.size for move in moves)
+
+
+def _move(part: Box, remote: Remote, there: Box, memory: Memory, here: Box, width: int) -> Move:
+    found = runs(part, there, here)
+    spans = numpy.stack([found.there, found.here, numpy.full_like(found.here, found.length)], 1) * width
+    return Move(remote, memory, spans)
+
+
+@service("threaded")
+def end(token: str) -> None:
+    """Service: what was shared for a copy is not shared any more."""
+    _, keys = _open.pop(token, ({}, []))
+    drop: Callable[[int], bool] = plane().drop
+    for key in keys:
+        drop(key)
+
+
+@service("quick")
+def still_open() -> int:
+    """Service: how many copies this process shares something for."""
+    return len(_open)

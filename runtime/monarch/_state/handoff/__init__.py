@@ -1,0 +1,1 @@
+"""State transfer within a mesh."""

@@ -1,0 +1,106 @@
+"""Handing the state of one actor to others of its mesh, as the program conducts it: it needs no torch for that."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from monarch._actors.mailbox import FUNCTION
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._meshes.actor_mesh import ActorMesh
+from monarch._meshes.adverbs import Endpoint
+from monarch._node.asking import ask
+from monarch.exceptions import ArgumentError, MonarchError, SupervisionError
+
+_THERE = "monarch._state.handoff.receiver"
+_HOOKS = ("__getstate__", "__setstate__")
+
+
+class Handing:
+    """Gives the state of an actor to others.
+
+    Args:
+        mesh: of the actors.
+        new: base ranks of those that are to have it; those without an actor of the mesh are left out.
+        source: base rank of the one that has it; None for any that is not among ``new``.
+    """
+
+    def __init__(self, mesh: ActorMesh, new: Sequence[int], source: int | None) -> None:
+        self._mesh = mesh
+        self._new = [rank for rank in new if mesh._state.region.position_of(rank) is not None]
+        self._source = giver_of(mesh, self._new, source) if self._new else 0
+
+    @staticmethod
+    def check(meshes: Sequence[ActorMesh], named: bool) -> None:
+        """ArgumentError for a class without the two methods: if it was named, or if none has them."""
+        able = [mesh for mesh in meshes if has_hooks(mesh._state.cls)]
+        if not able or (named and len(able) < len(meshes)):
+            raise ArgumentError(
+                "copy_from needs actors whose class has __getstate__ and __setstate__: the first returns what a "
+                "replica needs, the second takes it; or name a method that returns their tensors: copy='weights'"
+            )
+
+    def run(
+        self, timeout: float, give: str = f"{_THERE}:state_of", take: str = f"{_THERE}:set_state", *args: Any
+    ) -> Any:
+        """Does it; what ``give`` had to say beside the state is returned.
+
+        Args:
+            timeout: seconds for each step.
+            give: ``module:function`` that gets the actor and ``args``, and returns the state and what it has to say.
+            take: one that gets the actor and the state.
+            args: for the first.
+        """
+        if not self._new or (give.startswith(_THERE) and not has_hooks(self._mesh._state.cls)):
+            return None
+        token = secrets.token_hex(8)
+        source = member_of(self._mesh, self._source)
+        try:
+            packed, said = self._call(source, "pack", token, give, args).get(timeout)
+            answers = [self._call(member_of(self._mesh, rank), "unpack", packed, take, timeout) for rank in self._new]
+            failures = [answer.exception(timeout + 5.0) for answer in answers]
+        finally:
+            with suppress(MonarchError):
+                ask(source, f"{_THERE}:end", token)
+        for failure in failures:
+            if failure is not None:
+                raise failure
+        return said
+
+    def _call(self, member: ActorMesh, function: str, *args: Any) -> Any:
+        return Endpoint[..., Any](member, f"{_THERE}:{function}", None, FUNCTION).call_one(*args)
+
+
+def giver_of(mesh: ActorMesh, new: Sequence[int], source: int | None) -> int:
+    """The base rank of the actor that new ones get their state from; SupervisionError if none has lived on.
+
+    Args:
+        mesh: of the actors.
+        new: base ranks of those that are to have it.
+        source: the one that was named; None for any other.
+    """
+    living = [rank for rank in mesh._state.region.base_ranks() if rank not in new]
+    if living and (source is None or source in living):
+        return living[0] if source is None else source
+    whose = "no actor of it has" if source is None else f"rank {source} has not"
+    raise SupervisionError(
+        f"{mesh._name} is healed, but {whose} lived on, so that there is no state to be copied to "
+        f"{describe_ranks(new)}",
+        mesh=mesh._name,
+        ranks=tuple(new),
+    )
+
+
+def member_of(mesh: ActorMesh, rank: int) -> ActorMesh:
+    """The actor of a base rank."""
+    region = mesh._state.region
+    position = region.position_of(rank)
+    assert position is not None
+    return mesh._view(region)._member(position)
+
+
+def has_hooks(cls: type) -> bool:
+    """Whether a class says what of its state a replica needs, and takes it."""
+    return all(any(name in each.__dict__ for each in cls.__mro__ if each is not object) for name in _HOOKS)

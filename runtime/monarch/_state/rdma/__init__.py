@@ -1,0 +1,1 @@
+"""Buffers that actors share one-sidedly."""

@@ -1,0 +1,74 @@
+"""Many reads and writes at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from monarch._node.future import Future
+from monarch._state.rdma.buffer import RDMABuffer, submit
+from monarch._tensors.memory.views import Memory
+from monarch._tensors.transports.base import Move
+from monarch.exceptions import ArgumentError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class RDMAAction:
+    """Reads and writes that are made together: those with one owner cost about as much as one.
+
+    ``RDMAAction().read_remote(dst, buffer).write_remote(other, src).submit().get()``. It can be submitted again, and
+    moves what is there at that time. All reads are made before any write.
+    """
+
+    def __init__(self) -> None:
+        self._reads: list[Move] = []
+        self._writes: list[Move] = []
+
+    def read_remote(self, dst: Any, buffer: RDMABuffer) -> Self:
+        """Adds a read of a buffer into memory here; see ``RDMABuffer.read_into``.
+
+        Raises:
+            ArgumentError: it does not fit, or ``dst`` overlaps memory here that this action reads into or writes from.
+        """
+        move = buffer.reading(dst)
+        self._check(move.local, [*self._reads, *self._writes])
+        self._reads.append(move)
+        return self
+
+    def write_remote(self, buffer: RDMABuffer, src: Any) -> Self:
+        """Adds a write of memory here into a buffer; see ``RDMABuffer.write_from``.
+
+        Raises:
+            ArgumentError: it does not fit, or ``src`` overlaps memory here that this action reads into.
+        """
+        move = buffer.writing(src)
+        self._check(move.local, self._reads)
+        self._writes.append(move)
+        return self
+
+    def submit(self, timeout: float = 60.0) -> Future[None]:
+        """Makes all of them.
+
+        Args:
+            timeout: seconds for an owner on another host to answer.
+
+        Returns:
+            Done when all bytes are there. Its error is that of the first one that failed; others may have been made.
+
+        Raises:
+            ArgumentError: the timeout is not above 0.
+        """
+        return submit(self._reads, self._writes, timeout)
+
+    def _check(self, memory: Memory, others: list[Move]) -> None:
+        for _, other, _ in others:
+            same = other.device == memory.device
+            if same and memory.address < other.address + other.size and other.address < memory.address + memory.size:
+                raise ArgumentError(
+                    "this memory overlaps other memory of the same action, and the result would depend on their order; "
+                    "make two actions, one after the other"
+                )
+
+    def __len__(self) -> int:
+        return len(self._reads) + len(self._writes)

@@ -1,0 +1,260 @@
+"""This process's part in the transfers of a session: what it shares, and by which ways it reaches what others share."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch._node.asking import ask_proc
+from monarch._node.current import get_runtime
+from monarch._node.node import Runtime, current
+from monarch._node.service import service
+from monarch._procs.os.posix import allow_reading_by
+from monarch._procs.session_folder import host_of
+from monarch._tensors.memory.registry import Registry, Remote
+from monarch._tensors.memory.views import Memory
+from monarch._tensors.transports.attach import Attach
+from monarch._tensors.transports.base import Move, Transport, check_spans
+from monarch._tensors.transports.cuda_ipc import CudaIpc, open_handle_of
+from monarch._tensors.transports.nixl import Nixl
+from monarch._tensors.transports.same_process import SameProcess
+from monarch._tensors.transports.stream import Stream
+from monarch._tensors.transports.stream_server import StreamServer
+from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError, TransferError
+
+if TYPE_CHECKING:
+    from monarch._actors.mailbox import Cell
+
+_MODULE = "monarch._state.rdma.plane"
+VARIABLE = "MONARCH_RDMA_TRANSPORTS"
+"""Environment variable with the names of the transports that may be used, by commas; all if it is not set."""
+_ORDER = ("local", "attach", "cuda_ipc", "nixl", "stream")
+"""Best first."""
+
+
+class Plane:
+    """The transfers of one process."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.registry = Registry()
+        self._lock = threading.Lock()
+        self._server: StreamServer | None = None
+        self._nixl = Nixl(runtime.proc, self.registry, self._ask_exposed)
+        self._stream = Stream(runtime.secret, self._find_stream)
+        ways: list[Transport] = [
+            SameProcess(runtime.proc, self.registry),
+            Attach(runtime.host),
+            CudaIpc(runtime.host),
+            self._nixl,
+            self._stream,
+        ]
+        self._ways = {way.name: way for way in ways}
+        self._cells: dict[int, Cell] = {}
+        """The actors that have shared something, by its key."""
+        self._chosen: dict[tuple[str, str, bool, str], Transport] = {}
+        """By the owner, where its memory is, whether others can open that on a GPU, and where ours is."""
+        runtime.at_close.append(self._close)
+        runtime.at_death.append(self._forget)
+
+    # What this process shares
+
+    def share(self, memory: Memory, forever: bool = False) -> Remote:
+        """Lets others read and write some memory until it is dropped, or unless forever the actor that runs ends."""
+        runtime = self._runtime
+        _let_others_read(runtime)
+        remote = self.registry.add(memory, runtime.proc, _title(runtime), open_handle_of(memory))
+        here = current.get()
+        if here is not None and not forever:
+            cell = self._cells[remote.key] = here[0]
+            cell.at_end[f"buffer {remote.key}"] = lambda: self.drop(remote.key)
+        return remote
+
+    def drop(self, key: int) -> bool:
+        """Ends that; whether it was shared."""
+        found = self.registry.drop(key)
+        if found:
+            self._nixl.hide(key)
+        cell = self._cells.pop(key, None)
+        if cell is not None:
+            cell.at_end.pop(f"buffer {key}", None)
+        return found
+
+    def stream_address(self) -> tuple[str, int]:
+        """Where this process serves what it shares by TCP."""
+        with self._lock:
+            if self._server is None:
+                self._server = StreamServer(self.registry, self._runtime.secret, _own_address(self._runtime))
+            return self._server.address
+
+    def expose(self, keys: list[int]) -> tuple[str, bytes] | None:
+        """How the NIXL agents of others reach some pieces."""
+        return self._nixl.expose(keys)
+
+    # What others share
+
+    def way_to(self, remote: Remote, local_device: str) -> Transport:
+        """The best transport between this process and a piece of memory.
+
+        Raises:
+            TransferError: there is none.
+        """
+        key = _kind_of(remote, local_device)
+        chosen = self._chosen.get(key)
+        if chosen is None:
+            against: list[str] = []
+            for name in _allowed():
+                why_not = self._ways[name].reason_against(remote, local_device)
+                if not why_not:
+                    chosen = self._chosen[key] = self._ways[name]
+                    break
+                against.append(f"{name}: {why_not}")
+            else:
+                raise TransferError(f"no transport leads to {remote.title}: {'; '.join(against)}", mesh=remote.proc)
+        return chosen
+
+    def known_way(self, remote: Remote, local_device: str) -> str:
+        """The name of the transport that was chosen before; empty if none was."""
+        chosen = self._chosen.get(_kind_of(remote, local_device))
+        return chosen.name if chosen is not None else ""
+
+    def reasons(self, remote: Remote, local_device: str) -> list[tuple[str, str]]:
+        """The transports with why each cannot be used, best first, down to the first one that can."""
+        found: list[tuple[str, str]] = []
+        for name in _allowed():
+            found.append((name, self._ways[name].reason_against(remote, local_device)))
+            if not found[-1][1]:
+                break
+        return found
+
+    def move(self, moves: Sequence[Move], writing: bool, timeout: float) -> None:
+        """Moves bytes of pieces that belong to any processes, those of one process together."""
+        for each in moves:
+            check_spans(each)
+        together: dict[tuple[str, str, bool, str], list[Move]] = {}
+        for each in moves:
+            together.setdefault(_kind_of(each.remote, each.local.device), []).append(each)
+        for several in together.values():
+            remote, local, _ = several[0]
+            self._check_alive(remote)
+            self.way_to(remote, local.device).move(several, writing, timeout)
+
+    def _check_alive(self, remote: Remote) -> None:
+        peer = self._runtime.peers.get(remote.proc)
+        if peer is not None and peer.dead is not None:
+            raise TransferError(
+                f"{remote.title}, the owner of the buffer, {peer.dead.reason}. Nothing was written", mesh=remote.proc
+            )
+
+    def _find_stream(self, remote: Remote, timeout: float) -> tuple[str, int]:
+        host, port = self._ask(remote, "stream_address", timeout)
+        return str(host), int(port)
+
+    def _ask_exposed(self, remote: Remote, keys: list[int], timeout: float) -> tuple[str, bytes] | None:
+        return self._ask(remote, "expose", timeout, keys)
+
+    def _ask(self, remote: Remote, service: str, timeout: float, *args: Any) -> Any:
+        try:
+            return ask_proc(remote.proc, f"{_MODULE}:{service}", *args).get(timeout)
+        except CallTimeoutError:
+            why = f"did not answer for {timeout:g} s"
+        except TransferError:
+            raise
+        except MonarchError as error:
+            self._check_alive(remote)
+            why = f"cannot be reached: {error}"
+        raise TransferError(f"{remote.title} {why}. Nothing was written", mesh=remote.proc)
+
+    def _forget(self, proc: str) -> None:
+        """A process has died."""
+        self._chosen = {key: way for key, way in self._chosen.items() if key[0] != proc}
+        for way in self._ways.values():
+            way.forget(proc)
+
+    def _close(self) -> None:
+        self.registry.clear()
+        if self._server is not None:
+            self._server.close()
+        self._stream.close()
+        self._nixl.close()
+
+
+_lock = threading.Lock()
+_own: tuple[Runtime, Plane] | None = None
+
+
+def plane() -> Plane:
+    """That of this process."""
+    global _own
+    runtime = get_runtime()
+    with _lock:
+        if _own is None or _own[0] is not runtime:
+            _own = (runtime, Plane(runtime))
+        return _own[1]
+
+
+@service("threaded")
+def stream_address() -> tuple[str, int]:
+    """Service: where this process serves what it shares."""
+    return plane().stream_address()
+
+
+@service("threaded")
+def expose(keys: list[int]) -> tuple[str, bytes] | None:
+    """Service: how NIXL agents reach some pieces."""
+    return plane().expose(keys)
+
+
+@service("threaded")
+def drop(key: int) -> bool:
+    """Service: drops a piece; whether there was one."""
+    return plane().drop(key)
+
+
+def _allowed() -> list[str]:
+    given = os.environ.get(VARIABLE, "")
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    unknown = [name for name in names if name not in _ORDER]
+    if unknown:
+        raise ArgumentError(f"{VARIABLE} names {unknown[0]!r}, which is no transport; there are {', '.join(_ORDER)}")
+    return [name for name in _ORDER if not names or name in names]
+
+
+def _kind_of(remote: Remote, local_device: str) -> tuple[str, str, bool, str]:
+    return remote.proc, remote.device, bool(remote.gpu), local_device
+
+
+def _title(runtime: Runtime) -> str:
+    config = runtime.config
+    return f"rank {runtime.rank} of {config.procs.name}" if config is not None else "the program"
+
+
+def _own_address(runtime: Runtime) -> str:
+    config = runtime.config
+    if config is not None and config.addresses:
+        return config.addresses[runtime.rank // config.procs.per_host] or "0.0.0.0"
+    session = runtime.session
+    return (session.own_address() if session is not None else "") or "127.0.0.1"
+
+
+def _let_others_read(runtime: Runtime) -> None:
+    """Where the kernel lets only ancestors read the memory of a process, it is told of those of the session."""
+    if runtime.config is None:
+        allow_reading_by(os.getpid())
+        return
+    agent = os.getppid()
+    if host_of(runtime.root) == runtime.host:
+        # The agent is a child of the program, which may read as well.
+        allow_reading_by(_parent_of(agent) or agent)
+    else:
+        allow_reading_by(agent)
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0

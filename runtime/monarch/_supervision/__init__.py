@@ -1,0 +1,1 @@
+"""Failures: who decides about them, who is told, what is started again."""

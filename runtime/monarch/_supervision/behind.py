@@ -1,0 +1,151 @@
+"""Calls that wait behind another one of the same actor: those who wait for them are told which."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._node.asking import Answers
+from monarch._node.current import get_runtime
+from monarch._node.gather import Gather
+from monarch._node.service import service
+from monarch._supervision.freeing import ahead_of
+
+if TYPE_CHECKING:
+    from monarch._node.node import Runtime
+
+SOON = 3.0
+"""Seconds that somebody has waited for a call when it is looked for what is in front of it."""
+_MOST = 8
+"""Calls that are looked at, at a time."""
+_HEARING = 0.3
+"""Seconds for ranks to say at a timeout what they run."""
+
+
+@service("quick")
+def ahead(key: str, src: str, port: int) -> tuple[str, float] | None:
+    """What an actor of this process runs while a call waits for its turn, and for how many seconds it has.
+
+    Args:
+        key: of the actor's mesh.
+        src: proc that has called.
+        port: where it waits for the answer.
+
+    Returns:
+        None if the call does not wait for its turn.
+    """
+    cell = get_runtime().actors.get(key)
+    front = ahead_of(key, src, port)
+    if cell is None or front is None or cell.spec is None:
+        return None
+    return f"{cell.spec.name}.{front.method}()", time.monotonic() - cell.since
+
+
+class Behind:
+    """Says of calls that somebody waits for what is in front of them. All of it is leader only."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._first: dict[int, float] = {}
+        """By port, when somebody was first seen to wait for a call."""
+        self._looks: dict[int, _Look] = {}
+        """By port, what ranks have said."""
+
+    def tick(self, now: float) -> None:
+        """Look at the calls that are waited for; every second or so."""
+        waited = {each.port: each for each in _waited(self._runtime)}
+        self._first = {port: self._first.get(port, now) for port in waited}
+        for port in [port for port in self._looks if port not in waited]:
+            self._looks.pop(port).close()
+        for port, gather in waited.items():
+            look = self._looks.get(port)
+            if look is not None:
+                look.say()
+            elif now - self._first[port] >= SOON and len(self._looks) < _MOST:
+                self._looks[port] = _Look(self._runtime, gather, True)
+
+
+class _Look:
+    """Asks the ranks that have not answered a call what they run instead of it."""
+
+    def __init__(self, runtime: Runtime, gather: Gather[Any], tells: bool = False) -> None:
+        self._tells = tells
+        self._label = gather.label
+        self._count = len(gather.targets)
+        self._ranks = {peer.proc: rank for rank, peer in enumerate(gather.targets)}
+        self._pending = {peer.proc for peer in gather.waits_for() if peer.dead is None}
+        self._runtime = runtime
+        self._said = False
+        self.found: dict[int, tuple[str, float]] = {}
+        """By rank, what is in front, and for how many seconds. Leader only, but for a look at a timeout's end."""
+        self.thread: Any = None
+        args = (gather.actor, runtime.proc, gather.port)
+        self._answers = Answers(runtime, sorted(self._pending), "monarch._supervision.behind:ahead", args, self._heard)
+
+    @property
+    def done(self) -> bool:
+        """Whether all have said it; as a Waiter has it."""
+        return not self._pending
+
+    def _heard(self, proc: str, answer: Any) -> None:
+        if isinstance(answer, (tuple, list)):
+            self.found[self._ranks[proc]] = (answer[0], answer[1])
+        self._pending.discard(proc)
+        if self.done:
+            self._runtime.pump.notify(self)
+            if self._tells:
+                self.say()
+
+    def say(self) -> None:
+        """Say it on stderr, once."""
+        if self.found and not self._said:
+            self._said = True
+            print(
+                f"monarch: {self._label} waits: {describe_ahead(self.found, self._count)}", file=sys.stderr, flush=True
+            )
+
+    def close(self) -> None:
+        """Take no more answers."""
+        self._answers.close()
+
+
+def _waited(runtime: Runtime) -> Iterator[Gather[Any]]:
+    """Calls of actors that a thread or an event loop waits for; cells say by themselves what they wait for."""
+    for each in list(runtime._gathers.values()):
+        waited = isinstance(each, Gather) and not each.done and (each.wanted or each._callbacks)
+        if waited and each.actor and each.method != "__init__" and not _is_notebook(runtime, each.actor):
+            yield each
+
+
+def _is_notebook(runtime: Runtime, key: str) -> bool:
+    mesh = runtime.meshes.get(key)
+    return mesh is not None and mesh._state.cls.__module__.startswith("monarch._cells")
+
+
+def ahead_now(gather: Gather[Any]) -> str:
+    """What runs in front of a call, in words; empty if nothing is known to. It may take a moment."""
+    runtime = get_runtime()
+    if runtime.closed or not gather.actor or runtime.pump.receives_here():
+        return ""
+    look = _Look(runtime, gather)
+    try:
+        runtime.pump.wait(look, _HEARING)
+        found = dict(look.found)
+    finally:
+        look.close()
+    return describe_ahead(found, len(gather.targets)) if found else ""
+
+
+def describe_ahead(found: Mapping[int, tuple[str, float]], count: int) -> str:
+    """As in ``rank 0 still runs c.loop(), begun 12 s ago``."""
+    groups: dict[str, list[int]] = {}
+    for rank, (what, _) in sorted(found.items()):
+        groups.setdefault(what, []).append(rank)
+    return "; ".join(
+        f"{describe_ranks(ranks, count)} still run{'s' if len(ranks) == 1 else ''} {what}, "
+        f"begun {max(found[rank][1] for rank in ranks):.0f} s ago"
+        for what, ranks in groups.items()
+    )

@@ -1,0 +1,227 @@
+"""Deaths in the meshes that this process owns: judged, started again, or told to all who wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from monarch._core.roster import split_proc
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._core.supervision import Begin, Collect, Command, Fail, Judge
+from monarch._node.gather import last_lines
+from monarch._node.node import Runtime
+from monarch._supervision.escalation import Escalation
+from monarch._supervision.mesh_failure import MeshFailure
+from monarch._supervision.state import TOGETHER
+from monarch._wire import messages as m
+from monarch.exceptions import MonarchError, StoppedError
+
+if TYPE_CHECKING:
+    from monarch._core.verdicts import Hold
+    from monarch._meshes.proc_mesh import _Shared
+    from monarch._node.future import Promise
+
+
+class _Death:
+    """What is known of the death of one rank."""
+
+    def __init__(self, dead: m.Dead, latest: int) -> None:
+        self.dead = dead
+        self.latest = latest
+        """The last port that was given before it was known: calls that come after it know what there is."""
+        self.when = dead.when or time.time()
+        self.calls: list[str] = []
+
+
+class Deaths:
+    """Does what ``Supervision`` says; its events come from several threads."""
+
+    def __init__(self, runtime: Runtime, escalation: Escalation) -> None:
+        self._runtime = runtime
+        self._escalation = escalation
+        self._lock = threading.RLock()
+        """Of all Supervision machines too; held for their steps alone."""
+        self._known: dict[tuple[str, int], _Death] = {}
+        """By mesh and rank, the death of its last process. Lock: ``_lock``."""
+        self._collecting: dict[str, Hold[Promise[None]]] = {}
+        """By mesh, what keeps its verdict open until its deaths are collected. Lock: ``_lock``."""
+        runtime.dying.subscribe(self.dies)
+        runtime.died.subscribe(self.died)
+        runtime.supervising = self
+
+    def joined(self, uid: str, rank: int, proc: str) -> None:
+        """A process has the place of this rank from now on."""
+        with self._lock:
+            commands = self._runtime.own_procs[uid].supervision.joined(rank, proc)
+        self._do(uid, commands)
+
+    def left(self, uid: str, rank: int) -> None:
+        """A mesh has no such rank any more."""
+        with self._lock:
+            commands = self._runtime.own_procs[uid].supervision.left(rank)
+        self._do(uid, commands)
+
+    def dies(self, dead: m.Dead) -> None:
+        """A process has died, and nobody was told yet."""
+        uid, rank = split_proc(dead.proc)
+        shared = self._runtime.own_procs.get(uid)
+        if shared is None or self._runtime.closed:
+            return
+        expected = dead.expected or shared.stopped is not None
+        awaited = not expected and self.is_supervised(uid, "", rank)
+        with self._lock:
+            news = shared.supervision.living.get(rank) == dead.proc
+            commands = shared.supervision.died(rank, dead.proc, expected)
+            if news and not expected:
+                self._known[uid, rank] = _Death(dead, self._runtime.last_port)
+                if awaited and uid not in self._collecting:
+                    self._collecting[uid] = self._runtime.oversight.hold(uid, f"{describe_ranks([rank])} has just died")
+        self._do(uid, commands)
+
+    def is_supervised(self, uid: str, key: str, rank: int) -> bool:
+        """Whether a failure may be dealt with, so that calls which meet it wait for that."""
+        shared = self._runtime.own_procs.get(uid)
+        return shared is not None and bool(
+            shared.supervision.restart or self._runtime.oversight.asked_of(uid, key, rank)
+        )
+
+    def died(self, dead: m.Dead, calls: list[str]) -> None:
+        """Those who waited for a process that has died were told: these calls."""
+        with self._lock:
+            known = self._known.get(split_proc(dead.proc))
+            if known is not None and known.dead is dead:
+                # ``latest`` stays as it was: by now one of them may have gone on, with a call that is not meant.
+                known.calls = calls
+
+    def _do(self, uid: str, commands: list[Command]) -> None:
+        oversight = self._runtime.oversight
+        for command in commands:
+            if isinstance(command, Collect):
+                self._runtime.pump.call_later(TOGETHER, partial(self._collect, uid))
+            elif isinstance(command, Begin):
+                who = f"its restart rule replaces {describe_ranks(command.ranks)}, attempt {command.attempt}"
+                oversight.decide(uid, who, partial(self._restart, uid, command))
+            elif isinstance(command, Judge):
+                if any(oversight.asked_of(uid, "", rank) for rank in command.ranks):
+                    who = f"its supervisors judge the death of {describe_ranks(command.ranks)}"
+                    oversight.decide(uid, who, partial(self._judge, uid, command))
+                else:
+                    self._judge(uid, command)
+            else:
+                self._fail(uid, command)
+
+    def _collect(self, uid: str) -> None:
+        with self._lock:
+            commands = self._runtime.own_procs[uid].supervision.collect(time.monotonic())
+            hold = self._collecting.pop(uid, None)
+        try:
+            self._do(uid, commands)
+        finally:
+            # Those who decide have holds of their own by now. If the rank was replaced meanwhile, nobody does.
+            self._runtime.oversight.release(uid, hold)
+
+    def begin_again(self, uid: str, ranks: tuple[int, ...], otherwise: Callable[[], None]) -> None:
+        """Actors have failed in processes that live: they are made anew if the mesh has a rule that says so."""
+        shared = self._runtime.own_procs.get(uid)
+        with self._lock:
+            begin = shared.supervision.allow(ranks, time.monotonic()) if shared is not None else None
+        if begin is None or shared is None:
+            otherwise()
+            return
+
+        def restart() -> None:
+            try:
+                self._heal(shared, begin)
+            except MonarchError:
+                otherwise()
+
+        who = f"its restart rule makes the actors of {describe_ranks(ranks)} again, attempt {begin.attempt}"
+        self._runtime.oversight.decide(uid, who, restart)
+
+    def _heal(self, shared: _Shared, begin: Begin) -> None:
+        """After the pause, if the mesh is still there by then."""
+        from monarch._supervision.healing import heal
+
+        runtime = self._runtime
+        until = time.monotonic() + begin.after
+        pause = threading.Event()
+        while shared.stopped is None and not runtime.closed and time.monotonic() < until:
+            pause.wait(min(0.1, max(0.0, until - time.monotonic())))
+        if shared.stopped is None and not runtime.closed:
+            heal(shared, runtime, 60.0)
+            shared.restarts += 1
+
+    def _restart(self, uid: str, begin: Begin) -> None:
+        shared = self._runtime.own_procs[uid]
+        try:
+            self._heal(shared, begin)
+        except MonarchError as error:
+            if shared.stopped is not None or self._runtime.closed:
+                # It was stopped meanwhile, so that there is nothing to be told of.
+                with self._lock:
+                    for rank in begin.ranks:
+                        shared.supervision.left(rank)
+                return
+            with self._lock:
+                for rank in begin.ranks:
+                    known = self._known.get((uid, rank))
+                    if known is not None:
+                        old = known.dead
+                        reason = f"{old.reason}, and could not be started again: {error}"
+                        known.dead = m.Dead(old.proc, reason, False, old.tails)
+                commands = shared.supervision.not_restarted(begin.ranks)
+            self._do(uid, commands)
+            if not commands and not isinstance(error, StoppedError):
+                # The processes are there again, and an actor is not.
+                owner = self._runtime.proc_meshes[uid][1]
+                latest = self._runtime.last_port
+                self._escalation.judge(partial(self._failure, uid), uid, "", begin.ranks, owner, latest)
+
+    def _judge(self, uid: str, judge: Judge) -> None:
+        owner = self._runtime.proc_meshes[uid][1]
+        with self._lock:
+            names = {rank: self._known[uid, rank].dead.proc for rank in judge.ranks}
+        for rank, name in names.items():
+
+            def judged(handled: bool, rank: int = rank, name: str = name) -> None:
+                with self._lock:
+                    commands = self._runtime.own_procs[uid].supervision.judged(rank, name, handled)
+                self._do(uid, commands)
+
+            asked = self._runtime.oversight.asked_of(uid, "", rank)
+            self._escalation.ask(self._failure(uid, (rank,)), asked, owner, judged)
+
+    def _fail(self, uid: str, fail: Fail) -> None:
+        """Nobody handles it: all calls to the mesh fail, and if nobody has heard of it by a call the owner does."""
+        name, owner = self._runtime.proc_meshes[uid]
+        reasons: dict[str, list[int]] = {}
+        waited, latest = False, 0
+        with self._lock:
+            for rank in fail.ranks:
+                known = self._known[uid, rank]
+                latest = max(latest, known.latest)
+                waited = waited or bool(known.calls)
+                reasons.setdefault(known.dead.reason, []).append(rank)
+        what = "; ".join(
+            f"the process{'es' if len(ranks) > 1 else ''} of {describe_ranks(ranks)} of {name} {reason}"
+            for reason, ranks in reasons.items()
+        )
+        why = f"{what}, and nobody supervises {name}, so that all of its calls fail"
+        if not self._runtime.fail_calls(uid, "", why, latest) and not waited:
+            for ranks in reasons.values():
+                self._escalation.up(self._failure(uid, tuple(ranks)), owner)
+
+    def _failure(self, uid: str, ranks: tuple[int, ...]) -> MeshFailure:
+        with self._lock:
+            known = self._known[uid, ranks[0]]
+            dead, when = known.dead, known.when
+            calls = dict.fromkeys(call for rank in ranks for call in self._known[uid, rank].calls)
+        text = f"its process {dead.reason}" if len(ranks) == 1 else f"each of their processes {dead.reason}"
+        tail = last_lines(dead)
+        if tail:
+            text += "\n" + "\n".join(["last lines of stderr:", *(f"  {line}" for line in tail)])
+        whole = self._runtime.own_procs[uid].whole(self._runtime)
+        return MeshFailure(self._runtime.proc_meshes[uid][0], whole, ranks, text, dead.reason, when, list(calls))

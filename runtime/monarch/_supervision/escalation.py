@@ -1,0 +1,125 @@
+"""The way of a failure: to those who supervise the mesh, to its owner, and if nobody handles it up to the program."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from threading import Timer
+
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._core.verdicts import Tally
+from monarch._node.node import Runtime
+from monarch._node.remote_errors import pack_failure
+from monarch._supervision.mesh_failure import MeshFailure
+from monarch._supervision.state import Judge
+from monarch._wire import messages as m
+from monarch.exceptions import SupervisionError
+
+
+def default_fault_hook(failure: MeshFailure) -> None:
+    """Says on stderr what failed; calls to the mesh raise from then on."""
+    print(describe_unhandled(failure), file=sys.stderr, flush=True)
+
+
+def describe_unhandled(failure: MeshFailure) -> str:
+    """What a person is told of a failure that nobody handles."""
+    at = time.strftime("%H:%M:%S", time.localtime(failure.when)) if failure.when else ""
+    return f"monarch: {f'{at} ' if at else ''}unhandled failure of {failure.report()}"
+
+
+class Escalation:
+    """Takes failures of one process's meshes to those who are to know. It has no state, and holds no lock."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def judge(
+        self,
+        made: Callable[[tuple[int, ...]], MeshFailure],
+        uid: str,
+        actor: str,
+        ranks: tuple[int, ...],
+        owner: str,
+        latest: int,
+    ) -> None:
+        """Asks everybody about the failure of some ranks, and tells of those that nobody handles.
+
+        Args:
+            made: the failure, as it is told of some of them.
+            uid: of the mesh of processes; empty if it is not known here.
+            actor: key of the actors that have failed; empty if it is not about some.
+            ranks: base ranks.
+            owner: key of the actor that owns the mesh; empty if none does.
+            latest: the last port that was given before it: calls that were made later are no concern of it.
+        """
+        oversight = self._runtime.oversight
+        asked = {rank: oversight.asked_of(uid, actor, rank) for rank in ranks}
+        tally = Tally(ranks)
+
+        def judged(rank: int, handled: bool) -> None:
+            left = tally.judged(rank, handled)
+            if left:
+                self._unhandled(made(left), uid, actor, owner, latest)
+
+        def ask() -> None:
+            for rank, supervisors in asked.items():
+                self.ask(made((rank,)), supervisors, owner, lambda handled, rank=rank: judged(rank, handled))
+
+        if any(asked.values()):
+            oversight.decide(uid, f"its supervisors judge the failure of {describe_ranks(ranks)}", ask)
+        else:
+            ask()
+
+    def _unhandled(self, failure: MeshFailure, uid: str, actor: str, owner: str, latest: int) -> None:
+        head = failure.report().partition("\n")[0]
+        if not uid or not self._runtime.fail_calls(uid, actor, f"{head}; nobody handles that", latest):
+            self.up(failure, owner)
+
+    def ask(
+        self, failure: MeshFailure, supervisors: Sequence[Judge], owner: str, judged: Callable[[bool], None]
+    ) -> None:
+        """Asks who supervises, then the owner, whether a failure is handled; in a thread that may wait."""
+        for supervisor in supervisors:
+            if supervisor.judge(failure):
+                judged(True)
+                return
+        cell = self._runtime.actors.get(owner) if owner else None
+        if cell is not None and cell.supervises():
+            cell.supervise(failure, judged)
+        else:
+            judged(False)
+
+    def up(self, failure: MeshFailure, owner: str) -> None:
+        """Nobody handles it: the owner has failed as well, and in a program its hook is called."""
+        runtime = self._runtime
+        cell = runtime.actors.get(owner) if owner else None
+        if cell is not None:
+            cell.fail(_pack(failure))
+        elif runtime.config is None:
+            # Not here: the hook may do anything, and this thread receives messages.
+            timer = Timer(0, call_hook, (failure,))
+            timer.daemon = True
+            timer.start()
+        else:
+            # Its owner is gone, or was no actor: then the one that owns this process is next.
+            fault = m.Fault(runtime.proc, runtime.config.procs.uid, runtime.rank, _pack(failure))
+            runtime.peer(runtime.config.owner).send(m.encode(fault))
+
+
+def call_hook(failure: MeshFailure) -> None:
+    """Calls the hook of the program, which may be its own."""
+    module = sys.modules.get("monarch.actor")
+    hook = getattr(module, "unhandled_fault_hook", None) or default_fault_hook
+    try:
+        hook(failure)
+    except SystemExit:
+        # A hook of this kind means to end the program.
+        import _thread
+
+        _thread.interrupt_main()
+
+
+def _pack(failure: MeshFailure) -> bytes:
+    error = SupervisionError(failure.report(), mesh=failure.mesh_name, ranks=failure.ranks)
+    return pack_failure(error, True)

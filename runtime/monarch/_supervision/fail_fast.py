@@ -1,0 +1,333 @@
+"""Fail fast: when ranks of a call fail, those that wait for them in a collective are freed, so that the call ends.
+
+It costs nothing as long as nothing fails. ``_core/fail_fast.py`` decides what to do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from monarch._core.fail_fast import Command, FailFast, Free, Look, Standing, Tell
+from monarch._core.roster import split_proc
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._node.asking import Answers
+
+if TYPE_CHECKING:
+    from monarch._node.owed import Watched
+    from monarch._node.peers import Peer
+
+_STANDING = "monarch._supervision.freeing:standing"
+_EXPECT = "monarch._supervision.freeing:expect"
+_FREE = "monarch._supervision.freeing:free"
+_SPOIL = "monarch._groups.rendezvous:spoil_round"
+_INTERRUPT = "monarch._actors.interrupts:interrupt"
+_AT_ONCE = 8
+"""Calls to one actor that are looked at at a time, the oldest first: it handles them in order, or a few at once."""
+
+
+class _Member:
+    """A call that a party watches over. One that has ended is not kept for that: nobody may want it any more."""
+
+    def __init__(self, call: Watched, first: int) -> None:
+        self.first = first
+        """The number of its first task."""
+        self.actor, self.port, self.view = call.actor, call.port, call.view
+        self.targets = call.targets
+        # A broadcast is kept by nobody else.
+        self.call: Callable[[], Watched | None] = ref(call) if call.port else lambda: call
+
+    def waits_for(self) -> list[Peer]:
+        """The procs that have not answered, and live."""
+        call = self.call()
+        return [peer for peer in call.waits_for() if peer.dead is None] if call is not None else []
+
+
+class Party:
+    """Calls whose ranks belong together.
+
+    Timers and replies run its methods, so none of them waits or runs code of the user.
+
+    Args:
+        calls: at least one.
+        on_failure: told once that ranks have failed while others still run, in the thread that receives.
+        alike: whether they are one call to the person, as those of a cell are: what a rank has left begun in one of
+            them, it joins in none of the others.
+    """
+
+    def __init__(
+        self, calls: Sequence[Watched], on_failure: Callable[[], None] | None = None, alike: bool = False
+    ) -> None:
+        self._runtime = calls[0]._runtime
+        self._on_failure = on_failure
+        self._lock = RLock()
+        # All of these with the lock.
+        self._calls: list[_Member] = []
+        self._by_call: dict[int, _Member] = {}
+        """The same by identity of the call, which another one may have once that is gone."""
+        self._waiting: deque[_Member] = deque()
+        """Those that may have ranks that have not answered: one that has none will never have any."""
+        self._tasks: list[tuple[_Member, int]] = []
+        """Each rank of each call, by the number that the machine knows it by."""
+        self._machine: FailFast | None = None
+        """There once a rank has failed."""
+        self._failed: set[int] = set()
+        self._answers: list[Answers] = []
+        """Of the last look."""
+        self._serial = 0
+        """Of the timer that counts."""
+        self._expected: set[int] = set()
+        """Those that were told that some are about to be freed."""
+        self._expecting: set[int] = set()
+        """Those of them that have not said that they know."""
+        self._announced: list[Answers] = []
+        self._to_free: set[int] = set()
+        """Those that are freed once all know."""
+        self._alike = alike
+        self.over = False
+        """Whether it watches no more. Set once; read without the lock."""
+        self._take(calls)
+
+    def join(self) -> None:
+        """Watches over the calls as one; some of their ranks may have failed by now."""
+        self._look_back([call for each in self._calls if (call := each.call()) is not None])
+
+    def add(self, calls: Sequence[Watched]) -> bool:
+        """Watches over more calls; not if it is over."""
+        with self._lock:
+            if self.over:
+                return False
+            self._take(calls)
+        self._look_back(calls)
+        return True
+
+    def _take(self, calls: Sequence[Watched]) -> None:
+        due = self._machine.due if self._machine is not None else 0.0
+        for call in calls:
+            if self._member(call) is not None:
+                continue
+            if self._machine is not None:
+                self._machine.add(len(self._calls), len(call.targets), time.monotonic())
+            member = self._by_call[id(call)] = _Member(call, len(self._tasks))
+            self._calls.append(member)
+            self._waiting.append(member)
+            self._tasks += [(member, position) for position in range(len(call.targets))]
+        if self._machine is not None and self._machine.due < due:
+            self._schedule()
+
+    def _member(self, call: Watched) -> _Member | None:
+        member = self._by_call.get(id(call))
+        return member if member is not None and member.call() is call else None
+
+    def _waits(self) -> bool:
+        """Whether any rank has not answered; with the lock. Each call is looked at no more once all of its have."""
+        while self._waiting and not self._waiting[0].waits_for():
+            self._waiting.popleft()
+        return bool(self._waiting)
+
+    def _look_back(self, calls: Sequence[Watched]) -> None:
+        for call in calls:
+            call.party = self
+        for call in calls:
+            for position in call.failed_positions():
+                self.failed(call, position)
+
+    def failed(self, call: Watched, position: int) -> None:
+        """The code of a rank has raised."""
+        with self._lock:
+            if self._machine is None:
+                if self.over or not self._waits():
+                    return
+                self._machine = FailFast(len(self._tasks), time.monotonic(), self._numbers())
+                self._schedule()
+            member = self._member(call)
+            assert member is not None
+            self._failed.add(member.first + position)
+            self._machine.failed(member.first + position)
+
+    def _numbers(self) -> list[int]:
+        """Of each task, the number of its call."""
+        if self._alike:
+            return [0] * len(self._tasks)
+        return [number for number, call in enumerate(self._calls) for _ in call.targets]
+
+    @property
+    def frees(self) -> bool:
+        """Whether ranks are about to be freed, or were and have not ended yet."""
+        with self._lock:
+            return self._machine is not None and self._machine.frees
+
+    def completed(self) -> None:
+        """One of the calls is about to end. Groups from which ranks were cut off are of no use to the others either."""
+        with self._lock:
+            if self._machine is not None and not self._waits():
+                self._finish()
+
+    def _finish(self) -> None:
+        """Nobody is left to be freed; with the lock."""
+        machine, self._machine = self._machine, None
+        self.over = True
+        self._forget()
+        for each in self._announced:
+            each.close()
+        if machine is not None and machine.freed:
+            # Also those that were not called: they are of the same groups.
+            # A spawn has no view, and its mesh may be gone.
+            known = self._runtime.meshes
+            views = [known.get(call.actor) if call.view is None else call.view for call in self._calls]
+            meshes = {view._state.procs for view in views if view is not None}
+            ranks = [procs.proc(rank) for procs in meshes for rank in range(procs.size)]
+            Answers(self._runtime, ranks, _SPOIL, (self._reason(machine.freed), machine.round)).close()
+
+    def _forget(self) -> None:
+        answers, self._answers = self._answers, []
+        for each in answers:
+            each.close()
+
+    def _proc(self, task: int) -> str:
+        call, position = self._tasks[task]
+        return call.targets[position].proc
+
+    def _reason(self, freed: set[int]) -> str:
+        failed, cut = ({self._proc(task) for task in tasks} for tasks in (self._failed, freed))
+        # What others have raised since they were freed is no cause, also where each failure is a call of its own.
+        ranks = sorted({split_proc(proc)[1] for proc in failed - cut or failed})
+        return (
+            f"the collective could not end, since {describe_ranks(ranks)} failed before joining it; "
+            f"use the group again to make it anew"
+        )
+
+    # Looking
+
+    def _schedule(self) -> None:
+        assert self._machine is not None
+        self._serial += 1
+        serial = self._serial
+        self._runtime.pump.call_later(max(0.0, self._machine.due - time.monotonic()), lambda: self._tick(serial))
+
+    def _tick(self, serial: int) -> None:
+        told = False
+        with self._lock:
+            machine = self._machine
+            if machine is None or serial != self._serial or self._runtime.closed:
+                return
+            self._note_ended(machine)
+            # Those that do not say that they know are not waited for any longer.
+            self._expecting.clear()
+            self._free()
+            for command in machine.tick(time.monotonic()):
+                if isinstance(command, Look):
+                    self._forget()
+                    self._answers = self._ask(self._to_look_at(command.positions), _STANDING, (), self._heard)
+                elif isinstance(command, Tell):
+                    told = True
+            if machine.over:
+                self._finish()
+            else:
+                self._schedule()
+        if told and self._on_failure is not None:
+            self._on_failure()
+
+    def _note_ended(self, machine: FailFast) -> None:
+        for call in self._calls:
+            waiting = {peer.proc for peer in call.waits_for()}
+            for position, peer in enumerate(call.targets):
+                if peer.proc not in waiting:
+                    machine.ended(call.first + position)
+
+    def _to_look_at(self, tasks: Sequence[int]) -> list[int]:
+        """Of many calls to one actor, those that it may handle now; of failures of calls that are over, one a proc."""
+        seen: dict[tuple[bool, str, str], int] = {}
+        kept: list[int] = []
+        for task in tasks:
+            call, proc, failed = self._tasks[task][0], self._proc(task), task in self._failed
+            alone = failed and not call.waits_for()
+            key = (failed, "" if alone else call.actor, proc)
+            seen[key] = seen.get(key, 0) + 1
+            if seen[key] <= (1 if alone else _AT_ONCE):
+                kept.append(task)
+        return kept
+
+    def _heard(self, task: int, standing: Any) -> None:
+        """A rank says where it is."""
+        if not isinstance(standing, Standing):
+            return
+        with self._lock:
+            machine = self._machine
+            if machine is None:
+                return
+            before = machine.due
+            commands = machine.standing(task, standing, time.monotonic())
+            if machine.due < before:
+                self._schedule()
+            for command in commands:
+                self._carry_out(command, machine.freed)
+            if machine.over:
+                self._finish()
+
+    def _carry_out(self, command: Command, freed: set[int]) -> None:
+        if isinstance(command, Tell):
+            return
+        if isinstance(command, Free):
+            self._to_free.update(command.positions)
+            self._announce(self._reason(freed))
+            self._free()
+        else:
+            self._tell(command.positions, _INTERRUPT, ())
+
+    def _announce(self, reason: str) -> None:
+        """Tells all that ranks are about to be freed, which may close the connections of the others.
+
+        Connections are another way than messages, so nobody is freed before all know, or the next look is due.
+        """
+        tasks = self._to_look_at(self._machine.watched if self._machine is not None else ())
+        living = {n for n in tasks if self._tasks[n][0].targets[self._tasks[n][1]].dead is None}
+        new = living - self._expected
+        self._expected |= new
+        self._expecting |= new
+        if new:
+            self._announced += self._ask(sorted(new), _EXPECT, (reason,), self._knows)
+
+    def _knows(self, task: int, _: Any) -> None:
+        with self._lock:
+            self._expecting.discard(task)
+            self._free()
+
+    def _free(self) -> None:
+        if self._machine is not None and self._to_free and not self._expecting:
+            tasks, self._to_free = sorted(self._to_free), set()
+            self._tell(tasks, _FREE, (self._reason(self._machine.freed),))
+
+    def _tell(self, tasks: Sequence[int], service: str, args: tuple[Any, ...]) -> None:
+        for each in self._ask(tasks, service, args):
+            each.close()
+
+    def _ask(
+        self,
+        tasks: Sequence[int],
+        service: str,
+        args: tuple[Any, ...],
+        heard: Callable[[int, Any], None] = lambda task, answer: None,
+    ) -> list[Answers]:
+        """Asks the ranks of some tasks for a service that gets the call's actor, caller and port before other args."""
+        made: list[Answers] = []
+        places_of: dict[_Member, dict[str, int]] = {}
+        for task in tasks:
+            places_of.setdefault(self._tasks[task][0], {})[self._proc(task)] = task
+        for call, places in places_of.items():
+            # Nobody waits for a broadcast, which may be of any process.
+            named = (call.actor, self._runtime.proc if call.port else "", call.port)
+            made.append(
+                Answers(
+                    self._runtime,
+                    list(places),
+                    service,
+                    (*named, *args),
+                    lambda proc, answer, places=places: heard(places[proc], answer),
+                )
+            )
+        return made

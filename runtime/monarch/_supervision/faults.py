@@ -1,0 +1,131 @@
+"""Actors that have failed where nobody waited: collected, told as one failure for each cause, and restarted by rule."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._meshes.birth import Booting, booting, forsake
+from monarch._node.node import Runtime
+from monarch._node.remote_errors import unpack_failure, with_source
+from monarch._supervision.deaths import Deaths
+from monarch._supervision.escalation import Escalation, call_hook
+from monarch._supervision.mesh_failure import MeshFailure
+from monarch._supervision.state import TOGETHER
+from monarch._wire import messages as m
+
+if TYPE_CHECKING:
+    from monarch._core.verdicts import Hold
+    from monarch._meshes.actor_mesh import ActorMesh
+    from monarch._node.future import Promise
+
+
+class Faults:
+    """Takes the faults of one process's meshes to those who are to know."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._escalation = Escalation(runtime)
+        self._deaths = Deaths(runtime, self._escalation)
+        self._lock = threading.RLock()
+        self._failed: list[m.Fault] = []
+        """Faults that are being collected. Lock: ``_lock``."""
+        self._latest = 0
+        """The last port that was given before the last of them. Lock: ``_lock``."""
+        self._collecting: dict[str, Hold[Promise[None]]] = {}
+        """By mesh of processes, what keeps its verdict open until its faults are collected. Lock: ``_lock``."""
+        runtime.faulted.subscribe(self.on_fault)
+        runtime.oversight.settled.subscribe(partial(forsake, runtime))
+
+    def on_fault(self, fault: m.Fault) -> None:
+        """An actor of a mesh has failed where nobody waited."""
+        mesh = self._runtime.meshes.get(fault.actor)
+        uid = mesh._state.procs.uid if mesh is not None else ""
+        awaited = bool(uid) and self._deaths.is_supervised(uid, fault.actor, fault.rank)
+        # What a process said before another one took its place says nothing of that, whichever is heard first.
+        current = mesh is not None and mesh._state.procs.has(fault.src)
+        if (
+            mesh is not None
+            and current
+            and (awaited or not _was_not_made(mesh, fault.rank) or self._is_judged_by_owner(fault.actor))
+        ):
+            # A constructor that nobody supervises is not called again by a heal that is about something else.
+            mesh._state.failed.add(fault.rank)
+        with self._lock:
+            self._failed.append(fault)
+            self._latest = self._runtime.last_port
+            first = len(self._failed) == 1
+            if awaited and uid not in self._collecting:
+                who = f"an actor of {describe_ranks([fault.rank])} has just failed"
+                self._collecting[uid] = self._runtime.oversight.hold(uid, who)
+        if first:
+            self._runtime.pump.call_later(TOGETHER, self._report)
+
+    def _is_judged_by_owner(self, actor: str) -> bool:
+        cell = self._runtime.actors.get(self._runtime.owners.get(actor, ""))
+        return cell is not None and cell.supervises()
+
+    def flush(self) -> None:
+        """The program ends: tells its hook, in this thread, of constructors that have raised a moment ago."""
+        for mesh in list(self._runtime.meshes.values()):
+            birth = mesh._state.birth
+            for fault in birth.untold() if birth is not None else ():
+                call_hook(self._failure(mesh._name, mesh, fault, (fault.rank,)))
+        for shared in list(self._runtime.own_procs.values()):
+            boot = shared.initialized
+            for fault in boot.untold() if isinstance(boot, Booting) else ():
+                call_hook(self._failure(shared.procs.name, None, fault, (fault.rank,)))
+
+    def _report(self) -> None:
+        with self._lock:
+            failed, self._failed = self._failed, []
+            holds, self._collecting = self._collecting, {}
+            latest = self._latest
+        try:
+            groups: dict[tuple[str, str, str], list[m.Fault]] = {}
+            for fault in failed:
+                failure = unpack_failure(fault.body)
+                groups.setdefault((fault.actor, failure.kind, failure.text), []).append(fault)
+            for (actor, _, _), several in groups.items():
+                self._report_one(actor, several, latest)
+        finally:
+            for uid, hold in holds.items():
+                # Those who decide have holds of their own by now.
+                self._runtime.oversight.release(uid, hold)
+
+    def _report_one(self, actor: str, faults: list[m.Fault], latest: int) -> None:
+        """Actors of one mesh that failed alike."""
+        runtime = self._runtime
+        mesh = runtime.meshes.get(actor)
+        name = mesh._name if mesh is not None else runtime.proc_meshes.get(actor, (actor, ""))[0]
+        owner = runtime.owners.get(actor) or runtime.proc_meshes.get(actor, ("", ""))[1]
+        uid = mesh._state.procs.uid if mesh is not None else actor if booting(runtime, actor, faults[0].rank) else ""
+        made = partial(self._failure, name, mesh, faults[0])
+        ranks = tuple(sorted({fault.rank for fault in faults}))
+        judge = partial(self._escalation.judge, made, uid, actor, ranks, owner, latest)
+        self._deaths.begin_again(uid, ranks, judge)
+
+    def _failure(self, name: str, mesh: ActorMesh | None, fault: m.Fault, ranks: tuple[int, ...]) -> MeshFailure:
+        """What is told of a fault, for some of its ranks."""
+        failure = unpack_failure(fault.body)
+        trace = "\n".join(with_source(failure.trace))
+        text, port = f"{failure.kind}: {failure.text}\n{trace}", 0
+        whole: Any = mesh
+        if mesh is None and booting(self._runtime, fault.actor, fault.rank):
+            text = f"bootstrap raised {text}"
+            whole = self._runtime.own_procs[fault.actor].whole(self._runtime)
+        elif mesh is not None and _was_not_made(mesh, fault.rank):
+            assert mesh._state.birth is not None
+            port = mesh._state.birth.port
+            if not booting(self._runtime, mesh._state.procs.uid, fault.rank):
+                text = f"__init__() raised {text}"
+        return MeshFailure(name, whole, ranks, text, when=time.time(), port=port)
+
+
+def _was_not_made(mesh: ActorMesh, rank: int) -> bool:
+    """Whether it is its constructor that has raised."""
+    birth = mesh._state.birth
+    return birth is not None and rank in birth.raised

@@ -1,0 +1,222 @@
+"""Services of a rank, for those who stop its code: where a call stands, and freeing it from what it waits in.
+
+They run in the receiving thread, which also forms process groups: so a group that is made after a call has ended is not
+taken for one that this call waits in.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from monarch._core.fail_fast import Standing
+from monarch._core.stop_ladder import Freed
+from monarch._groups.rendezvous import membership, spoil
+from monarch._node.current import get_runtime
+from monarch._node.future import Future
+from monarch._node.service import service
+from monarch._procs.os.blocked import Blocked, Wait, blocked
+
+if TYPE_CHECKING:
+    from monarch._actors.mailbox import Cell
+    from monarch._wire.messages import Call
+
+_DEPTH = 60
+"""Frames that are looked through at most."""
+_WAIT_DEPTH = 20
+"""Frames between the code that waits for an answer and what its thread does meanwhile, at most."""
+
+
+def _is(call: Call | None, src: str, port: int) -> bool:
+    return call is not None and call.port == port and src in ("", call.src)
+
+
+def running(key: str, src: str, port: int) -> tuple[Cell, Call] | None:
+    """The actor of this process that handles a call now, and the call; None if none does.
+
+    Args:
+        key: of the actor's mesh.
+        src: proc that has called; empty for any.
+        port: where it waits for the answer; 0 if nobody does.
+    """
+    cell = get_runtime().actors.get(key)
+    calls = [cell.running, *list(cell.turns.tasks.values())] if cell is not None else []
+    return next(
+        ((cell, call) for call in calls if call is not None and _is(call, src, port) and cell is not None), None
+    )
+
+
+def waiting(key: str, src: str, port: int) -> Cell | None:
+    """The actor of this process that has a call in its queue; None if none has."""
+    cell = get_runtime().actors.get(key)
+    queued = list(cell.queue) if cell is not None else []
+    return cell if any(_is(call, src, port) for call in queued) else None
+
+
+def _is_idle(key: str, src: str, port: int) -> bool:
+    """Whether a call neither runs here nor waits; that of a constructor waits until the actor is made."""
+    cell = get_runtime().actors.get(key)
+    return cell is None or (not cell.is_coming and waiting(key, src, port) is None)
+
+
+def _is_busy(cell: Cell) -> bool:
+    return bool(cell.running or cell.queue or cell.turns.tasks or cell.is_coming)
+
+
+def ahead_of(key: str, src: str, port: int) -> Call | None:
+    """The message that an actor of this process handles while one in its queue waits for its turn, if one does."""
+    cell = waiting(key, src, port)
+    return (cell.turns.call or cell.running) if cell is not None else None
+
+
+def thread_of(cell: Cell) -> int:
+    """The thread that the code of an actor runs in."""
+    interrupts = cell.executor.interrupts
+    return interrupts.ident if interrupts is not None else threading.main_thread().ident or 0
+
+
+@service("quick")
+def standing(key: str, src: str, port: int) -> Standing:
+    """Where a call stands among the process groups of this rank.
+
+    Args:
+        key: of the actor's mesh.
+        src: proc that has called.
+        port: where it waits for the answer.
+    """
+    from monarch._groups.rendezvous import uses_collectives
+
+    runtime, world = get_runtime(), membership().world
+    found = running(key, src, port)
+    number = membership().round
+    busy = any(_is_busy(each) for each in list(runtime.actors.values()))
+    idle = found is None and _is_idle(key, src, port)
+    groups: dict[str, tuple[tuple[int, ...], int]] = {}
+    if world is not None or uses_collectives():
+        from monarch._tensors.collectives.world import counts
+
+        groups = counts()
+    making = [] if world is None else [tuple(ranks) for ranks in list(world.making)]
+    if found is None:
+        return Standing(runtime.rank, groups, tuple(making), round=number, idle=idle, busy=busy)
+    ident = thread_of(found[0])
+    frame = sys._current_frames().get(ident)
+    if _makes_group(frame) and not making:
+        making.append(())
+    at = _caller_of_wait(frame) or frame
+    place = (id(at), at.f_lasti, at.f_lineno) if at is not None else ()
+    sleeps = blocked(ident).wait is Wait.SLEEP
+    return Standing(runtime.rank, groups, tuple(making), place, sleeps, number, idle, busy)
+
+
+def _caller_of_wait(frame: FrameType | None) -> FrameType | None:
+    """The frame that waits for an answer, whose thread receives meanwhile and so is never at one place."""
+    for _ in range(_WAIT_DEPTH):
+        if frame is None:
+            return None
+        if frame.f_code is Future.get.__code__:
+            return frame.f_back
+        frame = frame.f_back
+    return None
+
+
+def _makes_group(frame: FrameType | None) -> bool:
+    """Whether code is in a function of torch that makes a process group."""
+    for _ in range(_DEPTH):
+        if frame is None:
+            return False
+        code = frame.f_code
+        if code.co_name in ("new_group", "init_process_group") and "distributed_c10d" in code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@service("quick")
+def expect(key: str, src: str, port: int, reason: str) -> None:
+    """Others of a call are about to be freed, which may close the connections of this rank's collectives.
+
+    Args:
+        key: of the actor's mesh.
+        src: proc that has called.
+        port: where it waits for the answer.
+        reason: for the error that its collectives raise.
+    """
+    if running(key, src, port) is not None:
+        _explain(reason)
+
+
+@service("quick")
+def free(key: str, src: str, port: int, reason: str) -> Freed:
+    """Aborts what a call of this rank waits in: its collectives, a socket, a condition.
+
+    The call goes on with an error, or with the interrupt that it has not taken yet.
+
+    Args:
+        key: of the actor's mesh.
+        src: proc that has called.
+        port: where it waits for the answer.
+        reason: for the error that its collectives raise.
+
+    Returns:
+        What was aborted.
+    """
+    front = ahead_of(key, src, port)
+    if front is not None and front.src == src:
+        # What it waits for was interrupted in its place.
+        port = front.port
+    found = running(key, src, port)
+    if found is None:
+        return Freed.NOTHING
+    ident = thread_of(found[0])
+    what = blocked(ident)
+    if _makes_group(sys._current_frames().get(ident)):
+        _explain(reason)
+        spoil(reason)
+        _shut_waited(what)
+        return Freed.COLLECTIVE
+    # A thread that waits for something else, or sleeps, is in no collective; groups that work are kept.
+    if _shut_waited(what):
+        return Freed.CONNECTION
+    if _wake(ident):
+        return Freed.WAIT
+    if what.wait is Wait.SLEEP:
+        return Freed.NOTHING
+    _explain(reason)
+    return Freed.COLLECTIVE if spoil(reason) else Freed.NOTHING
+
+
+def _explain(reason: str) -> None:
+    """Whatever runs here and is in a collective learns why that broke: the call, or one that it waits for."""
+    for cell in list(get_runtime().actors.values()):
+        for call in (cell.running, *list(cell.turns.tasks.values())):
+            if call is not None:
+                membership().free_call(call.src, call.port, reason)
+
+
+def _shut_waited(what: Blocked) -> int:
+    """Ends the TCP connections that a thread waits for, such as one with torch's store."""
+    if what.wait is not Wait.SOCKET or not what.files:
+        return 0
+    from monarch._tensors.collectives.connections import open_sockets, shut_down
+
+    return shut_down({each for each in open_sockets() if each[0] in what.files})
+
+
+def _wake(ident: int) -> int:
+    """Wakes a thread that waits in a condition, so that it takes the interrupt that was raised in it.
+
+    Python raises it between two steps of the thread's own code, of which a wait without a timeout makes none. A
+    condition may wake at any time, so whoever waits looks again; the lock is one that only this waiter has.
+    """
+    frame = sys._current_frames().get(ident)
+    if ident == threading.main_thread().ident or frame is None or frame.f_code is not threading.Condition.wait.__code__:
+        return 0
+    waiter = frame.f_locals.get("waiter")
+    try:
+        waiter.release()  # pyright: ignore[reportOptionalMemberAccess]
+    except (AttributeError, RuntimeError):
+        return 0
+    return 1

@@ -1,0 +1,157 @@
+"""New processes at the coordinates of those that have died, with their actors; the others lose nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from monarch._core.roster import split_proc
+from monarch._core.shapes.extent import Extent
+from monarch._core.shapes.ranks import describe_ranks
+from monarch._meshes.actor_mesh import ActorMesh
+from monarch._meshes.changes import changing
+from monarch._meshes.proc_mesh import ProcMesh, _Shared
+from monarch._meshes.queries import actors_of, dead_ranks, reaches
+from monarch._meshes.replace import create, replace
+from monarch._node.future import Future, Ready
+from monarch._node.gather import Gather
+from monarch._node.node import Runtime
+from monarch._wire import messages as m
+from monarch.exceptions import MonarchError, SpawnError, StoppedError
+
+_TRIES = 5
+"""A new process may die as well while it is set up."""
+
+
+def heal(
+    shared: _Shared, runtime: Runtime, timeout: float, hosts: Sequence[str] = ()
+) -> tuple[list[int], list[tuple[ActorMesh, int]]]:
+    """Puts new processes in the place of those that have died, and new actors in that of those that have failed.
+
+    Args:
+        shared: of the mesh.
+        runtime: of this process, which owns it.
+        timeout: seconds for all of it.
+        hosts: ids of hosts that may take the place of those that are lost.
+
+    Returns:
+        The ranks with new processes; and the actors that were made anew where the process has lived on, by rank.
+
+    Raises:
+        StoppedError: the mesh was stopped meanwhile.
+        SpawnError: a host is lost too, or new processes die one after the other.
+        ActorError: the constructor of an actor raised.
+        SupervisionError: another heal or resize of the mesh is still under way when the time is over.
+    """
+    until = time.monotonic() + timeout
+    with changing(shared, runtime, "healed", timeout):
+        replaced = _replace_dead(shared, runtime, until, hosts)
+        renewed = _renew_failed(shared, runtime, until, replaced)
+        if replaced and (shared.initialized is None or shared.initialized.done):
+            shared.initialized = Ready(runtime, shared.procs.name, True)
+        if shared.starting is not None:
+            shared.starting.fill()
+        return sorted(replaced), renewed
+
+
+def replace_ranks(mesh: ProcMesh, ranks: Sequence[int], timeout: float) -> None:
+    """Replace the processes of some ranks, living ones included, and restart their actors."""
+    _replace(mesh._state, mesh._runtime, ranks, timeout)
+
+
+def replace_procs(runtime: Runtime, procs: Sequence[str], timeout: float) -> None:
+    """Replace living processes of meshes that this process owns, and restart their actors."""
+    ranks: dict[str, list[int]] = {}
+    for uid, rank in map(split_proc, procs):
+        ranks.setdefault(uid, []).append(rank)
+    for uid, each in ranks.items():
+        _replace(runtime.own_procs[uid], runtime, sorted(set(each)), timeout)
+
+
+def _replace(shared: _Shared, runtime: Runtime, ranks: Sequence[int], timeout: float) -> None:
+    until = time.monotonic() + timeout
+    with changing(shared, runtime, "healed", timeout):
+        for each in replace(shared, runtime, ranks):
+            each.get(max(0.0, until - time.monotonic()))
+
+
+def _replace_dead(shared: _Shared, runtime: Runtime, until: float, hosts: Sequence[str]) -> set[int]:
+    """The ranks that have new processes."""
+    replaced: set[int] = set()
+    for attempt in range(_TRIES):
+        dead = dead_ranks(shared, runtime)
+        if not dead:
+            break
+        if shared.stopped is not None or runtime.closed:
+            raise StoppedError(f"{shared.procs.name} was stopped before it was healed", mesh=shared.procs.name)
+        moved = _move(shared, runtime, dead, hosts)
+        made = replace(shared, runtime, dead, moved)
+        replaced.update(dead)
+        error = _first_error(made, until)
+        if error is not None and (attempt == _TRIES - 1 or not dead_ranks(shared, runtime)):
+            raise error
+    return replaced
+
+
+def _renew_failed(shared: _Shared, runtime: Runtime, until: float, replaced: set[int]) -> list[tuple[ActorMesh, int]]:
+    """The actors that were restarted in a process that lives on."""
+    renewed: list[tuple[ActorMesh, int]] = []
+    for mesh in actors_of(shared, runtime):
+        state = mesh._state
+        failed = set(state.failed)
+        for rank in sorted(failed - replaced):
+            _make_again(mesh, rank, until)
+            renewed.append((mesh, rank))
+        state.failed -= failed
+        birth = state.birth
+        if birth is None or (birth.done and birth.raised.keys() <= failed | replaced):
+            # What is still being made, or was not made again, has its own to say.
+            state.birth, state.initialized = None, Ready(runtime, mesh._name, True)
+    return renewed
+
+
+def _move(shared: _Shared, runtime: Runtime, dead: Sequence[int], hosts: Sequence[str]) -> dict[str, str]:
+    """Of the hosts that are lost, which ones take their place."""
+    procs = shared.procs
+    lost = [rank for rank in dead if not reaches(runtime, procs.host(rank))]
+    gone = list(dict.fromkeys(procs.host(rank) for rank in lost))
+    free = [host for host in dict.fromkeys(hosts) if host not in procs.hosts and reaches(runtime, host)]
+    if len(free) < len(gone):
+        raise SpawnError(
+            f"{describe_ranks(lost)} of {procs.name} cannot be replaced: their host is lost; give as many others as "
+            f"were lost that the mesh is not on yet, as in heal_mesh(mesh, hosts=...), or make a new mesh of the hosts "
+            f"that there are",
+            mesh=procs.name,
+            ranks=tuple(lost),
+        )
+    return dict(zip(gone, free, strict=False))
+
+
+def _first_error(made: list[Future[Any]], until: float) -> BaseException | None:
+    """The error of the first that has one, once all have ended."""
+    first: BaseException | None = None
+    for each in made:
+        error = each.exception(max(0.0, until - time.monotonic()))
+        first = first or error
+    return first
+
+
+def _make_again(mesh: ActorMesh, rank: int, until: float) -> None:
+    """A failed actor whose process lives: it is ended, and another is made there."""
+    runtime = mesh._runtime
+    position = mesh._state.region.position_of(rank)
+    if position is None:
+        return
+    member = mesh._view(mesh._state.region)._member(position)
+    peers = member._members_at().peers
+    ended: Gather[None] = Gather(
+        runtime, peers, Extent((), ()), mesh._name, "stop", lambda _, __: None, mesh._key, patient=True
+    )
+    peers[0].send(m.encode(m.Halt(runtime.proc, mesh._key, ended.port, member._view_bytes, "made anew, as it failed")))
+    ended.check()
+    with suppress(MonarchError):
+        # What its cleanup says does not matter: its state is not to be trusted.
+        ended.get(max(0.0, until - time.monotonic()))
+    create(mesh, rank).get(max(0.0, until - time.monotonic()))

@@ -1,0 +1,55 @@
+"""What supervisors and hooks are told of a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from monarch._core.shapes.ranks import describe_ranks
+
+
+class MeshFailure:
+    """A failure in a mesh, as ``supervise``, ``__supervise__`` and ``unhandled_fault_hook`` are told of it.
+
+    Attributes:
+        mesh_name: name of the mesh.
+        mesh: the mesh itself, if this process still has it.
+        ranks: base ranks that failed.
+        text: what happened, with the last lines of stderr or the traceback.
+        reason: the same in a line: the signal, the exit code or the exception, and in which line of which cell.
+        when: seconds since the epoch at which this process learned of it.
+        running: the calls that waited for these ranks, as in ``trainers.step()``.
+        port: number of the spawn whose constructors have raised, by which a notebook finds its cell; 0 for all else.
+    """
+
+    def __init__(
+        self,
+        mesh_name: str,
+        mesh: Any,
+        ranks: tuple[int, ...],
+        text: str,
+        reason: str = "",
+        when: float = 0.0,
+        running: Sequence[str] = (),
+        port: int = 0,
+    ) -> None:
+        self.mesh_name = mesh_name
+        self.mesh = mesh
+        self.ranks = ranks
+        self.text = text
+        self.reason = reason or text.partition("\n")[0]
+        self.when = when
+        self.running = tuple(running)
+        self.port = port
+
+    def report(self) -> str:
+        """What happened, to whom, and what they were doing."""
+        head, newline, rest = f"{describe_ranks(self.ranks)} of {self.mesh_name}: {self.text}".partition("\n")
+        doing = f", in {', '.join(self.running)}" if self.running else ""
+        return f"{head}{doing}{newline}{rest}"
+
+    def __str__(self) -> str:
+        return self.report()
+
+    def __repr__(self) -> str:
+        return f"<MeshFailure {self.mesh_name} {describe_ranks(self.ranks)}>"

@@ -1,0 +1,134 @@
+"""States that come back from disk: each rank reads what it needs of a version, whatever layout it was written in."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
+
+from monarch._tensors.checkpoints.files import RANK, Path, is_stateful, leaves_of, states_in
+from monarch.exceptions import ArgumentError
+
+_SHOWN = 8
+"""Keys that an error lists."""
+
+
+class Version:
+    """A version on disk, to be read by this rank; no other is needed for that.
+
+    Args:
+        folder: its path.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._reader = FileSystemReader(folder)
+        self._metadata = self._reader.read_metadata()
+        self.known: dict[str, Any] = self._metadata.state_dict_metadata
+        """What is known of each key."""
+
+    def tensor_size(self, key: str) -> torch.Size | None:
+        """The size of a tensor; None for what is none."""
+        found = self.known[key]
+        return found.size if isinstance(found, TensorStorageMetadata) else None
+
+    def make(self, key: str, device: Any = "cpu") -> torch.Tensor:
+        """A tensor to read one into."""
+        found = self.known[key]
+        return torch.empty(found.size, dtype=found.properties.dtype, device=device)
+
+    def check(self, wanted: Mapping[str, Any], names: Mapping[str, str] | None = None) -> None:
+        """Looks whether what is wanted can be read, without reading it.
+
+        Args:
+            wanted: by key, what it is to be read into; for a value that is no tensor, anything.
+            names: what errors call some keys.
+
+        Raises:
+            ArgumentError: some of it is not there, or is of another size.
+        """
+        called = names or {}
+        missing = [called.get(key, key) for key in wanted if key not in self.known]
+        if missing:
+            there = [key for key in self.known if not key.startswith(RANK)]
+            raise ArgumentError(
+                f"the checkpoint {self.folder} has no {_list(map(repr, missing))}, which the state has; "
+                f"it has {_list(map(repr, there)) or 'nothing'}"
+            )
+        for key, value in wanted.items():
+            size = self.tensor_size(key)
+            name = called.get(key, key)
+            if size is None:
+                continue
+            if not isinstance(value, torch.Tensor):
+                raise ArgumentError(
+                    f"{name!r} is a tensor in the checkpoint {self.folder}, and {type(value).__name__} in the state"
+                )
+            if size != value.size():
+                raise ArgumentError(
+                    f"{name!r} has the size {tuple(size)} in the checkpoint {self.folder}, "
+                    f"and {tuple(value.size())} in the state"
+                )
+            if value.is_meta:
+                raise ArgumentError(f"{name!r} has no memory to be read into; call to_empty() of its model first")
+
+    def read(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Reads what is wanted: tensors into those that are given, and values as new ones, which it returns by key."""
+        planner = _Planner()
+        planner.state_dict = dict(wanted)
+        planner.metadata = self._metadata
+        self._reader.set_up_storage_reader(self._metadata, False)
+        self._reader.read_data(planner.create_local_plan(), planner).wait()
+        return planner.values
+
+    def load(self, state: Any) -> None:
+        """Reads a state into another one, in place; objects at its top that take a state get theirs.
+
+        Raises:
+            ArgumentError: what the state has is not there, or is of another size; then nothing was read.
+        """
+        parts = states_in(state)
+        leaves = dict(leaves_of(parts))
+        wanted = {name: value for name, (_, value) in leaves.items()}
+        self.check(wanted)
+        for name, value in self.read(wanted).items():
+            put(parts, leaves[name][0], value)
+        for key, value in state.items():
+            if is_stateful(value):
+                value.load_state_dict(parts[key])
+            else:
+                state[key] = parts[key]
+
+
+class _Planner(DefaultLoadPlanner):
+    """Reads values where no part of the state has to be replaced for that."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.values: dict[str, Any] = {}
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Takes a value."""
+        where = None if torch.cuda.is_available() else "cpu"
+        self.values[read_item.dest_index.fqn] = torch.load(value, map_location=where, weights_only=False)
+
+
+def put(state: Any, path: Path, value: Any) -> None:
+    """Sets a part of a state; dicts that are not there are made."""
+    for key in path[:-1]:
+        if isinstance(state, dict) and key not in state:
+            state[key] = {}
+        state = state[key]
+    state[path[-1]] = value
+
+
+def _list(names: Iterable[str]) -> str:
+    found = list(names)
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return ", ".join(found[:_SHOWN]) + more

@@ -1,0 +1,225 @@
+"""The process groups of this process: one over all ranks of its mesh, and others within, made when first used."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from monarch._procs.os.helpers import in_helper
+from monarch._tensors.collectives.connections import of_collectives, open_sockets, shut_down
+from monarch._tensors.collectives.interfaces import choose_interface
+from monarch._tensors.collectives.store import find_store, meet
+from monarch._tensors.collectives.subgroups import make_subgroup
+from monarch.exceptions import GroupError
+
+BOTH = "cpu:gloo,cuda:nccl"
+_AT_ONCE = "GLOO_ENABLE_STORE_V2_API"
+"""Environment variable: gloo asks the store for all addresses at once, where 64 ranks would ask it 8,000 times."""
+_TIMEOUT = datetime.timedelta(minutes=30)
+"""As torch has it; a rank that dies frees the others long before."""
+
+
+class Place(NamedTuple):
+    """What one rank needs in order to join."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    address: str
+    """Of the machine that serves the store."""
+    port: int
+    own_address: str
+    """Of this machine, as the others know it."""
+    device: str
+    """What the rank computes on: ``cpu``, or the GPU by a name that no other GPU of the mesh has."""
+
+
+@dataclass
+class World:
+    """The default process group as it was formed once, and what was made within it."""
+
+    place: Place
+    store: Store
+    devices: list[str]
+    token: str
+    """Of this round alone, the same on all ranks."""
+    sockets: set[tuple[int, int]] = field(default_factory=set)
+    groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    turns: dict[tuple[int, ...], threading.Lock] = field(default_factory=dict)
+    making: dict[tuple[int, ...], set[tuple[int, int]]] = field(default_factory=dict)
+    """Groups that are being made, with the connections that there were before."""
+
+    def group(self, ranks: Sequence[int]) -> Any:
+        """The process group of some ranks, of which this is one; each of them is to ask for it."""
+        key = tuple(ranks)
+        with self.lock:
+            turn = self.turns.setdefault(key, threading.Lock())
+        # A turn for each group: another actor of this process may wait for the members of another one.
+        with turn:
+            if key not in self.groups:
+                self.groups[key] = in_helper(lambda: self._make(key))
+            return self.groups[key]
+
+    def _make(self, key: tuple[int, ...]) -> Any:
+        if key == tuple(range(self.place.size)):
+            return dist.group.WORLD
+        before = self.making[key] = open_sockets()
+        try:
+            store = find_store(self.place.address, self.place.port, self.place.size)
+            store.set_timeout(_TIMEOUT)
+            # Only its members take part, so that the others may do something else.
+            return make_subgroup(key, self.backend(key), store, self.token, _TIMEOUT)
+        finally:
+            self.sockets |= open_sockets() - before
+            del self.making[key]
+
+    def backend(self, ranks: Sequence[int]) -> str:
+        """What a group of these ranks communicates by."""
+        return choose_backend([self.devices[rank] for rank in ranks])
+
+    def position(self) -> dict[str, int]:
+        """How many collectives this rank has begun in each group: equal in all that are in step."""
+        counts: dict[str, int] = {}
+        for ranks, group in list(self.groups.items()):
+            with contextlib.suppress(RuntimeError):
+                counts[",".join(map(str, ranks))] = group._get_sequence_number_for_group()
+        return counts
+
+    def free(self) -> int:
+        """Frees whoever waits in a collective here, and with that spoils the groups; how many connections it cut."""
+        making = [open_sockets() - before for before in list(self.making.values())]
+        return shut_down(self.sockets.union(*making)) + _abort_nccl()
+
+
+def counts() -> dict[str, tuple[tuple[int, ...], int]]:
+    """Of each process group of this process, by name: its members, and how many collectives were begun here."""
+    found: dict[str, tuple[tuple[int, ...], int]] = {}
+    groups: Mapping[Any, Any] = dist.distributed_c10d._world.pg_names
+    group: Any
+    for group, name in list(groups.items()):
+        # Backends that do not count are not compared.
+        with contextlib.suppress(RuntimeError):
+            found[name] = tuple(dist.get_process_group_ranks(group)), group._get_sequence_number_for_group()
+    return found
+
+
+def choose_backend(devices: Sequence[str]) -> str:
+    """NCCL if each rank has a GPU of its own, beside gloo for tensors on the CPU; else gloo for all."""
+    of_their_own = "cpu" not in devices and len(set(devices)) == len(devices)
+    return BOTH if of_their_own and dist.is_nccl_available() else "gloo"
+
+
+def form(place: Place, store: Store) -> World:
+    """Joins the default process group, together with all other ranks of the mesh.
+
+    Raises:
+        GroupError: others did not come, or the group could not be made.
+    """
+    choose_interface(place.own_address)
+    os.environ.setdefault(_AT_ONCE, "1")
+    said = meet(store, place.rank, place.size, f"{place.device}\n{_default_group()}\n{secrets.token_hex(4)}")
+    devices, theirs, tokens = zip(*(each.split("\n") for each in said), strict=True)
+    devices, token = list(devices), tokens[0]
+    if any(theirs):
+        wrong = [rank for rank, each in enumerate(theirs) if each != f"{rank} of {place.size}"]
+        if wrong:
+            raise GroupError(
+                f"the program has a default process group that is not that of all ranks of the mesh in their order: "
+                f"rank {wrong[0]} of {place.size} has place {theirs[wrong[0]] or 'none'} in it; end it by "
+                f"dist.destroy_process_group() to use those of the mesh"
+            )
+        world = World(place, store, devices, token, of_collectives([place.address, place.own_address]))
+        world.group(range(place.size))
+        return world
+    before = open_sockets()
+    try:
+        dist.init_process_group(
+            choose_backend(devices),
+            store=PrefixStore("default", store),
+            rank=place.rank,
+            world_size=place.size,
+            timeout=_TIMEOUT,
+        )
+    except RuntimeError as error:
+        raise GroupError(f"the process group could not be made on rank {place.rank}: {error}") from error
+    world = World(place, store, devices, token, open_sockets() - before)
+    world.group(range(place.size))
+    return world
+
+
+def _default_group() -> str:
+    """Place in the default process group that the program has made by itself, as ``rank of size``; empty for none."""
+    return f"{dist.get_rank()} of {dist.get_world_size()}" if dist.is_initialized() else ""
+
+
+def leave(world: World) -> None:
+    """Ends the groups, so that others can be made."""
+    if dist.is_initialized():
+        # Aborting it first, since destroying waits for what is under way.
+        world.free()
+        dist.destroy_process_group()
+
+
+def torchrun_variables(place: Place) -> dict[str, str]:
+    """The environment that torchrun gives its workers, for programs that make their process group by themselves."""
+    return {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_size),
+        "GROUP_RANK": str(place.rank // place.local_size),
+        "GROUP_WORLD_SIZE": str(-(-place.size // place.local_size)),
+        "ROLE_RANK": str(place.rank),
+        "ROLE_WORLD_SIZE": str(place.size),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": place.address,
+        "MASTER_PORT": str(place.port),
+    }
+
+
+def own_device() -> str:
+    """What this rank computes on, as ``Place.device`` has it."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "cpu"
+    index = torch.cuda.current_device()
+    # Of the GPU itself: each process may count those that it sees by other numbers.
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return f"cuda {uuid}" if uuid else f"cuda {os.uname().nodename} {visible} {index}"
+
+
+def _abort_nccl() -> int:
+    count = 0
+    for group in list(getattr(dist.distributed_c10d._world, "pg_map", {})):
+        for backend in {id(each): each for each in _backends(group)}.values():
+            if type(backend).__name__ == "ProcessGroupNCCL":
+                # Versions of torch before it had this wait for the watchdog.
+                abort = getattr(backend, "abort", None)
+                if abort is not None:
+                    abort()
+                    count += 1
+    return count
+
+
+def _backends(group: Any) -> list[Any]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    try:
+        return [group._get_backend(torch.device("cuda"))]
+    except RuntimeError:
+        return []

@@ -1,0 +1,1 @@
+"""Ways to move bytes between processes; one file a transport."""

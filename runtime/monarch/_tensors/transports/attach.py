@@ -1,0 +1,262 @@
+"""Cross-memory attach: one process of a host reads and writes the memory of another by a system call, in one copy."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy
+
+from monarch._procs.os.helpers import as_helper, be_helper, helper_cores
+from monarch._tensors.memory.registry import Remote
+from monarch._tensors.transports.base import Move, dropped, lost_meanwhile
+from monarch.exceptions import TransferError
+
+_PIECES = 512
+"""Pieces of memory in one system call; the kernel takes 1024."""
+_CHUNK = 4 << 20
+_SHARED_OUT = 4 << 20
+"""Bytes from which several threads copy."""
+_THREADS = 4
+"""More do not copy faster on any machine that was tried: memory is the limit."""
+_SMALL = 1 << 20
+"""Bytes up to which one piece is moved without numpy, which costs more than the copy."""
+_WORD = 8
+_FAULT = OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+for _call in (_libc.process_vm_readv, _libc.process_vm_writev):
+    _call.restype = ctypes.c_ssize_t
+    _call.argtypes = [
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_ulong,
+    ]
+
+
+_read, _write = _libc.process_vm_readv, _libc.process_vm_writev
+
+
+class Attach:
+    """The transport between CPU memory of two processes of one host."""
+
+    name = "attach"
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._denied: dict[int, str] = {}
+
+    def reason_against(self, remote: Remote, local_device: str) -> str:
+        if remote.proc.partition("/")[0] != self._host:
+            return "the owner is on another host"
+        if remote.device != "cpu" or local_device != "cpu":
+            return "it is between memory of CPUs only"
+        if remote.pid not in self._denied:
+            try:
+                _keys_of([remote])
+                self._denied[remote.pid] = ""
+            except OSError as error:
+                if error.errno == errno.ESRCH:
+                    # It has died, which is for the transfer to say.
+                    return ""
+                self._denied[remote.pid] = (
+                    f"the kernel does not let this process read the memory of process {remote.pid} ({error.strerror}); "
+                    f"see /proc/sys/kernel/yama/ptrace_scope, or in a container the capability SYS_PTRACE"
+                )
+        return self._denied[remote.pid]
+
+    def forget(self, proc: str) -> None:
+        # Its pid may be another process's now.
+        self._denied.clear()
+
+    def move(self, moves: Sequence[Move], writing: bool, timeout: float) -> None:
+        if len(moves) == 1 and moves[0].spans is None and moves[0].local.size <= _SMALL:
+            _move_small(moves[0].remote, moves[0].local.address, moves[0].local.size, writing)
+            return
+        remotes = [move.remote for move in moves]
+        pid = remotes[0].pid
+        self.check(remotes)
+        base = [(local.address, remote.start, 0) for remote, local, _ in moves]
+        pieces = numpy.concatenate(
+            [numpy.add(move.rows[:, [1, 0, 2]], each) for move, each in zip(moves, base, strict=True)]
+        )
+        try:
+            _copy(pid, pieces.astype(numpy.uint64), writing)
+        except OSError as error:
+            raise lost_meanwhile(remotes[0], writing, f"{remotes[0].title} {_what(error)}") from None
+        self.check_after(remotes, writing)
+
+    def check_after(self, remotes: list[Remote], writing: bool) -> None:
+        """Whether the pieces were there all the time that bytes were moved; TransferError if not."""
+        try:
+            keys = _keys_of(remotes)
+        except OSError as error:
+            # After the last byte, but nobody knows whether that was still the owner's.
+            raise lost_meanwhile(remotes[0], writing, f"{remotes[0].title} {_what(error)}") from None
+        for remote, key in zip(remotes, keys, strict=True):
+            if key != remote.key:
+                raise lost_meanwhile(remote, writing, f"{remote.title} has dropped the buffer")
+
+    def check(self, remotes: list[Remote]) -> None:
+        """Whether the pieces are there; TransferError if not."""
+        try:
+            keys = _keys_of(remotes)
+        except OSError as error:
+            raise _unreachable(remotes[0], error) from None
+        for remote, key in zip(remotes, keys, strict=True):
+            if key != remote.key:
+                raise dropped(remote)
+
+
+def _move_small(remote: Remote, address: int, size: int, writing: bool) -> None:
+    """One piece that is over in no time: the same steps, with as little Python as there can be."""
+    keys = array("Q", (0, 0))
+    key = keys.buffer_info()[0]
+    # Each two lists of struct iovec, an address and a length.
+    if _vector(_read, remote.pid, (key, _WORD), (remote.slot, _WORD)) != _WORD:
+        raise _unreachable(remote, _last_error())
+    if keys[0] != remote.key:
+        raise dropped(remote)
+    if writing:
+        moved = _vector(_write, remote.pid, (address, size), (remote.start, size))
+        if moved == size:
+            moved += _vector(_read, remote.pid, (key + _WORD, _WORD), (remote.slot, _WORD))
+    else:
+        here, there = (address, size, key + _WORD, _WORD), (remote.start, size, remote.slot, _WORD)
+        moved = _vector(_read, remote.pid, here, there)
+    if moved != size + _WORD:
+        raise lost_meanwhile(remote, writing, f"{remote.title} {_what(_last_error() if moved < 0 else _FAULT)}")
+    if keys[1] != remote.key:
+        raise lost_meanwhile(remote, writing, f"{remote.title} has dropped the buffer")
+
+
+def _vector(call: Any, pid: int, here: tuple[int, ...], there: tuple[int, ...]) -> int:
+    ours, theirs = array("Q", here), array("Q", there)
+    return call(pid, ours.buffer_info()[0], len(ours) // 2, theirs.buffer_info()[0], len(theirs) // 2, 0)
+
+
+def _last_error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
+def _unreachable(remote: Remote, error: OSError) -> TransferError:
+    return TransferError(
+        f"the memory of {remote.title} cannot be read: the process {_what(error)}. Nothing was written",
+        mesh=remote.proc,
+    )
+
+
+def _what(error: OSError) -> str:
+    if error.errno == errno.ESRCH:
+        return "has died"
+    if error.errno == errno.EFAULT:
+        return "has freed the memory, or has died"
+    return f"does not let this one ({error.strerror})"
+
+
+def _keys_of(remotes: list[Remote]) -> list[int]:
+    """What the slots of some pieces of one process hold."""
+    keys = numpy.zeros(len(remotes), dtype=numpy.uint64)
+    pieces = numpy.empty((len(remotes), 3), dtype=numpy.uint64)
+    pieces[:, 0] = keys.ctypes.data + numpy.arange(len(remotes), dtype=numpy.uint64) * _WORD
+    pieces[:, 1] = [remote.slot for remote in remotes]
+    pieces[:, 2] = _WORD
+    for batch in _batches(pieces):
+        _transfer(remotes[0].pid, batch, False)
+    return [int(key) for key in keys]
+
+
+def _copy(pid: int, pieces: numpy.ndarray, writing: bool) -> None:
+    """Copies pieces, each a row of the address here, that in the other process, and a number of bytes."""
+    total = int(pieces[:, 2].sum())
+    workers = min(_THREADS, helper_cores()) if total >= _SHARED_OUT else 1
+    if workers == 1:
+        for batch in _batches(pieces):
+            _transfer(pid, batch, writing)
+        return
+    failures: list[OSError] = []
+    todo = iter(_batches(_chunks(pieces)))
+    lock = threading.Lock()
+
+    def work() -> None:
+        be_helper()
+        try:
+            while not failures:
+                with lock:
+                    batch = next(todo, None)
+                if batch is None:
+                    return
+                _transfer(pid, batch, writing)
+        except OSError as error:
+            failures.append(error)
+
+    others = [threading.Thread(target=work, name="monarch-copy", daemon=True) for _ in range(workers - 1)]
+    for other in others:
+        other.start()
+    with as_helper():
+        work()
+    for other in others:
+        other.join()
+    if failures:
+        raise failures[0]
+
+
+def _chunks(pieces: numpy.ndarray) -> numpy.ndarray:
+    """The same pieces, with those that are larger than a chunk cut."""
+    if int(pieces[:, 2].max()) <= _CHUNK:
+        return pieces
+    cut: list[numpy.ndarray] = []
+    for piece in pieces:
+        size = int(piece[2])
+        offsets = numpy.arange(0, size, _CHUNK, dtype=numpy.uint64)
+        rows = numpy.repeat(piece[None, :], len(offsets), axis=0)
+        rows[:, :2] += offsets[:, None]
+        rows[:, 2] = numpy.minimum(size - offsets, _CHUNK)
+        cut.append(rows)
+    return numpy.concatenate(cut)
+
+
+def _batches(pieces: numpy.ndarray) -> Iterator[numpy.ndarray]:
+    """Pieces for one system call each: not too many, and not much more than a chunk of bytes."""
+    begun = 0
+    ends = numpy.cumsum(pieces[:, 2])
+    while begun < len(pieces):
+        before = int(ends[begun - 1]) if begun else 0
+        full = int(numpy.searchsorted(ends, before + _CHUNK, "right"))
+        end = min(max(full, begun + 1), begun + _PIECES)
+        yield pieces[begun:end]
+        begun = end
+
+
+def _transfer(pid: int, pieces: numpy.ndarray, writing: bool) -> None:
+    """One system call, or more if the kernel takes the bytes in several."""
+    call = _write if writing else _read
+    while len(pieces):
+        # Two arrays of struct iovec: address and length of each piece.
+        here, there = numpy.ascontiguousarray(pieces[:, ::2]), numpy.ascontiguousarray(pieces[:, 1:])
+        moved = call(pid, here.ctypes.data, len(here), there.ctypes.data, len(there), 0)
+        if moved <= 0:
+            raise _last_error() if moved < 0 else _FAULT
+        pieces = _rest(pieces, moved)
+
+
+def _rest(pieces: numpy.ndarray, moved: int) -> numpy.ndarray:
+    """What is left of some pieces when the first bytes are done."""
+    ends = numpy.cumsum(pieces[:, 2])
+    first = int(numpy.searchsorted(ends, moved, "right"))
+    rest = pieces[first:].copy()
+    if len(rest):
+        done = moved - (int(ends[first - 1]) if first else 0)
+        rest[0, :2] += numpy.uint64(done)
+        rest[0, 2] -= numpy.uint64(done)
+    return rest

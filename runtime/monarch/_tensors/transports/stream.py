@@ -1,0 +1,154 @@
+"""A TCP stream to memory of another process: the way that is always there, between any two hosts.
+
+Whoever connects proves that it has the secret of the session, and the server proves the same, before any byte of
+memory is read or written; the bytes themselves are not encrypted, as those of NCCL and gloo are not. A request is
+answered by a thread of the owner, which needs Python's lock once for each request and not for the bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy
+
+from monarch._tensors.memory.registry import Remote
+from monarch._tensors.transports.base import Move, dropped, lost_meanwhile
+from monarch._tensors.transports.stream_protocol import (
+    ANSWER,
+    BOUNDS,
+    DROPPED,
+    FINE,
+    MOST,
+    NONCE,
+    READ,
+    REQUEST,
+    WRITE,
+    proof,
+    receive,
+    send,
+    take,
+    tune,
+)
+from monarch.exceptions import TransferError
+
+
+class Stream:
+    """The transport over TCP.
+
+    Args:
+        secret: of the session.
+        find: asks the owner of some memory for the address of its StreamServer.
+    """
+
+    name = "stream"
+
+    def __init__(self, secret: bytes, find: Callable[[Remote, float], tuple[str, int]]) -> None:
+        self._secret = secret
+        self._find = find
+        self._idle: dict[str, list[socket.socket]] = {}
+        self._lock = threading.Lock()
+
+    def reason_against(self, remote: Remote, local_device: str) -> str:
+        return ""
+
+    def move(self, moves: Sequence[Move], writing: bool, timeout: float) -> None:
+        remote = moves[0].remote
+        connection, kept = self._connection(remote, timeout)
+        # Of the whole, not of each piece of it that arrives.
+        until = time.monotonic() + timeout
+        moved = 0
+        try:
+            for each in moves:
+                connection.settimeout(max(0.001, until - time.monotonic()))
+                moved += self._write(connection, each) if writing else self._read(connection, each, until)
+        except (OSError, EOFError) as error:
+            connection.close()
+            if kept and not moved:
+                # It was closed while nobody used it; the owner may live all the same.
+                self.forget(remote.proc)
+                self.move(moves, writing, max(0.001, until - time.monotonic()))
+                return
+            why = (
+                f"did not answer for {timeout:g} s" if isinstance(error, TimeoutError) else "has closed the connection"
+            )
+            raise lost_meanwhile(remote, writing, f"{remote.title} {why}") from None
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            self._idle.setdefault(remote.proc, []).append(connection)
+
+    def _read(self, connection: socket.socket, move: Move, until: float) -> int:
+        remote, local, spans = move.remote, move.local, move.rows
+        for start in range(0, len(spans), MOST):
+            some = spans[start : start + MOST]
+            self._request(connection, READ, remote, some)
+            take(connection, local, some[:, 1:], until)
+        return move.size
+
+    def _write(self, connection: socket.socket, move: Move) -> int:
+        remote, local, spans = move.remote, move.local, move.rows
+        for start in range(0, len(spans), MOST):
+            some = spans[start : start + MOST]
+            self._request(connection, WRITE, remote, some)
+            send(connection, local, some[:, 1:])
+            if ANSWER.unpack(receive(connection, ANSWER.size))[0] != FINE:
+                raise lost_meanwhile(remote, True, f"{remote.title} has dropped the buffer")
+        return move.size
+
+    def _request(self, connection: socket.socket, what: int, remote: Remote, spans: numpy.ndarray) -> None:
+        theirs = numpy.ascontiguousarray(spans[:, ::2] + [remote.offset, 0])
+        connection.sendall(REQUEST.pack(what, remote.key, len(theirs)) + theirs.tobytes())
+        status = ANSWER.unpack(receive(connection, ANSWER.size))[0]
+        if status == DROPPED:
+            raise dropped(remote)
+        if status == BOUNDS:
+            raise TransferError(f"{remote.title} does not let this range of the buffer be used", mesh=remote.proc)
+
+    def _connection(self, remote: Remote, timeout: float) -> tuple[socket.socket, bool]:
+        proc = remote.proc
+        with self._lock:
+            idle = self._idle.get(proc)
+            if idle:
+                return idle.pop(), True
+        try:
+            connection = socket.create_connection(self._find(remote, timeout), timeout)
+        except OSError as error:
+            raise TransferError(
+                f"{remote.title} cannot be reached by TCP: {error.strerror or error}. Nothing was written", mesh=proc
+            ) from error
+        try:
+            self._greet(connection)
+        except (OSError, EOFError) as error:
+            connection.close()
+            raise TransferError(
+                f"{remote.title} does not take this process for one of its session", mesh=proc
+            ) from error
+        return connection, False
+
+    def _greet(self, connection: socket.socket) -> None:
+        tune(connection)
+        theirs = bytes(receive(connection, NONCE))
+        mine = secrets.token_bytes(NONCE)
+        connection.sendall(mine + proof(self._secret, b"client", theirs, mine))
+        shown = receive(connection, hashlib.sha256().digest_size)
+        if not hmac.compare_digest(bytes(shown), proof(self._secret, b"server", mine, theirs)):
+            raise EOFError("the other end does not have the secret of this session")
+
+    def forget(self, proc: str) -> None:
+        """Closes the connections to a process that nobody uses at the moment."""
+        with self._lock:
+            idle = self._idle.pop(proc, [])
+        for each in idle:
+            each.close()
+
+    def close(self) -> None:
+        """Closes what is not in use."""
+        for proc in list(self._idle):
+            self.forget(proc)

@@ -1,0 +1,80 @@
+"""The receiver's side of bulk data: the memory of another process of this user, mapped copy on write.
+
+Each message is mapped anew, and nothing but the mapping is kept: no file descriptor, which would keep memory that
+its owner has freed. What is made on a mapping (arrays, tensors, memoryviews) holds it; when the last of these is gone
+it is unmapped, and its owner is to be told. Writing to it is seen by nobody else. A mapping outlives its owner.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import stat
+import weakref
+from collections.abc import Callable, Sequence
+
+from monarch._wire.bulk.segments import HEADER, BulkRef, map_file
+from monarch.exceptions import SupervisionError
+
+
+class Mappings:
+    """Opens what ``Segments.put`` of other processes, or of this one, refers to.
+
+    Args:
+        on_release: called once for each ``open`` with pid and segment, when nothing uses that mapping any more. The
+            call can come in any thread and out of a garbage collection: it may put the pair in a deque and wake
+            somebody, but may not block or take a lock.
+    """
+
+    def __init__(self, on_release: Callable[[tuple[int, int]], None]) -> None:
+        self._on_release = on_release
+
+    def open(self, ref: BulkRef | Sequence) -> list[memoryview]:
+        """The buffers, writable and private to this call. If this raises, the release has been called already.
+
+        Raises:
+            SupervisionError: the owner has died, or has freed the segment.
+            MemoryError: the address space does not suffice.
+        """
+        pid, fd, segment, spans = ref
+        key = (pid, segment)
+        try:
+            memory = _map(pid, fd, segment, max((offset + length for offset, length in spans), default=0))
+            weakref.finalize(memory, self._on_release, key).atexit = False
+        except BaseException:
+            self._on_release(key)
+            raise
+        whole = memoryview(memory)
+        return [whole[offset : offset + length] for offset, length in spans]
+
+
+def _map(pid: int, fd: int, segment: int, end: int) -> mmap.mmap:
+    end = max(end, HEADER)
+    try:
+        # The last two flags mean nothing for a segment; if the pid is another process now, it can be anything.
+        opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise MemoryError(f"cannot open bulk data of process {pid}: {error.strerror}") from error
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise SupervisionError(
+                f"may not open the memory of process {pid}: it runs as another user, or hides its /proc entries"
+            ) from error
+        raise _gone(pid) from error
+    try:
+        about = os.fstat(opened)
+        if not stat.S_ISREG(about.st_mode) or about.st_size < end:
+            raise _gone(pid)
+        memory = map_file(opened, end, mmap.MAP_PRIVATE)
+    except OSError as error:
+        raise MemoryError(f"cannot map {end >> 20} MiB of process {pid}: {error.strerror}") from error
+    finally:
+        os.close(opened)
+    if int.from_bytes(memory[:8], "little") != segment:
+        raise _gone(pid)
+    return memory
+
+
+def _gone(pid: int) -> SupervisionError:
+    return SupervisionError(f"the bulk data of process {pid} is gone: the process has died, or has released it")

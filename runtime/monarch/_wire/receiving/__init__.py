@@ -1,0 +1,1 @@
+"""The receive loop of a process: leadership, timers, wake-ups."""

@@ -1,0 +1,313 @@
+"""Which thread receives: one of those that wait leads, and the others have a turn in a queue.
+
+Rules, which tests/procs/test_pump_model.py tries under many schedules:
+
+- There is at most one leader. A thread leads only while it waits for something itself, or is the background thread.
+- When a leader leaves, the first turn whose waiter is not done is woken. A thread that ends its wait passes a wake-up
+  on that it has no use for. So nobody sleeps while nobody leads, but for the time that a woken thread takes to run.
+- While nobody leads, the alarm rings for a message that comes and for a timer that is due. The background thread takes
+  the lead then, if nobody else has for a tick: so it sleeps on where messages and answers take turns, and what comes
+  while the program computes is handled within a tick, or within four after a burst of messages. It leaves again when
+  it has run a timer and nothing has come.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from monarch._wire.receiving.alarm import Alarm
+from monarch._wire.receiving.timers import Timers
+
+TICK = 0.005
+"""Seconds for which nobody may lead before the background thread does, if there is something to receive."""
+_BUSY = TICK / 2
+"""Seconds between two leaves below which the inbox is not looked at and watched: to ring now and then costs less."""
+_BUSY_TICK = 4 * TICK
+"""Seconds between those rings: the longest time for which a message may wait while nobody leads."""
+
+
+class Waiter(Protocol):
+    """Something that a thread waits for. The thread that makes it done calls ``Pump.notify`` then."""
+
+    thread: Turn | None
+    """The turns of the threads that wait for it, linked. Guarded by the mutex of the leadership."""
+
+    @property
+    def done(self) -> bool: ...
+
+
+class Gate:
+    """Holds one thread until another opens it; opening it twice counts once. ``open`` is safe in a signal handler."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until it is open or the time is up; whether it was open. It is closed again then."""
+        return self._lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+
+    def open(self) -> None:
+        """Let the thread through that waits here, or that comes next."""
+        try:
+            self._lock.release()
+        except RuntimeError:
+            # It was open.
+            pass
+
+
+class Mail(Protocol):
+    """As much of an inbox as this needs."""
+
+    def fileno(self) -> int: ...
+    def is_empty(self) -> bool: ...
+    def wake(self) -> None: ...
+
+
+def _alarm(mail: Mail) -> Alarm:
+    return Alarm(mail.fileno())
+
+
+def _thread(work: Callable[[], None], name: str) -> threading.Thread:
+    return threading.Thread(target=work, name=name, daemon=True)
+
+
+@dataclass(frozen=True)
+class Primitives:
+    """What the receive loop needs of the operating system; a test puts simulated ones in its place."""
+
+    mutex: Callable[[], Any] = threading.RLock
+    gate: Callable[[], Any] = Gate
+    alarm: Callable[[Any], Any] = _alarm
+    clock: Callable[[], float] = time.monotonic
+    ident: Callable[[], int] = threading.get_ident
+    thread: Callable[[Callable[[], None], str], Any] = _thread
+    """Makes a thread, which is not started yet."""
+
+
+SYSTEM = Primitives()
+
+
+class Turn:
+    """One waiting thread; its gate opens when its waiter is done, and when it may lead."""
+
+    __slots__ = ("gate", "ident", "next", "waiter")
+
+    def __init__(self, ident: int, waiter: Waiter, gate: Any) -> None:
+        self.ident = ident
+        self.waiter = waiter
+        self.gate = gate
+        self.next: Turn | None = None
+
+
+class Leadership:
+    """Who leads, and who waits for the lead."""
+
+    def __init__(self, primitives: Primitives, mail: Mail, timers: Timers) -> None:
+        self._ident = primitives.ident
+        self._clock = primitives.clock
+        self._gate = primitives.gate
+        self._mail = mail
+        self._timers = timers
+        # Held for a few steps only, never over code of anybody else. It can be entered again, because a garbage
+        # collection may run a __del__ at any step, which may call in here.
+        self._mutex = primitives.mutex()
+        # Guarded by the mutex; ``leader`` and ``waiter`` are also read without it, as hints.
+        self.leader = 0
+        self.waiter: Waiter | None = None
+        """What the leader waits for; None if that is the background thread."""
+        self.background = False
+        """Whether the background thread leads."""
+        self.asked = False
+        """Whether the background thread is to leave the lead to a thread that waits."""
+        self.closing = False
+        self._urgent = False
+        self._turns: deque[Turn] = deque()
+        self._alarm = primitives.alarm(mail)
+        self._alarm_at = math.inf
+        """When the alarm rings by itself."""
+        self._watched = False
+        """Whether it rings for a message."""
+        self._left = 0.0
+        self._over = primitives.gate()
+        """Opens when the last leader has left after ``close``."""
+
+    def is_mine(self) -> bool:
+        """Whether this thread leads, or was interrupted in here: then nobody receives what it would wait for."""
+        return self.leader == self._ident() or self._mutex._is_owned()
+
+    def waiting(self) -> int:
+        """How many threads wait for the lead or to be woken."""
+        with self._mutex:
+            return sum(turn.ident != self.leader for turn in self._turns)
+
+    def take(self, ident: int, waiter: Waiter) -> bool:
+        """Take the lead, if nobody has it."""
+        with self._mutex:
+            if self.leader or self.closing:
+                return False
+            self.leader = ident
+            self.waiter = waiter
+            if self._watched:
+                self._watched = False
+                self._alarm.unwatch()
+            return True
+
+    def turn(self, ident: int, waiter: Waiter) -> Turn:
+        """A turn for a thread that could not take the lead; ``withdraw`` ends it."""
+        turn = Turn(ident, waiter, self._gate())
+        with self._mutex:
+            turn.next = waiter.thread
+            waiter.thread = turn
+            self._turns.append(turn)
+        return turn
+
+    def ask(self) -> None:
+        """Have the background thread leave the lead, if it has it."""
+        with self._mutex:
+            asks = self.background and not self.closing
+            if asks:
+                self.asked = True
+        if asks:
+            self._mail.wake()
+
+    def withdraw(self, turn: Turn) -> None:
+        """A thread waits no more; what woke it may have been meant for another one."""
+        with self._mutex:
+            self._turns.remove(turn)
+            before: Turn | None = None
+            each = turn.waiter.thread
+            while each is not None and each is not turn:
+                before, each = each, each.next
+            if before is None:
+                turn.waiter.thread = turn.next
+            elif each is not None:
+                before.next = turn.next
+            if not self.leader or self.background:
+                self._pass_on()
+
+    def leave(self) -> None:
+        """The leader leaves the lead to the next one."""
+        # Only the leader may look at the inbox. A message that comes after this is seen by the alarm.
+        now = self._clock()
+        busy = now - self._left < _BUSY and not self.background
+        quiet = not busy and not self.closing and self._mail.is_empty()
+        with self._mutex:
+            if self.closing:
+                self._resign()
+                self._over.open()
+                return
+            if not self.background:
+                self._left = now
+            self._wake_by(self._timers.first() + TICK if quiet else now + (_BUSY_TICK if busy else TICK), now)
+            if quiet and not self._watched:
+                self._watched = True
+                self._alarm.watch()
+            self._resign()
+            if self._turns:
+                self._pass_on()
+
+    def _resign(self) -> None:
+        self.leader = 0
+        self.waiter = None
+        self.background = False
+
+    def _wake_by(self, when: float, now: float) -> None:
+        if when < self._alarm_at:
+            self._alarm_at = when
+            self._alarm.set(max(0.0, when - now))
+
+    def timers_ran(self) -> None:
+        """The leader has run what the alarm was to ring for; the next ``leave`` sets it again."""
+        with self._mutex:
+            if self._alarm_at < math.inf:
+                self._alarm_at = math.inf
+                self._alarm.set(math.inf)
+
+    def _pass_on(self) -> None:
+        for turn in self._turns:
+            if not turn.waiter.done:
+                turn.gate.open()
+                return
+
+    def notify(self, waiter: Waiter) -> None:
+        """Wake the threads that wait for something that is done now."""
+        if waiter.thread is not None:
+            with self._mutex:
+                turn = waiter.thread
+                while turn is not None:
+                    turn.gate.open()
+                    turn = turn.next
+        # The leader looks after each message; if this is another thread, it must be told.
+        leader = self.leader
+        if leader and leader != self._ident():
+            waited = self.waiter
+            if waited is not None and waited.done and not self.closing:
+                self._mail.wake()
+
+    # The background thread
+
+    def wake_by(self, when: float) -> None:
+        """Have the background thread lead at a time of the clock, unless somebody does; or soon after it."""
+        with self._mutex:
+            if not self.leader and not self.closing:
+                self._wake_by(when, self._clock())
+
+    def hurry(self) -> None:
+        """Have the background thread lead at once, if nobody leads."""
+        with self._mutex:
+            if not self.leader and not self.closing:
+                self._urgent = True
+                self._wake_by(-math.inf, 0.0)
+
+    def take_for_background(self) -> bool:
+        """In the background thread: wait until there is something that nobody has received for a tick, and take the
+        lead; False at the end.
+        """
+        while True:
+            timed, watched = self._alarm.wait()
+            with self._mutex:
+                if timed:
+                    self._alarm_at = math.inf
+                if watched:
+                    self._watched = False
+                if self.closing:
+                    self._alarm.close()
+                    return False
+                if self.leader:
+                    continue
+                now = self._clock()
+                if not self._urgent and self._left + TICK > now:
+                    self._wake_by(self._left + TICK, now)
+                    continue
+                self._urgent = self.asked = False
+                self.leader = self._ident()
+                self.background = True
+                return True
+
+    # Ending
+
+    def close(self, started: bool, patience: float) -> bool:
+        """Let nobody lead any more; False if the leader has not left within some seconds."""
+        with self._mutex:
+            if self.closing:
+                return True
+            self.closing = self.asked = True
+            leader = self.leader
+            if started:
+                self._wake_by(-math.inf, 0.0)
+            else:
+                self._alarm.close()
+        if leader and leader != self._ident():
+            self._mail.wake()
+            self._over.wait(patience)
+            return not self.leader
+        return True

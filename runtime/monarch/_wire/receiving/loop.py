@@ -1,0 +1,281 @@
+"""Who receives: the thread that waits does it itself, and a background thread does while nobody waits.
+
+A thread that waits for an answer leads: it reads the inbox and handles what comes, until its answer is there. So an
+answer costs no hop from one thread to another. While no thread leads for a tick, because the program computes or
+runs an endpoint, the background thread does, and yields to the next one that waits. See monarch._wire.receiving.leadership for
+who leads when.
+
+The thread that receives never waits and never runs code of the user: what it would wait for could not arrive. A wait
+there is a DeadlockError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from threading import Thread, main_thread
+
+import zmq
+
+from monarch._wire.held import Held
+from monarch._wire.links import Inbox
+from monarch._wire.receiving.aside import tell_error
+from monarch._wire.receiving.leadership import SYSTEM, TICK, Leadership, Primitives, Turn, Waiter
+from monarch._wire.receiving.slow_handlers import Watch
+from monarch._wire.receiving.timers import Timers
+from monarch.exceptions import DeadlockError
+
+__all__ = ["TICK", "Pump", "Turn", "Waiter"]
+
+_CLOSING = 30.0
+"""Seconds to wait at the end for a thread that handles a message."""
+_MAIN = main_thread().ident
+
+
+class Pump:
+    """Reads an inbox in whichever thread waits, from ``start`` on.
+
+    Args:
+        inbox: where from; its socket is read by one thread at a time, the leader.
+        handle: gets each frame; it does not block and raises nothing but bugs.
+        primitives: what it needs of the operating system.
+    """
+
+    def __init__(self, inbox: Inbox, handle: Callable[[bytes], None], primitives: Primitives = SYSTEM) -> None:
+        self._inbox = inbox
+        self._recv = inbox.socket.recv
+        self._watch = Watch(handle, _run)
+        self._handle, self._run = self._watch.handle, self._watch.run
+        self._clock = primitives.clock
+        self._ident = primitives.ident
+        self._timers = Timers(primitives.clock, primitives.mutex())
+        self._lead = Leadership(primitives, inbox, self._timers)
+        # Leader only: the time limit that the socket has.
+        self._limited = -1
+        # Main thread only: signals whose handlers are put off, and where it waits without leading.
+        self._held = Held(self._on_signal)
+        self._main_turn: Turn | None = None
+        self._thread = primitives.thread(self._background, "monarch-pump")
+
+    def start(self) -> None:
+        """Begin to receive; what came before has waited."""
+        self._lead.leave()
+        self._thread.start()
+
+    # Waiting
+
+    def wait(self, waiter: Waiter, timeout: float | None = None, report: Callable[[], None] | None = None) -> bool:
+        """Wait until the waiter is done; False if the time ran out first.
+
+        Handlers of signals run here between two messages; what they raise, such as Ctrl-C, is raised here,
+        or reported.
+
+        Raises:
+            DeadlockError: this thread receives at this moment, so what it would wait for could not arrive.
+        """
+        if waiter.done:
+            return True
+        deadline = None if timeout is None else self._clock() + timeout
+        if self._ident() != _MAIN:
+            return self._wait(waiter, deadline)
+        # What a handler raises between receiving and handling would lose the message, and in between taking the lead
+        # and leaving it the lead. So handlers are put off until that is done. They are put back each time: one that
+        # stays away would show to those who compare it with signal.default_int_handler, as asyncio does.
+        held = self._held
+        while True:
+            found = held.begin()
+            try:
+                done = self._wait(waiter, deadline)
+            finally:
+                interrupted = held.end_and_run(found, report)
+            # A handler may raise nothing; then it goes on.
+            if done or not interrupted or waiter.done or self._passed(deadline):
+                return waiter.done
+
+    def _on_signal(self) -> None:
+        """A signal has come to the main thread, in the middle of anything: its wait ends, so that the handler runs."""
+        turn = self._main_turn
+        if turn is not None:
+            turn.gate.open()
+        if self._lead.leader == _MAIN:
+            # The socket that wakes the leader may be in use by the very code that was interrupted.
+            with contextlib.suppress(RuntimeError):
+                # Where the system starts no thread, the next message ends the wait.
+                Thread(target=self._inbox.wake, name="monarch-interrupt", daemon=True).start()
+
+    def _wait(self, waiter: Waiter, deadline: float | None) -> bool:
+        """The same for where no handler of a signal runs; ends early with False if one is put off."""
+        lead, ident = self._lead, self._ident()
+        if lead.is_mine():
+            raise _deadlock(waiter)
+        turn: Turn | None = None
+        try:
+            while True:
+                if lead.take(ident, waiter):
+                    try:
+                        self._receive(waiter, deadline)
+                    finally:
+                        lead.leave()
+                elif turn is None:
+                    turn = lead.turn(ident, waiter)
+                    if ident == _MAIN:
+                        self._main_turn = turn
+                    # The leader may have left before it could see this turn.
+                    continue
+                elif not waiter.done and not self._must_end(ident):
+                    lead.ask()
+                    turn.gate.wait(None if deadline is None else max(0.0, deadline - self._clock()))
+                if waiter.done or self._must_end(ident) or self._passed(deadline):
+                    return waiter.done
+        finally:
+            if turn is not None:
+                if ident == _MAIN:
+                    self._main_turn = None
+                lead.withdraw(turn)
+
+    def _must_end(self, ident: int) -> bool:
+        return bool(self._held.numbers) and ident == _MAIN
+
+    def _passed(self, deadline: float | None) -> bool:
+        return deadline is not None and self._clock() >= deadline
+
+    def receives_here(self) -> bool:
+        """Whether this thread receives at this moment, so that it must not wait."""
+        return self._lead.is_mine()
+
+    def notify(self, waiter: Waiter) -> None:
+        """Tell the threads that wait for it that the waiter is done."""
+        self._lead.notify(waiter)
+
+    def background(self) -> None:
+        """Have the background thread lead now, for one that does not wait itself, such as an event loop."""
+        if not self._lead.leader:
+            self._lead.hurry()
+
+    # From other threads
+
+    def post(self, action: Callable[[], None]) -> None:
+        """Have the leader run something soon."""
+        self._timers.posted.append(action)
+        self._inbox.wake()
+        self.background()
+
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Have the leader run something after some seconds."""
+        first = self._timers.add(seconds, action)
+        leader = self._lead.leader
+        if not first or leader == self._ident():
+            return
+        if leader:
+            self._inbox.wake()
+        else:
+            self._lead.wake_by(self._timers.first())
+
+    def close(self) -> None:
+        """End the background thread; afterwards nothing is received, and no other thread touches the inbox.
+
+        Threads that wait go on to, for what other threads complete.
+
+        Raises:
+            DeadlockError: a thread has handled one message for 30 s, and still does.
+        """
+        started = self._thread.ident is not None
+        if not self._lead.close(started, _CLOSING):
+            raise DeadlockError(
+                f"the thread that receives has handled one message for {_CLOSING:g} s, so its sockets cannot be "
+                f"closed; set MONARCH_DEBUG=1 to see what it does"
+            )
+        if started and self._thread.ident != self._ident():
+            self._thread.join()
+        self._watch.end()
+
+    # Leading
+
+    def _receive(self, waiter: Waiter | None, deadline: float | None) -> None:
+        """Receive and handle until the waiter is done or the deadline has passed; in the leader."""
+        main = waiter is not None and self._ident() == _MAIN
+        signals = self._held.numbers
+        if waiter is not None and (waiter.done or (main and signals)):
+            # Before there was a leader to be told.
+            return
+        recv, handle, timers, lead = self._recv, self._handle, self._timers, self._lead
+        while True:
+            if timers.entries:
+                left = (timers.entries[0][0] - self._clock()) * 1000
+                if left <= 0:
+                    for action in timers.due():
+                        self._run(action)
+                    if waiter is None:
+                        if self._inbox.is_empty():
+                            # Asleep, it need not hand the lead over to a thread that waits.
+                            return
+                    elif waiter.done:
+                        return
+                    lead.timers_ran()
+                    continue
+                # Mostly a timer far away: nothing to set then, and no call.
+                if deadline is not None or not 100 <= left <= 2 * self._limited <= 3 * left:
+                    self._limit(deadline)
+            elif deadline is not None:
+                self._limit(deadline)
+            elif self._limited != -1:
+                self._limited = -1
+                self._inbox.socket.set(zmq.RCVTIMEO, -1)
+            try:
+                frame = recv()
+            except zmq.Again:
+                frame = b""
+            if frame:
+                try:
+                    handle(frame)
+                except Exception as error:
+                    # A message that cannot be handled must not stop those behind it.
+                    tell_error(error)
+            else:
+                while timers.posted:
+                    self._run(timers.posted.popleft())
+            if waiter is None:
+                if lead.asked:
+                    return
+            elif waiter.done or lead.closing or (main and signals) or self._passed(deadline):
+                return
+
+    def _limit(self, deadline: float | None) -> None:
+        """Have the next receive end in time for the deadline and the first timer."""
+        try:
+            until = self._timers.entries[0][0]
+            if deadline is not None and deadline < until:
+                until = deadline
+        except IndexError:
+            if deadline is None:
+                return
+            until = deadline
+        left = max(0, int((until - self._clock()) * 1000) + 1)
+        # Setting it costs more than a timer that is somewhat late; a deadline is met.
+        now = self._limited
+        if not (left <= 2 * now and (now <= left or (until != deadline and left >= 100 and 2 * now <= 3 * left))):
+            self._limited = left
+            self._inbox.socket.set(zmq.RCVTIMEO, left)
+
+    def _background(self) -> None:
+        lead = self._lead
+        while lead.take_for_background():
+            try:
+                self._receive(None, None)
+            finally:
+                lead.leave()
+
+
+def _run(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except Exception as error:
+        tell_error(error)
+
+
+def _deadlock(waiter: Waiter) -> DeadlockError:
+    what = getattr(waiter, "label", "") or "a message"
+    return DeadlockError(
+        f"this thread receives the messages of this process at the moment, so it cannot wait for {what}: nothing would "
+        f"arrive. Wait in another thread, await it in an event loop, or go on in a function given to add_done_callback"
+    )

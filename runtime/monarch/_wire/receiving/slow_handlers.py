@@ -1,0 +1,87 @@
+"""The debug mode of the receive loop: what keeps the receiving thread for long, or runs code there that is not to run
+there, is told of with its stack.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from monarch._wire.receiving.checks import Check, watched
+
+VARIABLE = "MONARCH_DEBUG"
+"""Environment variable that turns it on, unless it is empty or 0."""
+LIMIT = 0.05
+"""Seconds that a handler may take."""
+_LOOK = 0.01
+
+Step = Callable[[Any], None]
+
+
+def is_on() -> bool:
+    """Whether this process is to tell of slow handlers."""
+    return os.environ.get(VARIABLE, "") not in ("", "0")
+
+
+class Watch:
+    """Looks at the receiving thread from another one, in debug mode; at other times it does nothing.
+
+    Args:
+        handle: handles a message.
+        run: runs an action that was put off.
+    """
+
+    def __init__(self, handle: Step, run: Step) -> None:
+        self.handle, self.run = handle, run
+        """The same functions, watched in debug mode."""
+        self._over = threading.Event()
+        self._now: tuple[int, float, str] | None = None
+        """Written by the leader: its thread, since when, and with what it is busy."""
+        if not is_on():
+            return
+        self._check = Check()
+        self.handle = self._watched(handle, "a message of {} bytes", len)
+        self.run = self._watched(run, "{}", _title)
+        threading.Thread(target=self._look, name="monarch-slow-handlers", daemon=True).start()
+
+    def end(self) -> None:
+        """Look no more."""
+        self._over.set()
+
+    def _watched(self, step: Step, text: str, about: Callable[[Any], object]) -> Step:
+        def watched_step(what: Any) -> None:
+            self._now = threading.get_ident(), time.monotonic(), text.format(about(what))
+            try:
+                watched(self._check, step, what)
+            finally:
+                self._now = None
+
+        return watched_step
+
+    def _look(self) -> None:
+        told = None
+        while not self._over.wait(_LOOK):
+            while self._check.found:
+                print(f"monarch: error: {self._check.found.popleft()}", file=sys.stderr, flush=True)
+            now = self._now
+            if now is None or now is told or time.monotonic() - now[1] < LIMIT:
+                continue
+            told = now
+            frame = sys._current_frames().get(now[0])
+            stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+            if self._now is now:
+                print(
+                    f"monarch: the receiving thread has been busy for over {LIMIT * 1e3:g} ms with {now[2]}; "
+                    f"process {os.getpid()} takes no other message meanwhile:\n{stack}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+
+
+def _title(action: Any) -> str:
+    return getattr(action, "__qualname__", None) or repr(action)
