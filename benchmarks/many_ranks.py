@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch.actor import Actor, endpoint, heal_mesh, shutdown_context, this_host
 from monarch.exceptions import SupervisionError
 
@@ -37,7 +37,7 @@ def timed(what: str, act: Callable[[], T]) -> T:
 
 def main(count: int) -> int:
     timed("first mesh", lambda: this_host().spawn_procs().spawn("warm", Rank).pid.call().get(120))
-    folder = get_runtime().folder
+    folder = current_node().folder
     procs = timed(f"spawn_procs of {count}", lambda: this_host().spawn_procs({"gpus": count}))
     ranks = procs.spawn("ranks", Rank)
     pids = list(timed("first answer of all", lambda: ranks.pid.call().get(120)).values())

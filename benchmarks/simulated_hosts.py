@@ -144,7 +144,7 @@ def _measure(
 ) -> dict[str, list[float]]:
     """Seconds of each thing, by the names that simulation.py knows."""
     from monarch._meshes.host_mesh import attached
-    from monarch._node.current import get_runtime
+    from monarch._node.current import current_node
     from monarch.actor import Actor, endpoint, this_host
 
     class Bench(Actor):
@@ -153,10 +153,10 @@ def _measure(
             return value
 
     this_host()
-    runtime = get_runtime()
+    node = current_node()
     begin = time.perf_counter()
-    runtime.session.attach(listening, keys, "127.0.0.1")
-    mesh = attached(tuple(each.src.partition("/")[0] for each in listening), runtime, lambda: None)
+    node.session.attach(listening, keys, "127.0.0.1")
+    mesh = attached(tuple(each.src.partition("/")[0] for each in listening), node, lambda: None)
     attach = time.perf_counter() - begin
     begin = time.perf_counter()
     procs = mesh.spawn_procs({"gpus": per_host})

@@ -161,9 +161,9 @@ def session_folders() -> set[str]:
 
 def live_segments() -> int:
     """Messages in shared memory of this process that somebody may still read."""
-    from monarch._node.current import get_runtime, has_runtime
+    from monarch._node.current import current_node, has_node
 
-    return get_runtime().segments.stats().live if has_runtime() else 0
+    return current_node().bulk.segments.stats().live if has_node() else 0
 
 
 class Snapshot:

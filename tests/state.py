@@ -29,32 +29,32 @@ KNOWN_THREADS = (
 """How the names of the threads begin that a process of the tests may have between two tests."""
 
 
-def _runtime() -> Any:
-    from monarch._node.current import get_runtime, has_runtime
+def _node() -> Any:
+    from monarch._node.current import current_node, has_node
 
-    return get_runtime() if has_runtime() else None
+    return current_node() if has_node() else None
 
 
 def _account(proc: str) -> tuple[int, int] | None:
     """What a process has finished of this one's messages, and what it holds; None if that changes just now."""
     from monarch._node.asking import ask_proc
 
-    return ask_proc(proc, "monarch._node.statistics:account_of", _runtime().proc).get(timeout=2)
+    return ask_proc(proc, "monarch._node.statistics:account_of", _node().proc).get(timeout=2)
 
 
 def credit_lost(seconds: float) -> list[str]:
     """Living processes that do not give back the credit for what they finished, once they had time to."""
     from monarch._node.statistics import statistics_of
 
-    runtime = _runtime()
-    if runtime is None:
+    node = _node()
+    if node is None:
         return []
     found: dict[str, str] = {}
 
     def in_order() -> bool:
-        windows = statistics_of(runtime).windows
+        windows = statistics_of(node).windows
         found.clear()
-        found.update({proc: _wrong(runtime, proc) for proc, now in windows.items() if now.sent != now.finished})
+        found.update({proc: _wrong(node, proc) for proc, now in windows.items() if now.sent != now.finished})
         return not any(found.values())
 
     deadline = time.monotonic() + seconds
@@ -66,11 +66,11 @@ def credit_lost(seconds: float) -> list[str]:
 _BUSY = "counts while it finishes more"
 
 
-def _wrong(runtime: Any, proc: str) -> str:
+def _wrong(node: Any, proc: str) -> str:
     """What does not add up between this process and another one; empty if it does."""
     from monarch.exceptions import MonarchError
 
-    peer = runtime.peers[proc]
+    peer = node.peers.known[proc]
     sent = peer.sent
     try:
         account = _account(proc)
@@ -88,10 +88,10 @@ def unsettled() -> list[str]:
     """What is under way in the session of this process, in words."""
     from monarch._node.statistics import statistics_of
 
-    runtime = _runtime()
-    if runtime is None:
+    node = _node()
+    if node is None:
         return []
-    now = statistics_of(runtime)
+    now = statistics_of(node)
     found = [f"call {label} (port {port})" for port, label in now.pending.items()]
     found += [f"open port {port} of a {kind}" for port, kind in now.ports.items() if port not in now.pending]
     found += [f"an open verdict about {uid}: {'; '.join(holders)}" for uid, holders in now.verdicts.items()]

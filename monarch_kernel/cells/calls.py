@@ -10,7 +10,7 @@ from monarch._actors.endpoint import methods_of
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._node.gather import Gather
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 
 _REMEMBERED = 10_000
 
@@ -27,11 +27,11 @@ class Ahead(NamedTuple):
         return sorted(split_proc(proc)[1] for proc in self.procs)
 
 
-def ahead_of(runtime: Runtime, calls: Iterable[Gather[Any]]) -> list[Ahead]:
+def ahead_of(node: Node, calls: Iterable[Gather[Any]]) -> list[Ahead]:
     """The calls that others wait for, oldest first: an actor handles those of one sender in the order they were made.
 
     Args:
-        runtime: of the notebook.
+        node: of the notebook.
         calls: those that wait.
     """
     last: dict[str, int] = {}
@@ -41,7 +41,7 @@ def ahead_of(runtime: Runtime, calls: Iterable[Gather[Any]]) -> list[Ahead]:
             last[call.actor] = max(last.get(call.actor, 0), call.port)
             waiting.setdefault(call.actor, set()).update(peer.proc for peer in call.waits_for())
     found: list[Ahead] = []
-    for each in list(runtime._gathers.values()) if last else ():
+    for each in list(node.ports.gathers.values()) if last else ():
         # Others wait for deaths, or ask processes and no actors.
         if not isinstance(each, Gather) or each.port >= last.get(each.actor, 0) or _is_concurrent(each):
             continue
@@ -61,11 +61,11 @@ class Calls:
     """What the notebook knows of its calls, by the port where the answer is awaited.
 
     Args:
-        runtime: of the notebook.
+        node: of the notebook.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, node: Node) -> None:
+        self._node = node
         # Single steps on dicts, by any thread.
         self._cells: dict[int, tuple[int, float]] = {}
         """The number of the cell that a call is of, and when it was made."""
@@ -86,7 +86,7 @@ class Calls:
             self._most = max(_REMEMBERED, 2 * len(self._cells))
 
     def _forget(self) -> None:
-        gathers = self._runtime._gathers
+        gathers = self._node.ports.gathers
         for table in (self._cells, self._names, self._handles, self._left):
             for port in [port for port in list(table) if port not in gathers]:
                 table.pop(port, None)
@@ -111,7 +111,7 @@ class Calls:
         """The calls that some wait for, and that are none of these."""
         calls = list(calls)
         ports = {call.port for call in calls}
-        return [each for each in ahead_of(self._runtime, calls) if each.call.port not in ports]
+        return [each for each in ahead_of(self._node, calls) if each.call.port not in ports]
 
     def is_stoppable(self, call: Gather[Any]) -> bool:
         """Whether a Stop of those that wait for a call ends it too: it is no cell with a handle, and no constructor."""
@@ -127,7 +127,7 @@ class Calls:
 
     def is_left(self, port: int, proc: str) -> bool:
         """Whether a stop has not ended a call somewhere, so that the next one replaces the process."""
-        return proc in self._left.get(port, ()) and split_proc(proc)[0] in self._runtime.own_procs
+        return proc in self._left.get(port, ()) and split_proc(proc)[0] in self._node.own_procs
 
     def of_cell(self, calls: Iterable[Gather[Any]]) -> list[Gather[Any]]:
         """Those of some calls that can be stopped."""
@@ -152,7 +152,7 @@ class Calls:
     def unended(self) -> list[str]:
         """What still runs that no cell of the notebook waits for, in words."""
         found: list[str] = []
-        for port, each in list(self._runtime._gathers.items()):
+        for port, each in list(self._node.ports.gathers.items()):
             if not isinstance(each, Gather) or not each.waits_for():
                 continue
             procs = [peer.proc for peer in each.waits_for()]

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Any
 
 from monarch._node.asking import Answers, send_signal
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._procs.session_folder import host_of
 
 _PATIENCE = 5.0
@@ -20,15 +20,15 @@ class Delivery:
     """Signals on their way; made by the thread that runs cells, answered in the one that receives."""
 
     def __init__(self, procs: Collection[str], number: int) -> None:
-        runtime = get_runtime()
-        send_signal(runtime, procs, number)
+        node = current_node()
+        send_signal(node, procs, number)
         self.hosts = {host_of(proc) for proc in procs}
         """Those that have not said that they have sent them on. The receiving thread takes away."""
         self.thread: Any = None
         """As a Waiter has it."""
         # Agents handle messages in the order in which they come.
         self._answers = [
-            Answers(runtime, [f"{host}/agent"], "states", ([],), self._heard, plain=True) for host in list(self.hosts)
+            Answers(node, [f"{host}/agent"], "states", ([],), self._heard, plain=True) for host in list(self.hosts)
         ]
 
     @property
@@ -38,13 +38,13 @@ class Delivery:
 
     def _heard(self, agent: str, _: Any) -> None:
         self.hosts.discard(host_of(agent))
-        get_runtime().pump.notify(self)
+        current_node().pump.notify(self)
 
     def wait(self) -> bool:
         """Waits until they were sent on, for some seconds at most; whether they were, or their host is lost."""
-        runtime = get_runtime()
-        self.hosts -= {host for host in list(self.hosts) if host in runtime.lost_hosts}
-        delivered = runtime.pump.wait(self, _PATIENCE)
+        node = current_node()
+        self.hosts -= {host for host in list(self.hosts) if host in node.hosts.lost}
+        delivered = node.pump.wait(self, _PATIENCE)
         for each in self._answers:
             each.close()
         return delivered

@@ -12,7 +12,7 @@ from typing import Any
 
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.shapes.value_mesh import ValueMesh
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.future import in_thread
 from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.cells.running import Run
@@ -62,7 +62,7 @@ class Handle:
     def _ended(self) -> None:
         """One of its calls has ended; in the thread that receives."""
         if self._run.done:
-            in_thread(get_runtime(), "nowait", self._show_end)
+            in_thread(current_node(), "nowait", self._show_end)
 
     def _show_end(self) -> None:
         """Says what came of the cell, once."""

@@ -13,7 +13,7 @@ from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.actor_mesh import ActorMesh
 from monarch._meshes.adverbs import Endpoint
 from monarch._node.asking import Answers
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.gather import Gather
 from monarch._notebook.execute import CellError, CellResult
 from monarch._procs.rank.cell_marker import Place
@@ -106,16 +106,16 @@ class Running:
             args: those others.
             heard: told of each answer with the process and the port, in the thread that received it.
         """
-        runtime = get_runtime()
+        node = current_node()
         calls: dict[tuple[str, int], list[str]] = {}
         for task in tasks:
             calls.setdefault((task.key, task.port), []).append(task.proc)
         return [
             Answers(
-                runtime,
+                node,
                 procs,
                 service,
-                (key, runtime.proc, port, *args),
+                (key, node.proc, port, *args),
                 lambda proc, answer, port=port: heard(proc, port, answer),
             )
             for (key, port), procs in calls.items()
@@ -137,19 +137,16 @@ class Running:
                 heard(proc, state, pid)
 
         return [
-            Answers(get_runtime(), [f"{host}/agent"], "states", (sorted(procs),), take, plain=True)
+            Answers(current_node(), [f"{host}/agent"], "states", (sorted(procs),), take, plain=True)
             for host, procs in hosts.items()
         ]
 
     def interrupt(self, tasks: Collection[Task] | None = None) -> None:
         """Raises KeyboardInterrupt in these calls, and not in earlier ones that they wait for."""
         meant = list(self.tasks().values() if tasks is None else tasks)
-        runtime = get_runtime()
+        node = current_node()
         queued = {
-            (future.port, proc)
-            for future in self.futures
-            for each in ahead_of(runtime, [future])
-            for proc in each.procs
+            (future.port, proc) for future in self.futures for each in ahead_of(node, [future]) for proc in each.procs
         }
         signalled = [task for task in meant if task.key in self.main and (task.port, task.proc) not in queued]
         if signalled:

@@ -26,7 +26,7 @@ from monarch._core.stop_ladder import (
     StopLadder,
 )
 from monarch._node.asking import Answers
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._notebook.busy import Doing
 from monarch._notebook.execute import CellError
 from monarch_kernel.cells.calls import Calls
@@ -169,7 +169,7 @@ class _Climb:
 
     def run(self) -> Stopped:
         """Climbs the ladder to its end."""
-        pump = get_runtime().pump
+        pump = current_node().pump
         for future in self._running.futures:
             future.waiter = self
         try:
@@ -191,7 +191,7 @@ class _Climb:
         until = time.monotonic() + _HEARING
         ended = {number for number, ending in self._ladder.endings.items() if ending is Ending.INTERRUPTED}
         while self._asked_to_free & ended and time.monotonic() < until:
-            get_runtime().pump.wait(self, max(0.0, until - time.monotonic()))
+            current_node().pump.wait(self, max(0.0, until - time.monotonic()))
             self._take()
 
     def _take(self) -> None:
@@ -260,7 +260,7 @@ class _Climb:
 
     def _post(self, event: Callable[[float], list[Command]]) -> None:
         self._events.append(event)
-        get_runtime().pump.notify(self)
+        current_node().pump.notify(self)
 
     # The end
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from monarch._actors.actor import Actor
 from monarch._meshes.actor_mesh import ActorMesh
 from monarch._meshes.class_updates import changes, update_class
-from monarch._node.current import get_runtime, has_runtime
+from monarch._node.current import current_node, has_node
 from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.editing.reload import reload_module
 from monarch_kernel.magics.header import HeaderError
@@ -123,9 +123,9 @@ def actor_classes(shell: Any) -> list[type]:
 
 def _living() -> list[ActorMesh]:
     """The meshes of actors of the notebook's own classes that can be used."""
-    if not has_runtime():
+    if not has_node():
         return []
-    return [mesh for mesh in list(get_runtime().meshes.values()) if mesh._stopped is None and not mesh._runtime.closed]
+    return [mesh for mesh in list(current_node().meshes.values()) if mesh._stopped is None and not mesh._node.closed]
 
 
 def _whole(mesh: ActorMesh) -> ActorMesh:

@@ -16,7 +16,7 @@ from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.shapes.value_mesh import Deferred, ValueMesh
 from monarch._core.stop_ladder import Ending, Freed
 from monarch._meshes.actor_mesh import ActorMesh
-from monarch._node.current import open_runtime
+from monarch._node.current import open_node
 from monarch._node.future import in_thread
 from monarch._notebook.execute import CellResult
 from monarch._supervision.healing import replace_procs
@@ -166,7 +166,7 @@ class MeshMagics(Magics):
         if stopped.doomed:
             try:
                 # That renews the groups as well.
-                replace_procs(open_runtime(), stopped.doomed, 20.0)
+                replace_procs(open_node(), stopped.doomed, 20.0)
             except MonarchError as error:
                 stopped.notes.append(f"the new processes are not all ready: {error}")
         return stopped
@@ -266,7 +266,7 @@ class MeshMagics(Magics):
             streams.write(text, "stderr", parent)
 
         # The thread that tells of it receives, and is not to take long.
-        return lambda run: (in_thread(open_runtime(), "preview", lambda: show(run)), None)[1]
+        return lambda run: (in_thread(open_node(), "preview", lambda: show(run)), None)[1]
 
     def _handle(self, mesh: Mesh | None, header: Header, run: Run, displays: Displays, total: int) -> Handle:
         """A cell that the notebook does not wait for."""
@@ -339,9 +339,9 @@ class MeshMagics(Magics):
             self._streams.finish()
 
     def _attach_streams(self) -> Streams:
-        runtime = open_runtime()
-        if self._streams is None or runtime.session.output.on_blocks != self._streams.take:
-            self._streams = Streams(runtime, getattr(self.shell, "kernel", None))
+        node = open_node()
+        if self._streams is None or node.session.output.on_blocks != self._streams.take:
+            self._streams = Streams(node, getattr(self.shell, "kernel", None))
             self._streams.begin()
-            self._streams.attach(runtime.session.output)
+            self._streams.attach(node.session.output)
         return self._streams

@@ -10,7 +10,7 @@ from monarch._core.shapes.extent import Extent, axes_text
 from monarch._core.shapes.region import Region
 from monarch._meshes.host_mesh import HostMesh
 from monarch._meshes.queries import reaches
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch.actor import ProcMesh
 from monarch_kernel.magics.header import HeaderError
 from monarch_kernel.meshes.recipe import Recipe
@@ -58,18 +58,18 @@ class Hosts:
         Args:
             missing: how many it needs; where they are processes of this machine, as many are started.
         """
-        there, runtime = self._procs._state.procs.hosts, get_runtime()
-        found = [each for each in dict.fromkeys(self._known) if each not in there and reaches(runtime, each)]
+        there, node = self._procs._state.procs.hosts, current_node()
+        found = [each for each in dict.fromkeys(self._known) if each not in there and reaches(node, each)]
         if len(found) < missing and self._recipe.hosts.isdecimal():
             self.add(str(missing - len(found)), "", {})
             return self.free(missing)
         region = Region.full(Extent(("hosts",), (len(found),))) if found else None
-        return HostMesh.of_hosts(tuple(found), region, runtime) if region is not None else None
+        return HostMesh.of_hosts(tuple(found), region, node) if region is not None else None
 
     def lost(self) -> int:
         """How many hosts of the mesh are lost."""
-        runtime = get_runtime()
-        return sum(not reaches(runtime, host) for host in dict.fromkeys(self._procs._state.procs.hosts))
+        node = current_node()
+        return sum(not reaches(node, host) for host in dict.fromkeys(self._procs._state.procs.hosts))
 
     def release(self) -> None:
         """Gives all of them back."""

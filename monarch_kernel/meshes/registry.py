@@ -14,7 +14,7 @@ from monarch._core.steps import in_step
 from monarch._meshes.actor_mesh import ActorMesh
 from monarch._meshes.proc_mesh import ProcMesh
 from monarch._node.asking import Answers, ask
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.future import Future, in_thread, to_its_end
 from monarch._notebook.execute import CellResult
 from monarch._notebook.namespace import Namespace
@@ -91,14 +91,14 @@ class Mesh:
             if len(rounds) == len(peers):
                 all_said.set()
 
-        answers = Answers(get_runtime(), peers, f"{_GROUPS}:round_now", (), heard)
+        answers = Answers(current_node(), peers, f"{_GROUPS}:round_now", (), heard)
         all_said.wait(_HEARING)
         answers.close()
         return max(rounds, default=0)
 
     def actors(self) -> list[ActorMesh]:
         """The meshes of actors that live in its processes, besides the namespaces."""
-        found = list(get_runtime().meshes.values())
+        found = list(current_node().meshes.values())
         return [
             mesh
             for mesh in found
@@ -107,8 +107,8 @@ class Mesh:
 
     def dead(self) -> list[int]:
         """The ranks that have died."""
-        procs, runtime = self.procs._state.procs, get_runtime()
-        return [rank for rank in range(len(self.procs)) if runtime.peer(procs.proc(rank)).dead is not None]
+        procs, node = self.procs._state.procs, current_node()
+        return [rank for rank in range(len(self.procs)) if node.peers.get(procs.proc(rank)).dead is not None]
 
     def heal(self, define: bool) -> list[tuple[int, int]]:
         """Puts new processes in the place of the ranks that have died.
@@ -185,10 +185,10 @@ class Mesh:
 
     def look(self) -> None:
         """Learns which ranks answer now, for a table to show."""
-        runtime, procs = get_runtime(), self.procs._state.procs
-        if runtime.silence is not None:
-            peers = [runtime.peer(procs.proc(rank)) for rank in range(len(self.procs))]
-            runtime.silence.look([peer.proc for peer in peers if peer.dead is None], _LOOK)
+        node, procs = current_node(), self.procs._state.procs
+        if node.liveness is not None:
+            peers = [node.peers.get(procs.proc(rank)) for rank in range(len(self.procs))]
+            node.liveness.look([peer.proc for peer in peers if peer.dead is None], _LOOK)
 
     def end(self) -> None:
         """Ends its processes, and gives the hosts back."""
@@ -205,7 +205,7 @@ class Mesh:
 def choose(actors: ActorMesh, header: Header) -> list[ActorMesh]:
     """The actors that a cell is for: one view, or one of each if they make no regular view."""
     if header.role:
-        shared = get_runtime().own_procs.get(actors._state.procs.uid)
+        shared = current_node().own_procs.get(actors._state.procs.uid)
         roles = shared.roles if shared is not None else {}
         if header.role not in roles:
             raise HeaderError(
@@ -270,7 +270,7 @@ class Meshes:
         except BaseException as error:
             # Nothing is left behind of what did not come to be; a second interrupt ends only the wait for that.
             with contextlib.suppress(MonarchError, KeyboardInterrupt):
-                to_its_end(get_runtime(), f"end of {name}", mesh.end if mesh is not None else release)
+                to_its_end(current_node(), f"end of {name}", mesh.end if mesh is not None else release)
             if isinstance(error, KeyboardInterrupt):
                 raise KeyboardInterrupt(f"mesh {name!r} was not started; what had begun of it is ended") from None
             raise
@@ -292,7 +292,7 @@ class Meshes:
         used = self.used
         try:
             self._changing[mesh.name] = change = in_thread(
-                get_runtime(), f"restart of {mesh.name}", lambda: self._restart(mesh, used, names)
+                current_node(), f"restart of {mesh.name}", lambda: self._restart(mesh, used, names)
             )
             return change.get()
         except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from typing import Any
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.actor_mesh import ActorMesh
 from monarch._meshes.proc_mesh import ProcMesh
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch_kernel.editing.edit import Editor, actor_classes
 from monarch_kernel.magics.header import HeaderError, parse, ranks_of
 from monarch_kernel.meshes.registry import Meshes
@@ -83,7 +83,7 @@ class Spawning:
             )
         cls = new[-1]
         living = self._shell.user_ns.get(order.name)
-        if isinstance(living, ActorMesh) and living._stopped is None and not living._runtime.closed:
+        if isinstance(living, ActorMesh) and living._stopped is None and not living._node.closed:
             if not order.anew and self._editor.renew(living, cls):
                 if order.arguments != self._arguments_of.get(living._state.key, order.arguments):
                     print(
@@ -100,7 +100,7 @@ class Spawning:
             living.stop().get(15)
         args, kwargs = self._arguments(order)
         place = self._place(order)
-        before = set(get_runtime().meshes)
+        before = set(current_node().meshes)
         try:
             actors = place.spawn(order.name, cls, *args, **kwargs)
             actors.initialized.get()
@@ -150,6 +150,6 @@ class Spawning:
 
 def _forsake(name: str, before: set[str], reason: str) -> None:
     """Stops actors that nobody can use, so that no heal makes them again and no later spawn takes them for living."""
-    for key, mesh in list(get_runtime().meshes.items()):
+    for key, mesh in list(current_node().meshes.items()):
         if key not in before and mesh._name == name and mesh._stopped is None:
             mesh.stop(reason)

@@ -7,7 +7,7 @@ from threading import Event
 from typing import Any
 
 from monarch._actors.ports import Channel
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch_kernel.output.render import bundle_of_ranks
 
 _WINDOW = 0.3
@@ -60,7 +60,7 @@ class Displays:
             del self._waiting[turn]
             self._show(waiting)
         elif idle:
-            get_runtime().pump.call_later(_WINDOW, lambda: _post(self._flush))
+            current_node().pump.call_later(_WINDOW, lambda: _post(self._flush))
 
     def _flush(self) -> None:
         """Shows what waits for others."""
@@ -91,4 +91,4 @@ class Displays:
 
 def _post(action: Callable[[], None]) -> None:
     """Has something run on the lane of displays, one after the other."""
-    get_runtime().lanes.post("displays", action)
+    current_node().lanes.post("displays", action)

@@ -13,7 +13,7 @@ from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.text.excerpt import Excerpt, left_out
 from monarch._core.text.fold import Block
 from monarch._node.gather import Gather
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 from monarch._session.output import in_units, show_blocks
 from monarch_kernel.cells.calls import Calls
 from monarch_kernel.output.log import OutputLog
@@ -54,12 +54,12 @@ class Streams:
     """Takes folded lines of ranks and sends them to the outputs of their cells.
 
     Args:
-        runtime: of the notebook.
+        node: of the notebook.
         kernel: ipykernel's kernel; None in a terminal, where lines are simply printed.
     """
 
-    def __init__(self, runtime: Runtime, kernel: Any) -> None:
-        self._runtime = runtime
+    def __init__(self, node: Node, kernel: Any) -> None:
+        self._node = node
         self._kernel = kernel
         self._parents: OrderedDict[int, Any] = OrderedDict()
         # Guarded by _lock, with which nothing is sent.
@@ -68,7 +68,7 @@ class Streams:
         self.log = OutputLog()
         self.hidden: dict[int, Excerpt | None] = {}
         """Of ports whose output is not to be shown: where it is collected, or None."""
-        self.calls = Calls(runtime)
+        self.calls = Calls(node)
         # Single steps on each, by the threads that run cells and by the one that receives.
         self._running: dict[str, Any] = {}
         """The cells that run, by their message ids."""
@@ -77,7 +77,7 @@ class Streams:
         self._watching = False
         self._hiding: dict[int, bool] = {}
         """Threads whose calls are to be hidden from their beginning; whether their output is collected."""
-        runtime.on_open = self.opened
+        node.on_open = self.opened
 
     def attach(self, output: Any) -> None:
         """Takes what a view of output shows."""
@@ -131,7 +131,7 @@ class Streams:
         """Looks in a while what the cells that run wait for."""
         if not self._watching and self._running:
             self._watching = True
-            self._runtime.pump.call_later(_PATIENCE, self._look)
+            self._node.pump.call_later(_PATIENCE, self._look)
 
     def _look(self) -> None:
         """Says of each earlier call that a cell waits for that it does."""
@@ -149,7 +149,7 @@ class Streams:
 
     def calls_of(self, cell: str) -> list[Gather[Any]]:
         """The calls of a cell, by its message id, that have no answer yet."""
-        gathers = self._runtime._gathers
+        gathers = self._node.ports.gathers
         mine = [gathers.get(port) for port, parent in list(self._parents.items()) if _id_of(parent) == cell]
         # Others wait for deaths, and for nothing that could be stopped.
         return [each for each in mine if isinstance(each, Gather)]

@@ -103,16 +103,16 @@ def test_errors_go_to_the_port_of_a_send(workers: Any) -> None:
 
 
 def test_ports_of_sends_are_closed_when_all_have_answered(workers: Any) -> None:
-    runtime = workers._runtime
+    node = workers._node
     workers.where.call().get(timeout=20)
-    before = len(runtime.ports)
+    before = len(node.ports.sinks)
     port, receiver = Channel.open()
     for _ in range(20):
         send(workers.where, (), {}, port)
     for _ in range(80):
         receiver.recv().get(timeout=20)
     receiver.close()
-    assert wait_until(lambda: len(runtime.ports) <= before, 5)
+    assert wait_until(lambda: len(node.ports.sinks) <= before, 5)
 
 
 def test_an_accumulator_folds_what_arrives(workers: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 import monarch.actor
 from leaks import wait_until
 from monarch._meshes.birth import HEARD_S
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch.actor import Actor, MeshFailure, Restart, current_rank, endpoint, heal_mesh, supervise, this_host
 from monarch.exceptions import ActorError, DeviceMeshError, SupervisionError
 
@@ -95,7 +95,7 @@ class Owner(Actor):
 def told(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
     """What has gone up to the program of the meshes of this test."""
     found: list[MeshFailure] = []
-    earlier = set(get_runtime().own_procs)
+    earlier = set(current_node().own_procs)
 
     def tell(failure: MeshFailure) -> None:
         if failure.mesh is None or failure.mesh._state.procs.uid not in earlier:
@@ -122,7 +122,7 @@ def test_spawn_whose_constructors_raise_reaches_the_hook_once(
     picky = mesh.spawn("picky", Picky)
     assert wait_until(lambda: sum(len(failure.ranks) for failure in told) == 3)
     for failure in told:
-        assert failure.mesh_name == "picky" and failure.mesh is get_runtime().meshes[picky._key]
+        assert failure.mesh_name == "picky" and failure.mesh is current_node().meshes[picky._key]
         assert "FileNotFoundError" in failure.reason and failure.reason.startswith("__init__() raised")
         assert failure.port and before <= failure.when <= time.time()
         assert 'in __init__\n    raise FileNotFoundError(2, "No such file", path)' in failure.text
@@ -152,7 +152,7 @@ def test_constructors_that_raise_later_are_told_as_well(
     assert sorted(rank for each in later for rank in each.ranks) == [1, 2, 3]
     assert all(each.reason == "__init__() raised ValueError: later" for each in later)
     assert hears_first or any(each.reason == "__init__() raised ValueError: first" for each in told)
-    assert late._state.birth.port not in get_runtime().ports
+    assert late._state.birth.port not in current_node().ports.sinks
 
 
 def read(picky: Any) -> None:
@@ -354,7 +354,7 @@ def test_program_that_does_not_look_is_told(program: Callable[..., Any], args: t
 
 def known_dead(mesh: Any, rank: int) -> bool:
     state = mesh._state
-    return mesh._runtime.peer(state.procs.proc(rank)).dead is not None
+    return mesh._node.peers.get(state.procs.proc(rank)).dead is not None
 
 
 class Slow(Actor):

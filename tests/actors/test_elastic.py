@@ -110,7 +110,7 @@ def pid_of(members: Any, rank: int) -> int:
 
 
 def known_dead(mesh: Any, rank: int) -> bool:
-    return mesh._runtime.peer(mesh._state.procs.proc(rank)).dead is not None
+    return mesh._node.peers.get(mesh._state.procs.proc(rank)).dead is not None
 
 
 def test_a_mesh_grows_and_shrinks(procs: Callable[..., Any]) -> None:
@@ -201,8 +201,8 @@ def test_what_a_supervisor_waits_for_does_not_wait_for_its_verdict(procs: Callab
         if not met:
             os.kill(pids[1], signal.SIGKILL)
             assert wait_until(lambda: known_dead(mesh, 1))
-            met.append(in_thread(mesh._runtime, "work", meets_the_dead).get(30))
-            met.append(to_its_end(mesh._runtime, "work", meets_the_dead))
+            met.append(in_thread(mesh._node, "work", meets_the_dead).get(30))
+            met.append(to_its_end(mesh._node, "work", meets_the_dead))
         heal_mesh(mesh)
         return True
 
@@ -330,9 +330,9 @@ def test_spares_take_the_place_of_the_dead(procs: Callable[..., Any]) -> None:
     assert values(members.add.call()) == [1, 2]
     # A spare that has died is not taken.
     (spare,) = starting.waiting()
-    assert wait_until(lambda: spare in mesh._runtime.pids)
-    mesh._runtime.to_agent(mesh._runtime.host, _signal(mesh, spare))
-    assert wait_until(lambda: mesh._runtime.peer(spare).dead is not None)
+    assert wait_until(lambda: spare in mesh._node.peers.pids)
+    mesh._node.peers.to_agent(mesh._node.host, _signal(mesh, spare))
+    assert wait_until(lambda: mesh._node.peers.get(spare).dead is not None)
     os.kill(pid_of(members, 1), signal.SIGKILL)
     assert wait_until(lambda: known_dead(mesh, 1))
     heal_mesh(mesh)
@@ -342,7 +342,7 @@ def test_spares_take_the_place_of_the_dead(procs: Callable[..., Any]) -> None:
 def _signal(mesh: Any, proc: str) -> Any:
     from monarch._wire import messages as m
 
-    return m.Signal(mesh._runtime.proc, [proc], signal.SIGKILL)
+    return m.Signal(mesh._node.proc, [proc], signal.SIGKILL)
 
 
 def test_spares_are_a_number(procs: Callable[..., Any]) -> None:

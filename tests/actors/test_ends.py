@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch.actor import Actor, endpoint
 
 pytestmark = pytest.mark.slow
@@ -16,13 +16,13 @@ class Last(Actor):
     @endpoint
     def at_the_end(self, path: str) -> None:
         """Notes whether a thread that outlives the rank's work would get another runtime, with a session of its own."""
-        runtime = get_runtime()
+        node = current_node()
 
         def end() -> None:
             with open(path, "w") as file:
-                file.write(f"{runtime.closed} {get_runtime() is runtime}")
+                file.write(f"{node.closed} {get_runtime() is runtime}")
 
-        runtime.at_close.append(end)
+        node.events.closing.append(end)
 
 
 def test_a_rank_that_ends_begins_no_session(procs: Any, tmp_path: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from leaks import processes, wait_until
 from monarch._node.asking import ask
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ActorError, CallTimeoutError
 
@@ -39,7 +39,7 @@ class Runs(Actor):
 
 
 def interrupt(actors: Any, call: Any) -> Any:
-    return ask(actors, INTERRUPT, actors._key, get_runtime().proc, call.port, True).get(20)
+    return ask(actors, INTERRUPT, actors._key, current_node().proc, call.port, True).get(20)
 
 
 @pytest.mark.parametrize("place", [0, 1])

@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 from leaks import live_segments, wait_until
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._wire.pickling import SHARED, THRESHOLD
 from monarch.actor import Actor, current_rank, endpoint
 
@@ -59,7 +59,7 @@ class Large(Actor):
 
     @endpoint
     def live_bytes(self) -> int:
-        return get_runtime().segments.stats().live_bytes
+        return current_node().bulk.segments.stats().live_bytes
 
     @endpoint
     def memory(self) -> int:
@@ -164,9 +164,9 @@ def test_buffers_below_shared_memory_go_beside_the_body(large: Any, kind: str) -
     size = (THRESHOLD + SHARED) // 2
     array = numpy.frombuffer(os.urandom(size), numpy.uint8).copy()
     value = {"numpy": array, "bytes": array.tobytes(), "torch": torch.from_numpy(array)}[kind]
-    before = get_runtime().segments.stats().live
+    before = current_node().bulk.segments.stats().live
     back = large.echo.call(value).get(timeout=30)
-    assert get_runtime().segments.stats().live == before
+    assert current_node().bulk.segments.stats().live == before
     assert large.live_bytes.call().get(timeout=30)[0] == 0
     assert all(type(each) is type(value) for each in back.values())
     assert all(bytes(each if kind == "bytes" else numpy.asarray(each)) == array.tobytes() for each in back.values())

@@ -12,7 +12,7 @@ import pytest
 from leaks import wait_until
 from monarch._core.shapes.region import Region
 from monarch._node.asking import ask_proc
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.gather import Gather
 from monarch._node.remote_errors import pack_failure
 from monarch._procs.session_folder import ipc_address
@@ -39,7 +39,7 @@ class Echo(Actor):
         def broken(message: Any, more: Any) -> None:
             raise LookupError("broken on purpose")
 
-        get_runtime()._handlers[getattr(m, kind)] = broken
+        current_node().dispatch.handlers[getattr(m, kind)] = broken
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def echo(procs: Any) -> Any:
 @pytest.fixture
 def shown(host: Any, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[[], list[str]]]:
     """The lines about errors of handlers that the program has shown; its counts begin at none."""
-    mishaps = get_runtime().mishaps
+    mishaps = current_node().mishaps
     lines: list[str] = []
 
     def read() -> list[str]:
@@ -67,21 +67,21 @@ def shown(host: Any, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[[],
 def waiting(mesh: Any, method: str = "say") -> Gather[Any]:
     """What waits for answers of a mesh, to a message that is still to be sent."""
     peers = mesh._members_at().peers
-    return Gather(get_runtime(), peers, mesh.extent, "echo", method, lambda _, values: values, mesh._key)
+    return Gather(current_node(), peers, mesh.extent, "echo", method, lambda _, values: values, mesh._key)
 
 
 @pytest.mark.parametrize("kind", ["Call", "Create", "Halt", "Ask"])
 def test_a_handler_that_raises_answers_the_caller(echo: Any, kind: str) -> None:
-    runtime, peer = get_runtime(), echo._members_at().peers[0]
+    node, peer = current_node(), echo._members_at().peers[0]
     pid = echo.pid.call_one().get(timeout=20)
     echo.break_handler.call_one(kind).get(timeout=20)
     answers = waiting(echo, "it")
     view = echo._view_bytes
     message = {
-        "Call": m.Call(runtime.proc, echo._key, "say", answers.port, view, "", 0, NOTHING),
-        "Create": m.Create(runtime.proc, "new", answers.port, view, b""),
-        "Halt": m.Halt(runtime.proc, echo._key, answers.port, view, "test"),
-        "Ask": m.Ask(runtime.proc, answers.port, view, "monarch._node.liveness:here", dumps(())[0]),
+        "Call": m.Call(node.proc, echo._key, "say", answers.port, view, "", 0, NOTHING),
+        "Create": m.Create(node.proc, "new", answers.port, view, b""),
+        "Halt": m.Halt(node.proc, echo._key, answers.port, view, "test"),
+        "Ask": m.Ask(node.proc, answers.port, view, "monarch._node.liveness:here", dumps(())[0]),
     }[kind]
     assert peer.window.take(1)
     peer.send(m.encode(message))
@@ -97,7 +97,7 @@ def test_a_handler_that_raises_answers_the_caller(echo: Any, kind: str) -> None:
 def test_a_view_that_is_none_fails_at_the_caller(echo: Any) -> None:
     answers = waiting(echo)
     echo._members_at().peers[0].send(
-        m.encode(m.Call(get_runtime().proc, echo._key, "say", answers.port, b"\x00", "", 0, NOTHING, None, 0, 0))
+        m.encode(m.Call(current_node().proc, echo._key, "say", answers.port, b"\x00", "", 0, NOTHING, None, 0, 0))
     )
     with pytest.raises(MonarchError, match="is not labels, offset, sizes and strides"):
         answers.get(timeout=20)
@@ -106,55 +106,55 @@ def test_a_view_that_is_none_fails_at_the_caller(echo: Any) -> None:
 
 def test_a_rank_outside_the_view_answers_with_an_error(procs: Any) -> None:
     mesh = procs(3).spawn("echo", Echo)
-    one, runtime = mesh.slice(gpus=2), get_runtime()
+    one, node = mesh.slice(gpus=2), current_node()
     answers = waiting(one)
     view = m.pack(Region(("gpus",), 0, (2,), (1,)).pack())
-    call = m.Call(runtime.proc, mesh._key, "say", answers.port, view, "", 0, NOTHING, None, 0, 0)
+    call = m.Call(node.proc, mesh._key, "say", answers.port, view, "", 0, NOTHING, None, 0, 0)
     one._members_at().peers[0].send(m.encode(call))
     with pytest.raises(PointError, match=r"echo\[gpus=2\] was sent a message that is not for it: rank 2"):
         answers.get(timeout=20)
     halted = waiting(one, "stop")
-    one._members_at().peers[0].send(m.encode(m.Halt(runtime.proc, "none", halted.port, view, "test")))
+    one._members_at().peers[0].send(m.encode(m.Halt(node.proc, "none", halted.port, view, "test")))
     with pytest.raises(PointError, match=r"rank 2 of procs.* was sent a message that is not for it"):
         halted.get(timeout=20)
 
 
 @pytest.mark.parametrize("rank", [-1, -7, 2, 99])
 def test_an_answer_from_no_position_is_an_error_and_no_hang(procs: Any, rank: int) -> None:
-    mesh, runtime = procs(2).spawn("echo", Echo), get_runtime()
+    mesh, node = procs(2).spawn("echo", Echo), current_node()
     one, two = mesh._members_at().peers
     answers = waiting(mesh)
-    runtime.on_message(m.encode(m.Reply(one.proc, answers.port, 0, m.RESULT, 0, dumps("fine")[0])))
-    runtime.on_message(m.encode(m.Reply(two.proc, answers.port, rank, m.RESULT, 0, dumps("lost")[0])))
+    node.dispatch.deliver(m.encode(m.Reply(one.proc, answers.port, 0, m.RESULT, 0, dumps("fine")[0])))
+    node.dispatch.deliver(m.encode(m.Reply(two.proc, answers.port, rank, m.RESULT, 0, dumps("lost")[0])))
     with pytest.raises(ProtocolError, match=f"answered echo.say.* from position {rank}, of 2"):
         answers.get(timeout=20)
     # A second answer from one position changes nothing.
     again = waiting(mesh)
     for place, text in ((0, "first"), (0, "second"), (1, "third")):
-        runtime.on_message(m.encode(m.Reply(one.proc, again.port, place, m.RESULT, 0, dumps(text)[0])))
+        node.dispatch.deliver(m.encode(m.Reply(one.proc, again.port, place, m.RESULT, 0, dumps(text)[0])))
     assert again.get(timeout=20) == ["first", "third"]
 
 
 def test_an_answer_of_a_stranger_is_counted(echo: Any, shown: Callable[[], list[str]]) -> None:
-    runtime, answers = get_runtime(), waiting(echo)
-    runtime.on_message(m.encode(m.Reply("h/stranger.0", answers.port, 5, m.RESULT, 0, NOTHING)))
+    node, answers = current_node(), waiting(echo)
+    node.dispatch.deliver(m.encode(m.Reply("h/stranger.0", answers.port, 5, m.RESULT, 0, NOTHING)))
     assert [line for line in shown() if "h/stranger.0 answered echo" in line and "is none of them" in line]
-    assert runtime.mishaps.statistics() and not answers.done
+    assert node.mishaps.statistics() and not answers.done
     answers.lost(echo._members_at().peers[0], m.Dead("x", "was ended by the test", True, []))
 
 
 @pytest.mark.parametrize("body", [b"", b"garbage", b"\x93\x01\x02\x03"])
 def test_an_error_that_cannot_be_read_is_a_protocol_error(echo: Any, body: bytes) -> None:
-    runtime, answers = get_runtime(), waiting(echo)
-    runtime.on_message(m.encode(m.Reply(echo._members_at().peers[0].proc, answers.port, 0, m.ERROR, 0, body)))
+    node, answers = current_node(), waiting(echo)
+    node.dispatch.deliver(m.encode(m.Reply(echo._members_at().peers[0].proc, answers.port, 0, m.ERROR, 0, body)))
     with pytest.raises(ProtocolError, match=f"an error arrived as {len(body)} bytes that are no failure"):
         answers.get(timeout=20)
 
 
 def test_frames_that_are_none_are_told_of_seldom(echo: Any, shown: Callable[[], list[str]]) -> None:
-    runtime, peer = get_runtime(), echo._members_at().peers[0]
-    for proc in (peer.proc, runtime.proc):
-        link = Link(runtime.context, ipc_address(runtime.folder, proc), runtime.hello)
+    node, peer = current_node(), echo._members_at().peers[0]
+    for proc in (peer.proc, node.proc):
+        link = Link(node.context, ipc_address(node.folder, proc), node.hello)
         for number in range(5_000):
             link.send(b"garbage", [b"more"] * (number % 3))
         # One that says that more frames follow than do, and kinds that neither takes.
@@ -174,11 +174,11 @@ def test_frames_that_are_none_are_told_of_seldom(echo: Any, shown: Callable[[], 
 
 
 def test_what_goes_wrong_where_nobody_waits_is_shown_once(echo: Any, shown: Callable[[], list[str]]) -> None:
-    runtime, peer = get_runtime(), echo._members_at().peers[0]
+    node, peer = current_node(), echo._members_at().peers[0]
     echo.break_handler.call_one("Probe").get(timeout=20)
     for _ in range(5):
         peer.send(m.encode(m.Probe(peer.proc, ())))
-        peer.send(m.encode(m.Ask(runtime.proc, 0, b"", "monarch._node.liveness:nothing", NOTHING)))
+        peer.send(m.encode(m.Ask(node.proc, 0, b"", "monarch._node.liveness:nothing", NOTHING)))
     ask_proc(peer.proc, "monarch._node.liveness:here").get(timeout=20)
     assert wait_until(lambda: len(shown()) >= 2), shown()
     assert echo.say.call_one(1).get(timeout=20) == 1
@@ -188,21 +188,21 @@ def test_what_goes_wrong_where_nobody_waits_is_shown_once(echo: Any, shown: Call
 
 
 def test_a_part_of_a_batch_that_is_none_loses_no_other(procs: Any, shown: Callable[[], list[str]]) -> None:
-    mesh, runtime = procs(2).spawn("echo", Echo), get_runtime()
+    mesh, node = procs(2).spawn("echo", Echo), current_node()
     answers = waiting(mesh)
     one, two = (
         m.encode(m.Reply(peer.proc, answers.port, place, m.RESULT, 0, dumps(place)[0]))
         for place, peer in enumerate(mesh._members_at().peers)
     )
     batch = m.Batch("h/agent", [1, 2, 1], 4)
-    runtime._handlers[m.Batch](batch, [one, b"garbage", b"more", two])
+    node.dispatch.handlers[m.Batch](batch, [one, b"garbage", b"more", two])
     assert answers.get(timeout=20) == [0, 1]
     assert len(shown()) == 1 and "undecodable frame" in shown()[0]
 
 
 def test_an_error_body_of_a_fault_that_is_none_is_shown(echo: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    runtime = get_runtime()
-    runtime.on_message(m.encode(m.Fault("h/x", "nobody", 0, b"garbage")))
+    node = current_node()
+    node.dispatch.deliver(m.encode(m.Fault("h/x", "nobody", 0, b"garbage")))
     seen: list[str] = []
     assert wait_until(lambda: seen.append(capfd.readouterr().err) or "no failure of protocol" in "".join(seen))
     assert pack_failure(ValueError())

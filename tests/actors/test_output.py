@@ -15,7 +15,7 @@ import pytest
 
 from leaks import wait_until
 from monarch._core.text.fold import Line
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.exceptions import ActorError, SupervisionError
 
@@ -72,7 +72,7 @@ class Asks(Actor):
 @pytest.fixture
 def lines(host: Any) -> Iterator[list[Line]]:
     """The lines as they come, not shown."""
-    output = get_runtime().session.output
+    output = current_node().session.output
     output.flush()
     seen: list[Line] = []
     old, output.on_line = output.on_line, seen.append
@@ -255,10 +255,10 @@ def test_of_the_dead_only_what_errors_quote_stays_in_memory(procs: Any, lines: l
 def test_silence_costs_no_messages(procs: Any, lines: list[Line], monkeypatch: pytest.MonkeyPatch) -> None:
     prints = procs(1).spawn("prints", Prints)
     prints.nothing.call().get(timeout=20)
-    runtime = get_runtime()
+    node = current_node()
     told: list[Any] = []
-    take = runtime.on_output
-    monkeypatch.setattr(runtime, "on_output", lambda output: (told.append(output), take and take(output)))
+    take = node.on_output
+    monkeypatch.setattr(node, "on_output", lambda output: (told.append(output), take and take(output)))
     for _ in range(100):
         prints.nothing.call().get(timeout=20)
     assert not told
@@ -330,7 +330,7 @@ def test_a_hook_that_shows_lines_may_call_ranks(procs: Any, lines: list[Line]) -
         answers.append(len(prints.nothing.call().get(timeout=20)))
         output.flush()
 
-    output = get_runtime().session.output
+    output = current_node().session.output
     output.on_line = ask
     prints.say.call("one").get(timeout=20)
     assert wait_until(lambda: texts(lines) == ["one"] and answers == [2])
@@ -344,7 +344,7 @@ def test_a_hook_that_fails_does_not_end_the_output(
     def fail(line: Line) -> None:
         raise ValueError("a hook failed")
 
-    output = get_runtime().session.output
+    output = current_node().session.output
     output.on_line = fail
     prints.say.call("one").get(timeout=20)
     output.on_line = lines.append

@@ -17,7 +17,7 @@ import pytest
 from leaks import wait_until
 from monarch._core.shapes.region import Region
 from monarch._node import bulk
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.peers import Gateway
 from monarch._node.statistics import statistics_of
 from monarch._procs.session_folder import ipc_address
@@ -98,10 +98,10 @@ def test_a_mesh_that_is_resized_is_read_in_one_state(procs: Any, often: None) ->
     readers = [threading.Thread(target=look) for _ in range(3)]
     for reader in readers:
         reader.start()
-    runtime, version = get_runtime(), small.version
+    node, version = current_node(), small.version
     for rank in (2, 3):
         # As if they were there; nothing is sent to them.
-        runtime._gone_peer(wide.proc(procs_of.uid, rank))
+        node.peers.gone(wide.proc(procs_of.uid, rank))
     for turn in range(400):
         version += 1
         procs_of.learn(replace(wide if turn % 2 == 0 else small, version=version))
@@ -112,36 +112,36 @@ def test_a_mesh_that_is_resized_is_read_in_one_state(procs: Any, often: None) ->
     targets = mesh._members_at()
     assert len(targets.peers) == len(mesh) == 2 and targets.version == version
     for rank in (2, 3):
-        runtime.peers.pop(wide.proc(procs_of.uid, rank))
+        node.peers.known.pop(wide.proc(procs_of.uid, rank))
 
 
 def test_two_threads_start_one_runner(procs: Any, often: None) -> None:
     for _ in range(3):
         mesh = procs(1)
-        runtime = get_runtime()
-        before = set(runtime.meshes)
+        node = current_node()
+        before = set(node.meshes)
         results = together(lambda number, mesh=mesh: list(mesh.execute(int, number).values()))
         assert results == [[0], [1], [2], [3]]
-        assert len(set(runtime.meshes) - before) == 1
+        assert len(set(node.meshes) - before) == 1
 
 
 def test_two_threads_make_one_connection_to_a_process(host: Any, often: None) -> None:
     """Two would not keep the order of what is sent."""
-    runtime = get_runtime()
+    node = current_node()
     made: list[Any] = []
 
     def new_gateway(host: str) -> Gateway:
-        link = Link(runtime.context, ipc_address(runtime.folder, runtime.agent), runtime.hello)
+        link = Link(node.context, ipc_address(node.folder, node.agent), node.hello)
         made.append(Gateway(link, f"{host}/agent", False))
         time.sleep(0.001)
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime, "_new_gateway", new_gateway)
-        gateways = together(lambda _: runtime.gateway("nowhere"))
+        patch.setattr(node, "_new_gateway", new_gateway)
+        gateways = together(lambda _: node.hosts.gateway("nowhere"))
     assert made == [gateways[0]] and len(set(map(id, gateways))) == 1
-    runtime._gateways.pop("nowhere").close()
-    peers = together(lambda _: runtime.peer(f"{runtime.host}/nobody-1.0"))
+    node.hosts.gateways.pop("nowhere").close()
+    peers = together(lambda _: node.peers.get(f"{node.host}/nobody-1.0"))
     assert len(set(map(id, peers))) == 1
     assert wait_until(lambda: peers[0].dead is not None)
 
@@ -149,33 +149,33 @@ def test_two_threads_make_one_connection_to_a_process(host: Any, often: None) ->
 def test_all_that_wait_for_shared_memory_are_woken(procs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "SPACE_S", 20.0)
     mesh = procs(4).spawn("keepers", Keeper)
-    runtime = get_runtime()
+    node = current_node()
     held, wanted = numpy.zeros(3 << 20, numpy.uint8), numpy.zeros(200_000, numpy.uint8)
     mesh.slice(gpus=0).keep.call_one(held).get(timeout=20)
-    before, begin = runtime.segments.stats().live, time.monotonic()
+    before, begin = node.bulk.segments.stats().live, time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime.segments, "live_limit", 2 << 20)
-        assert runtime.segments.over_limit
+        patch.setattr(node.bulk.segments, "live_limit", 2 << 20)
+        assert node.bulk.segments.over_limit
         calls = [threading.Thread(target=mesh.slice(gpus=rank).keep.call_one, args=(wanted,)) for rank in (1, 2, 3)]
         for call in calls:
             call.start()
-        assert wait_until(lambda: statistics_of(runtime).waiting_for_memory == 3)
+        assert wait_until(lambda: statistics_of(node).waiting_for_memory == 3)
         mesh.slice(gpus=0).drop.call_one().get(timeout=20)
         for call in calls:
             call.join(15)
             assert not call.is_alive(), "one of those that wait was not woken"
     assert time.monotonic() - begin < 15
     # By shared memory, and not by the socket.
-    assert wait_until(lambda: runtime.segments.stats().live >= before + 2)
+    assert wait_until(lambda: node.bulk.segments.stats().live >= before + 2)
     mesh.drop.call().get(timeout=20)
 
 
 def test_threads_that_read_large_results_count_each(procs: Any, often: None) -> None:
     keeper = procs(1).spawn("keeper", Keeper).slice(gpus=0)
-    runtime = get_runtime()
+    node = current_node()
     data = os.urandom(1 << 20)
     keeper.keep.call_one(numpy.frombuffer(data, numpy.uint8)).get(timeout=20)
     echoes = together(lambda _: [bytes(keeper.give.call_one().get(timeout=20)) == data for _ in range(20)])
     assert echoes == [[True] * 20] * 4
     gc.collect()
-    assert wait_until(lambda: statistics_of(runtime).mapped == 0)
+    assert wait_until(lambda: statistics_of(node).mapped == 0)

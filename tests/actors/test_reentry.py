@@ -146,20 +146,20 @@ class Prints(Actor):
     @endpoint
     def locked(self) -> bool:
         """Whether the lock of the streams is held while that thread waits for the program."""
-        from monarch._node.current import get_runtime
+        from monarch._node.current import current_node
 
-        runtime = get_runtime()
-        idle, waits, over = runtime.idle, threading.Event(), threading.Event()
+        node = current_node()
+        idle, waits, over = node.idle, threading.Event(), threading.Event()
 
         def wait() -> None:
             waits.set()
             over.wait(20)
             idle()
 
-        runtime.idle = wait
+        node.idle = wait
         self.go.set()
         waits.wait(20)
-        runtime.idle = idle
+        node.idle = idle
         free = streams._lock.acquire(timeout=2)
         if free:
             streams._lock.release()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from leaks import Kit, wait_until
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch.actor import Actor, HostMesh, Role, context, current_rank, endpoint, heal_mesh, supervise
 from monarch.exceptions import ArgumentError, ShapeError, SupervisionError
 from monarch.testing import local_hosts
@@ -34,7 +34,7 @@ class Member(Actor):
     @endpoint
     def who(self) -> tuple[int, int, str | None, str]:
         place = context().actor_instance.rank
-        return current_rank().rank, place.extent.nelements, os.environ.get("ROLE"), get_runtime().host
+        return current_rank().rank, place.extent.nelements, os.environ.get("ROLE"), current_node().host
 
     @endpoint
     def resizes(self) -> list[tuple[dict[str, int], dict[str, int]]]:
@@ -76,7 +76,7 @@ def lose(mesh: Any, members: Any, at: int) -> None:
     pid = members.slice(hosts=at, gpus=0).agent.call_one().get(30)
     os.kill(pid, signal.SIGKILL)
     rank = at * state.per_host
-    assert wait_until(lambda: mesh._runtime.peer(state.proc(rank)).dead is not None)
+    assert wait_until(lambda: mesh._node.peers.get(state.proc(rank)).dead is not None)
 
 
 def test_a_mesh_grows_onto_hosts_and_leaves_them(hosts: HostMesh) -> None:

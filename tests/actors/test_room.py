@@ -13,7 +13,7 @@ import pytest
 
 from leaks import wait_until
 from monarch._node import backpressure
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ArgumentError, CallTimeoutError, SendTimeoutError
 
@@ -48,7 +48,7 @@ class Counts(Actor):
     @endpoint
     def lose(self, credit: int) -> None:
         """What an error in the counting would do."""
-        for finished in get_runtime()._finished.values():
+        for finished in current_node().replies.counts.values():
             finished.total -= credit
 
     @endpoint
@@ -82,7 +82,7 @@ def test_a_call_that_finds_no_room_fails_and_says_for_whom(procs: Any, impatient
     gate = tmp_path / "gate"
     held = one.hold.call_one(gate)
     sent = fill(one)
-    ports = set(get_runtime().ports)
+    ports = set(current_node().ports.sinks)
     begin = time.monotonic()
     with pytest.raises(
         SendTimeoutError, match=r"busy\.take\(\) was not sent to any rank: rank 1 of busy is 16,38"
@@ -91,7 +91,7 @@ def test_a_call_that_finds_no_room_fails_and_says_for_whom(procs: Any, impatient
     assert (error.value.mesh, error.value.rank) == ("busy", 1)
     assert error.value.behind >= 16_384 and isinstance(error.value, CallTimeoutError)
     assert time.monotonic() - begin > 0.4
-    assert set(get_runtime().ports) <= ports, "the port of a call that was not sent stays open"
+    assert set(current_node().ports.sinks) <= ports, "the port of a call that was not sent stays open"
     with pytest.raises(SendTimeoutError, match=r"busy\[gpus=1\] is 16,38.* messages behind"):
         one.take.broadcast(7)
     # Neither the one with room nor the one without got it; all that was sent before comes.

@@ -9,7 +9,7 @@ import pytest
 from monarch._core.roster import Procs, Roster
 from monarch._meshes.actor_mesh import ActorMesh, _State
 from monarch._meshes.proc_mesh import ProcMesh
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch.actor import Actor, ValueMesh, endpoint, this_host
 
 
@@ -23,15 +23,15 @@ class Shown(Actor):
 def thousand(host: Any) -> tuple[ProcMesh, ActorMesh]:
     """Meshes of procs that do not exist: to print them talks to nobody."""
     hosts = tuple(f"host{number:03}" for number in range(125))
-    procs = Procs("abc123", "trainers", ("hosts", "gpus"), 1, get_runtime().proc, Roster(0, hosts, 8, (125, 8)))
+    procs = Procs("abc123", "trainers", ("hosts", "gpus"), 1, current_node().proc, Roster(0, hosts, 8, (125, 8)))
     return (
         ProcMesh.refer(procs, procs.region()),
-        ActorMesh(_State("shown-1", "shown", Shown, procs, procs.region(), False), procs.region(), get_runtime()),
+        ActorMesh(_State("shown-1", "shown", Shown, procs, procs.region(), False), procs.region(), current_node()),
     )
 
 
 def test_a_thousand_ranks(thousand: tuple[ProcMesh, ActorMesh]) -> None:
-    peers = len(get_runtime().peers)
+    peers = len(current_node().peers.known)
     for mesh in thousand:
         assert "hosts=125, gpus=8" in repr(mesh) and "\n" not in repr(mesh)
         table = mesh.to_table()
@@ -42,7 +42,7 @@ def test_a_thousand_ranks(thousand: tuple[ProcMesh, ActorMesh]) -> None:
         part = mesh.slice(gpus=3).flatten("n").slice(n=slice(0, 125, 5))
         assert len(part) == 25 and part.to_table().count("\n") < 40
         assert "host120" in part.to_table()
-    assert len(get_runtime().peers) == peers
+    assert len(current_node().peers.known) == peers
 
 
 def test_values_of_a_thousand_ranks() -> None:

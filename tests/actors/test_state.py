@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.statistics import statistics_of
 from monarch.actor import Actor, Channel, endpoint
 from state import credit_lost, strange_threads, unsettled
@@ -19,7 +19,7 @@ class Works(Actor):
 
     @endpoint
     def lose(self, credit: int) -> None:
-        for finished in get_runtime()._finished.values():
+        for finished in current_node().replies.counts.values():
             finished.total -= credit
 
 
@@ -38,7 +38,7 @@ def test_credit_of_work_under_way_is_not_lost(procs: Any) -> None:
         works.work.broadcast()
     begin = time.monotonic()
     assert credit_lost(5) == [] and time.monotonic() - begin < 5
-    windows = statistics_of(get_runtime()).windows
+    windows = statistics_of(current_node()).windows
     assert {windows[peer.proc].sent for peer in works._members_at().peers} == {21}
 
 

@@ -283,7 +283,7 @@ def test_with_and_async_with_stop_at_the_end(host: Any, tmp_path: Path) -> None:
 
 def test_many_spawns_and_stops_leave_nothing(procs: Any, tmp_path: Path) -> None:
     mesh = procs(2)
-    runtime = mesh._runtime
+    node = mesh._node
     threads = threading.active_count()
     for index in range(30):
         cls = (Cleans, CleansAsync)[index % 2]
@@ -291,7 +291,7 @@ def test_many_spawns_and_stops_leave_nothing(procs: Any, tmp_path: Path) -> None
         assert list(actor.add.call().get(timeout=20).values()) == [1, 1]
         actor.stop().get(timeout=20)
     assert wait_until(lambda: threading.active_count() <= threads)
-    assert len(runtime.ports) < 10
+    assert len(node.ports.sinks) < 10
 
 
 class Ends(Actor):

@@ -14,7 +14,7 @@ import pytest
 
 import monarch.actor
 from leaks import wait_until
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch.actor import Actor, MeshFailure, endpoint, heal_mesh, supervise, this_host
 from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError, StoppedError, SupervisionError
 
@@ -97,7 +97,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
     """What has gone up to the program."""
     found: list[MeshFailure] = []
     # A death at the end of the test before may be told in this one.
-    earlier = set(get_runtime().own_procs)
+    earlier = set(current_node().own_procs)
 
     def tell(failure: MeshFailure) -> None:
         if failure.mesh is None or failure.mesh._state.procs.uid not in earlier:
@@ -167,14 +167,14 @@ def test_call_made_once_a_waiter_was_told_goes_on(
         after.append(workers.slice(gpus=slice(0, 2)).wait.call(path))
 
     before = workers.slice(gpus=0).wait.call(path)
-    get_runtime().at_death.append(go_on)
+    current_node().events.proc_died.append(go_on)
     try:
         with pytest.raises(SupervisionError, match="exited with code 3"):
             workers.slice(gpus=2).end.call().get(20)
         with pytest.raises(SupervisionError, match="nobody supervises"):
             before.get(20)
     finally:
-        get_runtime().at_death.remove(go_on)
+        current_node().events.proc_died.remove(go_on)
     open(path, "w").close()
     assert set(after[0].get(20).values()) == {"done"}
     assert not told

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from monarch._node.asking import ask
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch.actor import Actor, Port, concurrent_endpoint, endpoint
 from monarch.exceptions import ActorError
 
@@ -93,7 +93,7 @@ def test_concurrent_endpoint_begins_beside_others(procs: Any) -> None:
 def test_interrupt_of_a_queued_async_call_ends_only_that(procs: Any) -> None:
     turns = procs(1).spawn("turns", Turns)
     held, first, second = turns.hold.call_one(), turns.visit.call_one("a"), turns.visit.call_one("b")
-    assert ask(turns, "monarch._actors.interrupts:interrupt", turns._key, get_runtime().proc, first.port).get(20) == {
+    assert ask(turns, "monarch._actors.interrupts:interrupt", turns._key, current_node().proc, first.port).get(20) == {
         0: True
     }
     with pytest.raises(ActorError, match="interrupted"):
@@ -123,7 +123,7 @@ def test_interrupt_of_a_queued_sync_call_ends_only_that(procs: Any) -> None:
     held, first, second = sync.hold.call_one(turns), sync.note.call_one("a"), sync.note.call_one("b")
     # It has arrived when a later message of the same sender has been answered.
     turns.log_by_port.call_one().get(timeout=20)
-    assert ask(sync, "monarch._actors.interrupts:interrupt", sync._key, get_runtime().proc, first.port).get(20) == {
+    assert ask(sync, "monarch._actors.interrupts:interrupt", sync._key, current_node().proc, first.port).get(20) == {
         0: True
     }
     turns.let_go.call_one().get(timeout=20)
@@ -173,7 +173,7 @@ class Neighbour(Actor):
     @endpoint
     def interleave(self, target: Any) -> None:
         """The first to queue a call for the target goes on once another thread has delivered one after it."""
-        executor = get_runtime().actors[target._key].executor
+        executor = current_node().actors[target._key].executor
         deliver, first, other = executor.deliver, threading.Lock(), threading.Event()
 
         def wait_first(*args: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._supervision import state as oversight
 from monarch.actor import Actor, MeshFailure, endpoint, heal_mesh, supervise
 from monarch.exceptions import DeviceMeshError, StoppedError, SupervisionError
@@ -43,7 +43,7 @@ def busy() -> Iterator[None]:
 
 
 def test_no_verdict_stays_open_when_judges_race(host: Any, busy: None) -> None:
-    watch, stop = get_runtime().oversight, threading.Event()
+    watch, stop = current_node().oversight, threading.Event()
     late: list[BaseException] = []
 
     def wait() -> None:

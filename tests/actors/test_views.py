@@ -127,10 +127,10 @@ def test_errors_of_shape_name_the_axes_there_are(cube: Any) -> None:
 
 
 def test_slicing_talks_to_no_rank(cube: Any) -> None:
-    peers = {peer.proc: peer.sent for peer in cube._runtime.peers.values()}
+    peers = {peer.proc: peer.sent for peer in cube._node.peers.known.values()}
     for _ in range(100):
         cube.slice(a=0).rename(b="x").slice(x=1).flatten("y")
-    assert {peer.proc: peer.sent for peer in cube._runtime.peers.values()} == peers
+    assert {peer.proc: peer.sent for peer in cube._node.peers.known.values()} == peers
 
 
 def test_equal_views_are_equal(cube: Any) -> None:

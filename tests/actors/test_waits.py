@@ -15,7 +15,7 @@ import pytest
 
 from leaks import wait_until
 from monarch._node.asking import ask
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ActorError, CallTimeoutError, DeadlockError
 
@@ -224,9 +224,7 @@ def test_service_that_blocks_keeps_no_other_waiting(first: Any, tmp_path: Path) 
     first.keep.call_one("thing", Blocks(str(tmp_path / "there"))).get(timeout=GUARD)
     found = ask(first, "monarch._notebook.complete:complete_here", "thing.", "")
     assert ask(first, "monarch._node.liveness:here").get(timeout=GUARD) == {0: None}
-    assert ask(first, "monarch._notebook.busy:doing", first._key, first._runtime.proc, 0, "cell").get(GUARD) == {
-        0: None
-    }
+    assert ask(first, "monarch._notebook.busy:doing", first._key, first._node.proc, 0, "cell").get(GUARD) == {0: None}
     assert first.one.call_one().get(timeout=GUARD) == 1
     assert not found.done
     (tmp_path / "there").touch()
@@ -355,7 +353,7 @@ def test_wait_in_a_finalizer_in_the_receiving_thread_is_an_error(first: Any, tim
     outcomes: list[Any] = []
     thing = Waits(lambda: first.one.call_one().get(timeout=timeout), outcomes)
     # The thread that receives lets go of it last.
-    get_runtime().pump.call_later(0.05, partial(id, thing))
+    current_node().pump.call_later(0.05, partial(id, thing))
     del thing
     assert wait_until(lambda: len(outcomes) == 1)
     thread, error = outcomes[0]

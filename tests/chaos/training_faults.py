@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 
 Undo = Callable[[], object]
 """What ends a fault that lasts."""
@@ -32,7 +32,7 @@ def family() -> dict[int, str]:
                 if state not in "ZX":
                     parents[int(entry)], names[int(entry)] = int(parent), head.partition("(")[2]
     # The agent of this host is the fork server's child; it has claimed the session's folder.
-    agents = {int(path.name.split("-")[1]) for path in Path(get_runtime().folder).glob("pid-*-*")} & names.keys()
+    agents = {int(path.name.split("-")[1]) for path in Path(current_node().folder).glob("pid-*-*")} & names.keys()
     found = {pid: names[pid] for pid in agents}
     ours = {os.getpid(), *agents}
     while True:

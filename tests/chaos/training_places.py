@@ -12,7 +12,7 @@ from typing import Any
 
 from chaos.training_actor import RANKS
 from chaos.training_faults import Undo, cut_connection
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._session.workers import WorkerHosts
 from monarch.actor import this_host
 
@@ -52,7 +52,7 @@ class SeveralHosts(OneHost):
 
     def hosts(self, chance: random.Random) -> tuple[Any, dict[str, int]]:
         if self._workers is not None:
-            living = [rank for rank, host in enumerate(self._workers.hosts) if host in get_runtime().hosts]
+            living = [rank for rank, host in enumerate(self._workers.hosts) if host in current_node().hosts.known]
             if len(living) == 2:
                 return self._workers.mesh, {"gpus": RANKS // 2}
             if living and chance.random() < 0.4:
@@ -129,7 +129,7 @@ class Namespaces(SeveralHosts):
 
 def _duration(chance: random.Random) -> float:
     """Seconds of a cut: some are over before a host counts as lost, some are not."""
-    lease = get_runtime().lease
+    lease = current_node().hosts.lease
     return lease + 1.5 if chance.random() < 0.3 else chance.random() * lease * 0.6
 
 

@@ -88,9 +88,9 @@ class World:
 
     def __init__(self, ranks: int) -> None:
         self.caller = Caller()
-        runtime: Any = self.caller
+        node: Any = self.caller
         self.procs = [f"h/p.{rank}" for rank in range(ranks)]
-        self.caller.peers = {proc: Peer(runtime, proc) for proc in self.procs}
+        self.caller.peers = {proc: Peer(node, proc) for proc in self.procs}
         self.casts = Casts("h/agent")
         self.known = set(self.procs)
         self.alive = set(self.procs)
@@ -103,11 +103,11 @@ class World:
         self.gathers: list[tuple[Gather[Any], list[str]]] = []
 
     def call(self, members: list[int]) -> None:
-        runtime: Any = self.caller
+        node: Any = self.caller
         procs = [self.procs[rank] for rank in members]
         peers = [self.caller.peers[proc] for proc in procs]
         extent = Extent(("gpus",), (len(peers),))
-        gather: Gather[Any] = Gather(runtime, peers, extent, "mesh", "method", lambda _, values: values)
+        gather: Gather[Any] = Gather(node, peers, extent, "mesh", "method", lambda _, values: values)
         self.gathers.append((gather, procs))
         self.to_agent.append((procs, m.Call(CALLER, "a", "method", gather.port, b"", "", 0, b"")))
         gather.check()

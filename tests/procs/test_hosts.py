@@ -19,7 +19,7 @@ import zmq
 
 from leaks import processes, wait_until
 from monarch._core.shapes.ranks import parse_ranks
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.peers import Gateway
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
@@ -140,7 +140,7 @@ def test_one_message_a_host(workers: Any, monkeypatch: pytest.MonkeyPatch) -> No
     """Out for a call, and back for its answers."""
     workers.echo.call(0).get(timeout=30)
     sent, got = list[int](), Counter[str]()
-    cast, route, handle = Gateway.cast, Gateway.route, get_runtime()._handlers
+    cast, route, handle = Gateway.cast, Gateway.route, current_node().dispatch.handlers
 
     def count_cast(self: Gateway, src: str, procs: list[str], port: int, frames: Any) -> None:
         sent.append(len(procs))
@@ -312,23 +312,23 @@ class Bomb:
 def test_who_does_not_hold_the_key_is_not_heard(hosts: Any, workers: Any, tmp_path: Path, who: str) -> None:
     """Neither by the program nor by an agent, and nothing that it sends is unpickled."""
     target = tmp_path / "unpickled"
-    runtime = get_runtime()
-    session = runtime.session
+    node = current_node()
+    session = node.session
     workers.echo.call(1).get(timeout=30)
     context = make_context()
     sockets = []
     strange = KeyPair.new()
     bomb = pickle.dumps(((Bomb(str(target)),), {}))
-    doors = [(session._address, runtime.keys.public)]
-    doors += [(address, public.encode()) for address, public in runtime.hosts.values()]
+    doors = [(session._address, node.hosts.keys.public)]
+    doors += [(address, public.encode()) for address, public in node.hosts.known.values()]
     doors += [(address, public.encode()) for host, (address, public) in session._table.items()]
     proc = workers._members_at().peers[0].proc
     key = workers._key
     messages = [
-        m.encode(m.Call(runtime.proc, key, "note", 0, workers._view_bytes, "", 0, bomb)),
+        m.encode(m.Call(node.proc, key, "note", 0, workers._view_bytes, "", 0, bomb)),
         m.encode(m.Reply(proc, 1, 0, m.RESULT, 0, bomb)),
-        m.encode(m.Create(runtime.proc, "evil", 1, workers._view_bytes, bomb)),
-        m.encode(m.Bye(runtime.proc)),
+        m.encode(m.Create(node.proc, "evil", 1, workers._view_bytes, bomb)),
+        m.encode(m.Bye(node.proc)),
     ]
     for address, public in doors:
         socket = context.socket(zmq.PUSH)
@@ -350,11 +350,11 @@ def test_who_does_not_hold_the_key_is_not_heard(hosts: Any, workers: Any, tmp_pa
         )
         sockets.append((socket, monitor))
         socket.connect(address)
-        socket.send(m.encode(m.Hello(m.VERSION, runtime.proc, os.getpid())))
+        socket.send(m.encode(m.Hello(m.VERSION, node.proc, os.getpid())))
         for message in messages:
             socket.send(message)
             socket.send_multipart([m.encode(m.Route(proc, 1)), message])
-            socket.send_multipart([m.encode(m.Cast(runtime.proc, [proc], 0, 1)), message])
+            socket.send_multipart([m.encode(m.Cast(node.proc, [proc], 0, 1)), message])
     from zmq.utils.monitor import recv_monitor_message
 
     for _, monitor in sockets:
@@ -376,9 +376,9 @@ def test_who_does_not_hold_the_key_is_not_heard(hosts: Any, workers: Any, tmp_pa
 def test_garbage_at_every_door(hosts: Any, workers: Any) -> None:
     import socket
 
-    runtime = get_runtime()
-    doors = [runtime.session._address, *(address for address, _ in runtime.hosts.values())]
-    doors += [address for address, _ in runtime.session._table.values()]
+    node = current_node()
+    doors = [node.session._address, *(address for address, _ in node.hosts.known.values())]
+    doors += [address for address, _ in node.session._table.values()]
     for address in doors:
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         for data in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(2000)):

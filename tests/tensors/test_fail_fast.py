@@ -152,16 +152,16 @@ def test_code_that_catches_the_broken_collective_goes_on(procs: Callable[..., An
 
 
 def test_nothing_is_asked_when_nothing_fails(procs: Callable[..., Any]) -> None:
-    from monarch._node.current import get_runtime
+    from monarch._node.current import current_node
 
     trainers = procs(2).spawn("trainers", Trainer)
     assert values(trainers.total.call()) == [2.0] * 2
-    runtime = get_runtime()
-    before = runtime.last_port
+    node = current_node()
+    before = node.ports.last
     future = trainers.total.call()
     future.get(30)
-    assert future.party is None and runtime.last_port == before + 1
+    assert future.party is None and node.ports.last == before + 1
     # A call of one rank has no others.
     with pytest.raises(ActorError):
         trainers.slice(gpus=1).alone.call_one(0, "").get(30)
-    assert runtime.last_port == before + 2
+    assert node.ports.last == before + 2

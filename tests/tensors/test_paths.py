@@ -10,7 +10,7 @@ from typing import Any
 
 from leaks import wait_until
 from monarch._groups.rendezvous import tell_of_new_ones
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.node import current
 from monarch._node.remote_errors import pack_failure
 from monarch._wire import messages as m
@@ -80,7 +80,7 @@ def test_late_fault_of_a_replaced_process_is_not_its_successors(procs: Callable[
         assert wait_until(lambda: old.dead is not None)
         heal_mesh(mesh)
         fresh = values(trainers.pid.call())[1]
-        get_runtime().faulted.tell(m.Fault(old.proc, trainers._key, 1, pack_failure(ValueError("late"))))
+        current_node().events.faulted.tell(m.Fault(old.proc, trainers._key, 1, pack_failure(ValueError("late"))))
         assert not trainers._state.failed
         heal_mesh(mesh)
     assert values(trainers.pid.call())[1] == fresh

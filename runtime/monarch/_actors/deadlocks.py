@@ -18,7 +18,7 @@ from monarch.exceptions import DeadlockError
 if TYPE_CHECKING:
     from monarch._actors.mailbox import Cell
     from monarch._node.future import Future
-    from monarch._node.node import Runtime
+    from monarch._node.node import Node
 
 _SUSPICIOUS = 0.05
 """Seconds after which an actor that waits begins to look for a circle of actors that wait."""
@@ -29,9 +29,9 @@ _SHORT = 1.0
 class Circles:
     """The waits of the actors of one process, and the probes that follow them: see monarch._core.deadlock."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._waits = Waits(runtime.proc, self._state_of)
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._waits = Waits(node.proc, self._state_of)
         self._lock = RLock()
         self._stuck: dict[int, _Blocked | Awaits] = {}
         """Who is told of a circle, by the number of the wait; under ``_lock``."""
@@ -82,7 +82,7 @@ class Circles:
         Raises:
             DeadlockError: what is waited for waits for this actor.
         """
-        pump = self._runtime.pump
+        pump = self._node.pump
         if timeout is not None and timeout < _SHORT:
             return pump.wait(waiter, timeout)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
@@ -91,13 +91,13 @@ class Circles:
         return self._wait_watchfully(cell, call, waiter, deadline)
 
     def _wait_watchfully(self, cell: Cell, call: m.Call, waiter: Any, deadline: float) -> bool:
-        runtime = self._runtime
+        node = self._node
         requests, text = self.requests(cell, call, waiter)
         if not requests:
-            while not runtime.pump.wait(waiter, max(0.0, min(0.2, deadline - time.monotonic()))):
+            while not node.pump.wait(waiter, max(0.0, min(0.2, deadline - time.monotonic()))):
                 if time.monotonic() >= deadline:
                     return False
-                runtime.idle()
+                node.idle()
             return True
         if cell.awaits is not None and cell.executor.loop is not None:
             # The event loop is held up from here on, so this is what the actor waits for.
@@ -109,7 +109,7 @@ class Circles:
                 # Another thread of the same actor waits already, so this one is not all that the actor does.
                 number = 0
         if not number:
-            return runtime.pump.wait(waiter, None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+            return node.pump.wait(waiter, None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
         with self._lock:
             blocked = self._stuck[number] = _Blocked(waiter, cell)
         pause = 0.05
@@ -117,7 +117,7 @@ class Circles:
         cell.blocked = True
         try:
             while True:
-                runtime.idle()
+                node.idle()
                 with self._lock:
                     answered = set(requests) - set(self.requests(cell, call, waiter)[0])
                     for request in answered:
@@ -126,7 +126,7 @@ class Circles:
                 if deadlock is not None:
                     raise DeadlockError(deadlock.message())
                 self._send_probes(probes)
-                runtime.pump.wait(cast("Waiter", blocked), max(0.0, min(pause, deadline - time.monotonic())))
+                node.pump.wait(cast("Waiter", blocked), max(0.0, min(pause, deadline - time.monotonic())))
                 if blocked.circle is not None:
                     raise DeadlockError(blocked.circle)
                 if waiter.done:
@@ -149,16 +149,16 @@ class Circles:
         actor = getattr(waiter, "actor", "")
         if not actor:
             return []
-        return [Request(self._runtime.proc, waiter.port, peer.proc, actor) for peer in waiter.waits_for()]
+        return [Request(self._node.proc, waiter.port, peer.proc, actor) for peer in waiter.waits_for()]
 
     def _state_of(self, request: Request) -> Any:
-        cell = self._runtime.actors.get(request.actor)
+        cell = self._node.actors.get(request.actor)
         return cell.state_of(request.proc, request.port) if cell is not None else None
 
     def _send_probes(self, probes: list[Probe]) -> None:
         for probe in probes:
             body = (*probe[:4], tuple(probe.request), probe.path)
-            self._runtime.peer(probe.request.target).send(m.encode(m.Probe(probe.request.target, body)))
+            self._node.peers.get(probe.request.target).send(m.encode(m.Probe(probe.request.target, body)))
 
     def on_probe(self, message: m.Probe) -> None:
         """Takes a probe of another process."""
@@ -169,7 +169,7 @@ class Circles:
             if isinstance(blocked, _Blocked) and deadlock is not None:
                 blocked.circle = deadlock.message()
         if isinstance(blocked, _Blocked):
-            self._runtime.pump.notify(cast("Waiter", blocked))
+            self._node.pump.notify(cast("Waiter", blocked))
         elif blocked is not None and deadlock is not None:
             blocked.tell_from_elsewhere(deadlock.message(), deadlock.path[0])
         self._send_probes(probes)

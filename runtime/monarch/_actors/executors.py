@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._actors.interrupts import ThreadInterrupts
 from monarch._core.later import asyncio
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 from monarch._wire.receiving.leadership import Gate
 from monarch.config import STOP_CANCEL
 
@@ -40,8 +40,8 @@ def start_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) 
 class Executor:
     """Runs actions one after the other, in the order posted; on an event loop once an async actor has come."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
+    def __init__(self, node: Node) -> None:
+        self.node = node
         self.loop: asyncio.AbstractEventLoop | None = None
         self._items: deque[Item] = deque()
         self.interruptible = False
@@ -163,7 +163,7 @@ class Executor:
         if self.interrupts is not None:
             self.interrupts.ident = get_ident()
         # No thread waits here in a way that receives.
-        self.runtime.pump.background()
+        self.node.pump.background()
         self._leaving = False
         try:
             self._run_on(loop)
@@ -206,8 +206,8 @@ class Executor:
 class MainExecutor(Executor):
     """The main thread of a rank: while nothing is posted, it receives messages itself."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        super().__init__(runtime)
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
         self.thread: Turn | None = None
         self.busy = False
         """Whether an actor lives here; another one gets a thread of its own."""
@@ -218,11 +218,11 @@ class MainExecutor(Executor):
         return bool(self._items)
 
     def _notify(self) -> None:
-        self.runtime.pump.notify(self)
+        self.node.pump.notify(self)
 
     def _wait(self) -> None:
         # No code of the user waits here that what a handler of a signal raises would be for.
-        self.runtime.pump.wait(self, report=traceback.print_exc)
+        self.node.pump.wait(self, report=traceback.print_exc)
 
     def deliver(self, cell: Cell, call: Call, more: Sequence[Any]) -> None:
         if self.loop is None and get_ident() == _MAIN:
@@ -242,8 +242,8 @@ class MainExecutor(Executor):
 class ThreadExecutor(Executor):
     """A thread for one actor; it ends with it."""
 
-    def __init__(self, runtime: Runtime, name: str) -> None:
-        super().__init__(runtime)
+    def __init__(self, node: Node, name: str) -> None:
+        super().__init__(node)
         self.interrupts = ThreadInterrupts()
         # Not a semaphore, whose lock a __del__ that delivers in the middle of its steps would wait for.
         self._gate = Gate()
@@ -255,7 +255,7 @@ class ThreadExecutor(Executor):
             self.run()
         except BaseException as error:
             # Such as a selector that the user's code has closed: no thread handles what is sent to the actor any more.
-            for cell in [each for each in list(self.runtime.actors.values()) if each.executor is self]:
+            for cell in [each for each in list(self.node.actors.values()) if each.executor is self]:
                 cell.lose_thread(error)
 
     def _notify(self) -> None:

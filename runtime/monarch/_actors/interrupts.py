@@ -129,13 +129,13 @@ def interrupt(key: str, src: str, port: int, front: bool = False) -> bool:
     Returns:
         Whether the call was being handled, or waited for its turn.
     """
-    from monarch._node.current import get_runtime
+    from monarch._node.current import current_node
 
-    cell = get_runtime().actors.get(key)
+    cell = current_node().actors.get(key)
     if cell is None:
         return False
     # Its output is not waited for.
-    cell.runtime.interrupts += 1
+    cell.node.interrupts += 1
     loop = cell.executor.loop
     if loop is not None:
         return _on_loop(cell, src, port, front)
@@ -199,7 +199,7 @@ def _on_loop(cell: Cell, src: str, port: int, also_front: bool) -> bool:
             cell.executor.unwanted = found
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    cell.runtime.pump.call_later(_LOOP, insist)
+    cell.node.pump.call_later(_LOOP, insist)
     return known
 
 

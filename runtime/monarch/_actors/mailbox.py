@@ -19,7 +19,7 @@ from monarch._actors.turns import Turns
 from monarch._core.later import asyncio
 from monarch._core.shapes.extent import Point
 from monarch._groups.rendezvous import note_failure
-from monarch._node.node import Runtime, current
+from monarch._node.node import Node, current
 from monarch._node.rank_config import ActorSpec
 from monarch._node.remote_errors import Outcome, is_ours, pack_failure, unpack_failure
 from monarch._node.service import function_of
@@ -53,13 +53,13 @@ class Cell:
     """One actor.
 
     Args:
-        runtime: of this process.
+        node: of this process.
         key: of its mesh; a process has one actor of a mesh at most.
         executor: the thread or event loop that its code runs in.
     """
 
-    def __init__(self, runtime: Runtime, key: str, executor: Executor) -> None:
-        self.runtime = runtime
+    def __init__(self, node: Node, key: str, executor: Executor) -> None:
+        self.node = node
         self.key = key
         self.executor = executor
         self._post = executor.post
@@ -159,7 +159,7 @@ class Cell:
             return True
         if self.ending is not None:
             if self._unqueue(call):
-                refuse(self.runtime, call, self.ending)
+                refuse(self.node, call, self.ending)
             return True
         return False
 
@@ -176,7 +176,7 @@ class Cell:
             if not self._unqueue(call):
                 self._dropped.pop(id(call), None)
             else:
-                _reject(self.runtime, call, KeyboardInterrupt("interrupted before it began"), False)
+                _reject(self.node, call, KeyboardInterrupt("interrupted before it began"), False)
         return bool(found)
 
     def cancelled(self, call: m.Call, why: str) -> None:
@@ -184,7 +184,7 @@ class Cell:
         if not self._unqueue(call):
             return
         if self.ending is not None:
-            refuse(self.runtime, call, self.ending)
+            refuse(self.node, call, self.ending)
         else:
             self._answer_error(call, asyncio.CancelledError(why))
 
@@ -218,7 +218,7 @@ class Cell:
             method = self._methods.get(call.method)
             if method is None or call.flags or self.failed is not None:
                 method = self._method(call)
-            args, kwargs = self.runtime.load(call, more) if call.bulk is not None else loads(call.body, more)
+            args, kwargs = self.node.bulk.load(call, more) if call.bulk is not None else loads(call.body, more)
             executor.interruptible = True
             if interrupts is not None:
                 interrupts.enter()
@@ -255,7 +255,7 @@ class Cell:
         current.set((self, call))
         try:
             method = self._method(call)
-            args, kwargs = self.runtime.load(call, more)
+            args, kwargs = self.node.bulk.load(call, more)
             ports = (self._port(call),) if method.explicit else ()
             value = method.function(self.instance, *ports, *args, **kwargs)
             if isinstance(value, Coroutine):
@@ -276,13 +276,13 @@ class Cell:
         for call in calls:
             self._abandoned.add(id(call))
             self._odd = True
-            refuse(self.runtime, call, self.ending, "the call had begun, and its code goes on")
+            refuse(self.node, call, self.ending, "the call had begun, and its code goes on")
 
     def _answer_cut(self, call: m.Call, error: BaseException) -> None:
         """Answer a message whose code raised; one that the actor's end has cut short says so."""
         if self.ending is not None and isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
             if id(call) not in self._abandoned:
-                refuse(self.runtime, call, self.ending, "the call had begun and was cut short; part of it may be done")
+                refuse(self.node, call, self.ending, "the call had begun and was cut short; part of it may be done")
         else:
             self._answer_error(call, error)
 
@@ -308,14 +308,14 @@ class Cell:
         raise ArgumentError(f"{self.title()} has no endpoint {call.method!r}; it has {names}")
 
     def _port(self, call: m.Call) -> ReplyPort:
-        return ReplyPort(self.runtime, call.src, call.port, self._place(call.view), f"{self.title()}.{call.method}()")
+        return ReplyPort(self.node, call.src, call.port, self._place(call.view), f"{self.title()}.{call.method}()")
 
     def _place(self, view: bytes) -> int:
         place = self._places.get(view)
         if place is None:
             if len(self._places) > _PLACES:
                 self._places.clear()
-            position = self.runtime.region_of(view).position_of(self.rank)
+            position = self.node.replies.region_of(view).position_of(self.rank)
             if position is None:
                 raise PointError(
                     f"{self.title()} was sent a message that is not for it: rank {self.rank} is not in its view"
@@ -327,10 +327,10 @@ class Cell:
 
     def _answer(self, call: m.Call, method: Method, value: Any) -> None:
         leave_if_forked()
-        runtime = self.runtime
-        runtime.idle()
-        if runtime.deferred or runtime.releases:
-            runtime.settle()
+        node = self.node
+        node.idle()
+        if node.bulk.deferred or node.bulk.releases:
+            node.bulk.settle()
         if self._odd and id(call) in self._abandoned:
             return
         if call.port and not method.explicit:
@@ -340,27 +340,27 @@ class Cell:
                 place = self._places.get(call.view)
                 if place is None:
                     place = self._place(call.view)
-                runtime.reply(call.src, call.port, place, status, body, buffers, call.cost)
+                node.replies.send(call.src, call.port, place, status, body, buffers, call.cost)
             except BaseException as error:
                 # Nothing of it was sent or counted.
                 plain = isinstance(error, (PointError, KeyboardInterrupt))
                 self._answer_error(call, error if plain else _unpicklable(self, call, error))
         else:
-            runtime.has_finished(call.src, call.cost, False)
+            node.replies.finished(call.src, call.cost, False)
 
     def _answer_error(self, call: m.Call, error: BaseException) -> None:
         leave_if_forked(error)
-        runtime = self.runtime
-        runtime.idle()
-        runtime.settle()
+        node = self.node
+        node.idle()
+        node.bulk.settle()
         if self._odd and id(call) in self._abandoned:
             return
         freed = note_failure(error) if "torch.distributed" in sys.modules else None
         own = freed is None and isinstance(error, MonarchError) and _raised_by_us(error)
         failure = pack_failure(freed or error, own, freed is not None)
-        runtime.has_finished(call.src, call.cost, bool(call.port))
+        node.replies.finished(call.src, call.cost, bool(call.port))
         if call.port:
-            runtime.answer(call.src, call.port, call.view, m.ERROR, failure)
+            node.replies.answer(call.src, call.port, call.view, m.ERROR, failure)
         else:
             self.fail(failure)
 
@@ -379,7 +379,7 @@ class Cell:
                 self._judging.add(task)
                 task.add_done_callback(self._judging.discard)
                 return
-            token = current.set((self, m.Call(self.runtime.proc, self.key, "__supervise__", 0, b"", "", 0, b"")))
+            token = current.set((self, m.Call(self.node.proc, self.key, "__supervise__", 0, b"", "", 0, b"")))
             try:
                 handled = self.instance.__supervise__(failure)
             except BaseException as error:
@@ -406,8 +406,8 @@ class Cell:
         """Nobody waits for an answer, so the owner is told; the actor's state is not to be trusted any more."""
         if self.failed is None:
             self.failed = failure
-            owner = self.spec.owner if self.spec is not None else self.runtime.root
-            self.runtime.peer(owner).send(m.encode(m.Fault(self.runtime.proc, self.key, self.rank, failure)))
+            owner = self.spec.owner if self.spec is not None else self.node.root
+            self.node.peers.get(owner).send(m.encode(m.Fault(self.node.proc, self.key, self.rank, failure)))
 
     # Life
 
@@ -420,13 +420,13 @@ class Cell:
             broken: the failure of the bootstrap of this process, if it has failed: then the actor is not made.
         """
         try:
-            spec: ActorSpec = self.runtime.load(create, more)
+            spec: ActorSpec = self.node.bulk.load(create, more)
             if spec.whole:
                 # The mesh may have been resized since this was sent.
                 spec.region = spec.procs.region()
             self.spec = spec
             self._methods = methods_of(spec.cls)
-            self.rank = spec.procs.rank_of(self.runtime.proc)
+            self.rank = spec.procs.rank_of(self.node.proc)
         except BaseException as error:
             self._not_made(create, error, isinstance(error, SerializationError))
             return
@@ -438,7 +438,7 @@ class Cell:
             self._initialize(create)
 
     def _initialize(self, create: m.Create) -> None:
-        runtime, spec = self.runtime, self.spec
+        node, spec = self.node, self.spec
         assert spec is not None
         call = m.Call(create.src, self.key, "__init__", create.port, create.view, "", 0, b"")
         token = current.set((self, call))
@@ -454,8 +454,8 @@ class Cell:
             else:
                 self._not_made(create, freed or error, False, freed is not None)
         else:
-            runtime.idle()
-            runtime.answer(create.src, create.port, create.view, m.RESULT, NOTHING)
+            node.idle()
+            node.replies.answer(create.src, create.port, create.view, m.RESULT, NOTHING)
         finally:
             self.running = None
             current.reset(token)
@@ -464,9 +464,9 @@ class Cell:
         self._broken_off(create, pack_failure(error, own, freed))
 
     def _broken_off(self, create: m.Create, failure: bytes) -> None:
-        self.runtime.idle()
+        self.node.idle()
         self.failed = failure
-        self.runtime.answer(create.src, create.port, create.view, m.ERROR, self.failed)
+        self.node.replies.answer(create.src, create.port, create.view, m.ERROR, self.failed)
 
     def halt(self, reason: str, stopped: Callable[[bytes | None], None], process: bool = False) -> None:
         """Stops the actor once it has handled what came before; then says so, with the failure of its cleanup.
@@ -481,14 +481,14 @@ class Cell:
 
     def leave(self, reason: str) -> None:
         """Take no more messages; those that wait are refused. From any thread, and more than once."""
-        runtime = self.runtime
+        node = self.node
         self.left = True
         self.refuse_rest(reason)
-        runtime.gone[self.key] = reason
-        runtime.actors.pop(self.key, None)
+        node.gone[self.key] = reason
+        node.actors.pop(self.key, None)
         with contextlib.suppress(IndexError):
             while True:
-                refuse(runtime, self.queue.popleft(), reason)
+                refuse(node, self.queue.popleft(), reason)
 
     def lose_thread(self, error: BaseException) -> None:
         """Have all messages refused, and the owner told: the thread of the actor ends by this error."""
@@ -498,7 +498,7 @@ class Cell:
 
     def let_go(self) -> None:
         """Drop the instance, and do what others have left to do; in the actor's thread, at its very end."""
-        self.runtime.idle()
+        self.node.idle()
         self.instance = None
         # Each may take itself away.
         for action in list(self.at_end.values()):
@@ -528,21 +528,21 @@ def _unpicklable(cell: Cell, call: m.Call, error: BaseException) -> Serializatio
     return made
 
 
-def refuse(runtime: Runtime, call: m.Call, reason: str | None, fate: str = "the call did not begin") -> None:
+def refuse(node: Node, call: m.Call, reason: str | None, fate: str = "the call did not begin") -> None:
     """Answers a message to an actor that is not here (any more)."""
     error = StoppedError(
         f"actor {call.actor} was stopped{': ' + reason if reason else ''}; {fate}"
         if reason is not None
-        else f"there is no actor {call.actor} in {runtime.proc}; it was never spawned there, or its spawn failed"
+        else f"there is no actor {call.actor} in {node.proc}; it was never spawned there, or its spawn failed"
     )
-    _reject(runtime, call, error, True)
+    _reject(node, call, error, True)
 
 
-def _reject(runtime: Runtime, call: m.Call, error: BaseException, own: bool) -> None:
+def _reject(node: Node, call: m.Call, error: BaseException, own: bool) -> None:
     """Answers a message that is not handled with an error; from any thread."""
-    runtime.has_finished(call.src, call.cost, bool(call.port))
+    node.replies.finished(call.src, call.cost, bool(call.port))
     failure = pack_failure(error, own)
     if call.port:
-        runtime.answer(call.src, call.port, call.view, m.ERROR, failure)
+        node.replies.answer(call.src, call.port, call.view, m.ERROR, failure)
     else:
-        runtime.peer(call.src).send(m.encode(m.Fault(runtime.proc, call.actor, runtime.rank, failure)))
+        node.peers.get(call.src).send(m.encode(m.Fault(node.proc, call.actor, node.rank, failure)))

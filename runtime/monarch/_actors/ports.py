@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from monarch._node.current import open_runtime, runtime_for
+from monarch._node.current import node_for, open_node
 from monarch._node.future import Future, Promise
-from monarch._node.node import Runtime, current
+from monarch._node.node import Node, current
 from monarch._node.remote_errors import exception_of, pack_failure, unpack_failure
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
@@ -25,10 +25,10 @@ RANKED = -1
 class Port(Generic[T]):
     """The end of a channel that values are sent to. It can be pickled, and used in any process of the session."""
 
-    __slots__ = ("_port", "_proc", "_rank", "_runtime", "return_undeliverable")
+    __slots__ = ("_port", "_proc", "_rank", "_node", "return_undeliverable")
 
-    def __init__(self, runtime: Runtime, proc: str, port: int, rank: int = 0) -> None:
-        self._runtime = runtime
+    def __init__(self, node: Node, proc: str, port: int, rank: int = 0) -> None:
+        self._node = node
         self._proc = proc
         self._port = port
         self._rank = rank
@@ -52,13 +52,13 @@ class Port(Generic[T]):
         if rank == RANKED:
             here = current.get()
             rank = here[0].rank if here is not None else 0
-        runtime = self._runtime
-        if runtime.closed:
-            raise StoppedError(f"{self!r} cannot be used any more: {runtime.ended}")
-        runtime.reply(self._proc, self._port, rank, status, body, buffers)
+        node = self._node
+        if node.closed:
+            raise StoppedError(f"{self!r} cannot be used any more: {node.ended}")
+        node.replies.send(self._proc, self._port, rank, status, body, buffers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (self._runtime.origin, self._proc, self._port, self._rank)
+        return _received, (self._node.origin, self._proc, self._port, self._rank)
 
     def __repr__(self) -> str:
         return f"<Port {self._port} of {self._proc}>"
@@ -72,8 +72,8 @@ class ReplyPort(Port[Any]):
 
     __slots__ = ("_label", "_used")
 
-    def __init__(self, runtime: Runtime, proc: str, port: int, rank: int, label: str) -> None:
-        super().__init__(runtime, proc, port, rank)
+    def __init__(self, node: Node, proc: str, port: int, rank: int, label: str) -> None:
+        super().__init__(node, proc, port, rank)
         self._label = label
         # Nobody waits for the answer to a broadcast.
         self._used = not port
@@ -91,40 +91,40 @@ class ReplyPort(Port[Any]):
     def __del__(self) -> None:
         if not self._used:
             # A garbage collection may run this anywhere, under any lock: it only notes what to send later.
-            self._runtime.deferred.append(
-                partial(_no_answer, self._runtime, self._label, self._proc, self._port, self._rank)
+            self._node.bulk.deferred.append(
+                partial(_no_answer, self._node, self._label, self._proc, self._port, self._rank)
             )
 
 
-def _no_answer(runtime: Runtime, label: str, proc: str, port: int, rank: int) -> None:
+def _no_answer(node: Node, label: str, proc: str, port: int, rank: int) -> None:
     error = MonarchError(f"{label} let go of its response port without a reply")
-    runtime.reply(proc, port, rank, m.ERROR, pack_failure(error, True))
+    node.replies.send(proc, port, rank, m.ERROR, pack_failure(error, True))
 
 
 def _received(origin: str, proc: str, port: int, rank: int) -> Port[Any]:
     """Return a port that has arrived in a message; SerializationError outside its session."""
-    return Port(runtime_for("a port", origin, (host_of(proc),)), proc, port, rank)
+    return Port(node_for("a port", origin, (host_of(proc),)), proc, port, rank)
 
 
 class PortReceiver(Generic[T]):
     """The end of a channel that values are received from."""
 
-    def __init__(self, runtime: Runtime, once: bool, ranked: bool) -> None:
-        self._runtime = runtime
+    def __init__(self, node: Node, once: bool, ranked: bool) -> None:
+        self._node = node
         self._once = once
         self._ranked = ranked
         self._arrived: deque[tuple[m.Reply, Sequence[bytes]]] = deque()
         self._waiting: deque[Promise[Any]] = deque()
         self._closed = ""
         """Why nothing arrives any more; empty while something may. Lock: ``peer_lock``, as those above."""
-        self.port = runtime.open_port(self)
+        self.port = node.ports.open(self)
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
         """Takes a value that has arrived."""
         if self._once:
             # Not under the lock: what hears of the end of a port may write to a stream of the program's.
-            self._runtime.close_port(self.port)
-        with self._runtime.peer_lock:
+            self._node.ports.close(self.port)
+        with self._node.peers.lock:
             waiting = self._waiting.popleft() if self._waiting else None
             if waiting is None:
                 self._arrived.append((reply, frames))
@@ -138,8 +138,8 @@ class PortReceiver(Generic[T]):
 
         The future raises StoppedError if the receiver is closed, or has had its one value, and nothing is left.
         """
-        promise: Promise[Any] = Promise(self._runtime, "recv()")
-        with self._runtime.peer_lock:
+        promise: Promise[Any] = Promise(self._node, "recv()")
+        with self._node.peers.lock:
             arrived = self._arrived.popleft() if self._arrived else None
             if arrived is None and not self._closed:
                 self._waiting.append(promise)
@@ -157,11 +157,11 @@ class PortReceiver(Generic[T]):
 
     def close(self) -> None:
         """Takes no more values; those who wait for one get StoppedError."""
-        self._runtime.close_port(self.port)
+        self._node.ports.close(self.port)
         self._end("was closed")
 
     def _end(self, why: str) -> None:
-        with self._runtime.peer_lock:
+        with self._node.peers.lock:
             self._closed = self._closed or why
             waiting, self._waiting = self._waiting, deque()
         for each in waiting:
@@ -174,7 +174,7 @@ class PortReceiver(Generic[T]):
         if reply.status == m.ERROR:
             failure = unpack_failure(reply.body)
             raise exception_of(failure) or ActorError(f"{failure.kind}: {failure.text}\n{failure.trace}")
-        value = self._runtime.load(reply, frames)
+        value = self._node.bulk.load(reply, frames)
         return (reply.rank, value) if self._ranked else value
 
 
@@ -184,13 +184,13 @@ class Channel(Generic[T]):
     @staticmethod
     def open(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
         """A port and its receiver. With ``once``, the first value is the only one."""
-        runtime = open_runtime()
-        receiver: PortReceiver[Any] = PortReceiver(runtime, once, False)
-        return Port(runtime, runtime.proc, receiver.port), receiver
+        node = open_node()
+        receiver: PortReceiver[Any] = PortReceiver(node, once, False)
+        return Port(node, node.proc, receiver.port), receiver
 
     @staticmethod
     def open_ranked(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
         """As ``open``; the receiver gives pairs of the sender's rank and the value."""
-        runtime = open_runtime()
-        receiver: PortReceiver[Any] = PortReceiver(runtime, once, True)
-        return Port(runtime, runtime.proc, receiver.port, RANKED), receiver
+        node = open_node()
+        receiver: PortReceiver[Any] = PortReceiver(node, once, True)
+        return Port(node, node.proc, receiver.port, RANKED), receiver

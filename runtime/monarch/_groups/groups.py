@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._core.roster import Procs
 from monarch._core.shapes.region import Region
 from monarch._groups.rendezvous import PROGRAM, membership
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch.exceptions import AxisError, GroupError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Grouped:
         """
         for axis in axes:
             self._region.size(axis)
-        if get_runtime().config is None:
+        if current_node().config is None:
             return _reference(self._state.procs, self._region, axes)
         return group_of(self._state.procs, self._region, axes)
 
@@ -51,13 +51,13 @@ class Grouped:
         Raises:
             GroupError: as ``group`` does.
         """
-        if get_runtime().config is None:
+        if current_node().config is None:
             return _reference(self._state.procs, self._region, None)
         return device_mesh_of(self._state.procs, self._region)
 
 
 def _reference(procs: Procs, region: Region, axes: tuple[str, ...] | None) -> GroupReference:
-    if procs.proc(0) == get_runtime().proc:
+    if procs.proc(0) == current_node().proc:
         raise GroupError(PROGRAM)
     return GroupReference(procs, region, axes)
 
@@ -100,16 +100,16 @@ def device_mesh_of(procs: Procs, region: Region) -> Any:
 
 
 def _world_of(procs: Procs, region: Region) -> tuple[World, int]:
-    runtime = get_runtime()
-    config = runtime.config
-    if config is None or config.procs != procs or region.position_of(runtime.rank) is None:
+    node = current_node()
+    config = node.config
+    if config is None or config.procs != procs or region.position_of(node.rank) is None:
         raise GroupError(f"this process is no rank of {procs.name}, or not of this slice of it", mesh=procs.name)
     own = membership()
     own.check_doom(region.base_ranks())
     world = own.ensure()
     # Its spawn may have failed meanwhile.
     own.check_doom(region.base_ranks())
-    return world, runtime.rank
+    return world, node.rank
 
 
 def _groups_of(region: Region, rank: int) -> list[list[int]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from monarch._core.roster import Procs
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.future import Promise
 from monarch._node.node import current
 from monarch._node.service import service
@@ -76,8 +76,8 @@ class Membership:
 
     def ensure(self) -> World:
         """The default group of this process's mesh, made together with its other ranks if there is none that works."""
-        runtime = get_runtime()
-        if runtime.config is None:
+        node = current_node()
+        if node.config is None:
             raise GroupError(PROGRAM)
         procs = self.procs()
         if self.world is not None and not uses_collectives():
@@ -87,7 +87,7 @@ class Membership:
                 self._note_use()
                 return self.world
             newer_than, joining = self.round, self._joining
-            promise: Promise[Any] = Promise(runtime, f"the process group of {procs.name}")
+            promise: Promise[Any] = Promise(node, f"the process group of {procs.name}")
             self._waiting.append(promise)
         dead = [rank for rank in range(procs.region().nelements) if self._is_dead(procs.proc(rank))]
         if dead:
@@ -95,7 +95,7 @@ class Membership:
         elif joining:
             # Another rank was faster.
             pass
-        elif procs.proc(0) == runtime.proc:
+        elif procs.proc(0) == node.proc:
             convene(procs, newer_than)
         else:
             _ask(procs.proc(0), "convene", procs, newer_than)
@@ -119,12 +119,12 @@ class Membership:
             return self._used.get((src, port), self.round)
 
     def _is_dead(self, proc: str) -> bool:
-        peer = get_runtime().peers.get(proc)
+        peer = current_node().peers.known.get(proc)
         return peer is not None and peer.dead is not None
 
     def procs(self) -> Procs:
         """The processes of this rank's mesh."""
-        config = get_runtime().config
+        config = current_node().config
         assert config is not None
         return config.procs
 
@@ -133,10 +133,10 @@ class Membership:
         from monarch._tensors.collectives.interfaces import LOOPBACK
         from monarch._tensors.collectives.world import Place, own_device
 
-        runtime, procs = get_runtime(), self.procs()
-        assert runtime.config is not None
-        addresses = runtime.config.addresses
-        rank, local = runtime.rank, procs.per_host
+        node, procs = current_node(), self.procs()
+        assert node.config is not None
+        addresses = node.config.addresses
+        rank, local = node.rank, procs.per_host
         own = addresses[rank // local] if addresses else LOOPBACK
         return Place(rank, procs.region().nelements, rank % local, local, address, port, own, own_device())
 
@@ -304,9 +304,9 @@ def _convene(number: int) -> None:
     from monarch._tensors.collectives.interfaces import LOOPBACK
     from monarch._tensors.collectives.store import serve_store
 
-    runtime, procs = get_runtime(), _own.procs()
-    assert runtime.config is not None
-    address = (runtime.config.addresses or (LOOPBACK,))[0]
+    node, procs = current_node(), _own.procs()
+    assert node.config is not None
+    address = (node.config.addresses or (LOOPBACK,))[0]
     roster, size = procs.version, procs.region().nelements
     try:
         store, port = serve_store(address, size)
@@ -316,7 +316,7 @@ def _convene(number: int) -> None:
         return
     _own.kept[:] = [*_own.kept[-1:], store]
     for rank in range(size):
-        if rank != runtime.rank:
+        if rank != node.rank:
             _ask(procs.proc(rank), "join", procs, number, address, port, roster)
     _own.join(number, address, port, roster, store)
 
@@ -334,25 +334,25 @@ def renew(procs: Procs, roster: int) -> None:
     It comes from the program, and the call to a new round from the first rank, which may be faster: a round of this
     version of the roster is one of the new ranks, and stays.
     """
-    runtime = get_runtime()
-    if runtime.config is None:
+    node = current_node()
+    if node.config is None:
         # The program knows those that the owner does not, if that is a rank.
         tell_of_new_ones(procs)
         return
-    for cell in list(runtime.actors.values()):
+    for cell in list(node.actors.values()):
         spec = cell.spec
         if spec is not None and spec.whole and spec.procs == procs:
             spec.region = procs.region()
-    if runtime.config.procs == procs and _own.roster < roster:
+    if node.config.procs == procs and _own.roster < roster:
         _own.spoil(f"ranks of {procs.name} were replaced, or came or went; use the group again to make it anew")
 
 
 def tell_of_new_ones(procs: Procs) -> None:
     """Tells all processes that this one knows which ranks of a mesh were replaced."""
-    runtime = get_runtime()
-    frame = m.encode(m.Ask(runtime.proc, 0, b"", f"{_MODULE}:renew", dumps((procs, procs.version))[0]))
-    for proc, peer in list(runtime.peers.items()):
-        if peer.dead is None and proc != runtime.proc and not proc.endswith("/agent"):
+    node = current_node()
+    frame = m.encode(m.Ask(node.proc, 0, b"", f"{_MODULE}:renew", dumps((procs, procs.version))[0]))
+    for proc, peer in list(node.peers.known.items()):
+        if peer.dead is None and proc != node.proc and not proc.endswith("/agent"):
             peer.send(frame)
 
 
@@ -363,7 +363,7 @@ def spoil(reason: str) -> int:
 
     if _own.world is not None or _own._sockets is not None:
         return _own.spoil(reason)
-    config = get_runtime().config
+    config = current_node().config
     # A rank without any group has connections of the person's own only.
     return shut_down(of_collectives(config.addresses if config is not None else ())) if uses_collectives() else 0
 
@@ -395,7 +395,7 @@ def doom(key: str, src: str, port: int, reason: str, failed: Sequence[int]) -> i
     Returns:
         The round of this rank whose groups it may wait in; 0 if there are none.
     """
-    cell = get_runtime().actors.get(key)
+    cell = current_node().actors.get(key)
     if cell is not None and cell.is_coming:
         _own.doom(src, port, reason, failed)
         _own.free_call(src, port, reason)
@@ -446,7 +446,7 @@ def _give_up_if_broken(error: BaseException, number: int) -> None:
     procs = _own.procs()
     give_up(procs, number)
     for rank in range(procs.size):
-        if rank != get_runtime().rank and not _own._is_dead(procs.proc(rank)):
+        if rank != current_node().rank and not _own._is_dead(procs.proc(rank)):
             _ask(procs.proc(rank), "give_up", procs, number)
 
 
@@ -491,8 +491,8 @@ def _lost(procs: Procs, ranks: list[int]) -> str:
 
 def _ask(proc: str, service: str, *args: Any) -> None:
     """Asks for a service without waiting for an answer."""
-    runtime = get_runtime()
-    runtime.peer(proc).send(m.encode(m.Ask(runtime.proc, 0, b"", f"{_MODULE}:{service}", dumps(args)[0])))
+    node = current_node()
+    node.peers.get(proc).send(m.encode(m.Ask(node.proc, 0, b"", f"{_MODULE}:{service}", dumps(args)[0])))
 
 
 def _raiser(error: BaseException) -> Callable[[], Any]:

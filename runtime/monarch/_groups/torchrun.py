@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from monarch._core.roster import Procs
 from monarch._groups.rendezvous import membership
 from monarch._node.asking import ask_proc
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.service import service
 from monarch._procs.os.helpers import as_helper
 from monarch.exceptions import ArgumentError, GroupError
@@ -54,9 +54,9 @@ def serve_meeting(clients: int) -> tuple[str, int]:
     from monarch._tensors.collectives.interfaces import LOOPBACK
     from monarch._tensors.collectives.store import serve_store
 
-    config = get_runtime().config
+    config = current_node().config
     assert config is not None
-    address = config.addresses[get_runtime().rank // config.procs.per_host] if config.addresses else LOOPBACK
+    address = config.addresses[current_node().rank // config.procs.per_host] if config.addresses else LOOPBACK
     store, port = serve_store(address, clients)
     _served[port] = store
     return address, port
@@ -84,13 +84,13 @@ def variables_of(meeting: Meeting) -> dict[str, str]:
     """The environment of a program in this rank, as torchrun makes it."""
     from monarch._tensors.collectives.world import Place, own_device, torchrun_variables
 
-    runtime = get_runtime()
-    config = runtime.config
-    if config is None or runtime.rank not in meeting.ranks:
+    node = current_node()
+    config = node.config
+    if config is None or node.rank not in meeting.ranks:
         raise GroupError("this process is none of the ranks that the program is to run on")
     per_host = config.procs.per_host
-    here = [rank for rank in meeting.ranks if rank // per_host == runtime.rank // per_host]
-    rank, local = meeting.ranks.index(runtime.rank), here.index(runtime.rank)
+    here = [rank for rank in meeting.ranks if rank // per_host == node.rank // per_host]
+    rank, local = meeting.ranks.index(node.rank), here.index(node.rank)
     device, size, local_size = own_device(), len(meeting.ranks), len(here)
     if device != "cpu" and len(os.environ.get("CUDA_VISIBLE_DEVICES", ",").split(",")) == 1:
         # It sees one GPU, which is number 0, so that it is like a host of its own to a program that counts GPUs.

@@ -38,4 +38,4 @@ class Accumulator(Generic[P, R, A]):
             return value
 
         endpoint = self._endpoint
-        return in_thread(endpoint.mesh._runtime, f"{endpoint.mesh._name}.{endpoint.name}() accumulated", fold)
+        return in_thread(endpoint.mesh._node, f"{endpoint.mesh._name}.{endpoint.name}() accumulated", fold)

@@ -17,10 +17,10 @@ from monarch._groups.groups import Grouped
 from monarch._meshes.adverbs import Endpoint, Undecorated
 from monarch._meshes.async_resource import Managed
 from monarch._meshes.birth import Birth
-from monarch._node.current import runtime_for
+from monarch._node.current import node_for
 from monarch._node.future import Future
 from monarch._node.gather import Gather, died
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 from monarch._node.peers import Shape, Targets
 from monarch._wire import messages as m
 from monarch.exceptions import ArgumentError, StoppedError
@@ -78,11 +78,11 @@ class ActorMesh(Grouped, MeshView, Managed):
     A mesh can be sent in messages. What arrives refers to the same actors and does not own them.
     """
 
-    def __init__(self, state: _State, region: Region, runtime: Runtime) -> None:
+    def __init__(self, state: _State, region: Region, node: Node) -> None:
         self._state = state
         # Replaced as a whole when the mesh is resized, by the thread that learns of it; any thread reads it.
         self._shape = Shape.of(region)
-        self._runtime = runtime
+        self._node = node
         # Made by any thread; one of another shape or version is made again.
         self._found: Targets | None = None
         self._follows = region == state.region and region == state.procs.region()
@@ -92,8 +92,8 @@ class ActorMesh(Grouped, MeshView, Managed):
     @classmethod
     def _received(cls, origin: str, key: str, name: str, actor: type, procs: Procs, region: Region) -> ActorMesh:
         """Return a reference that has arrived in a message; SerializationError outside its session."""
-        runtime = runtime_for(f"the actor mesh {name!r}", origin, procs.hosts)
-        return cls(_State(key, name, actor, procs, region, False), region, runtime)
+        node = node_for(f"the actor mesh {name!r}", origin, procs.hosts)
+        return cls(_State(key, name, actor, procs, region, False), region, node)
 
     @property
     def _region(self) -> Region:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -106,7 +106,7 @@ class ActorMesh(Grouped, MeshView, Managed):
         return self._shape.packed
 
     def _view(self, region: Region) -> Self:
-        return type(self)(self._state, region, self._runtime)
+        return type(self)(self._state, region, self._node)
 
     def _receivers(self) -> list[str]:
         """The proc ids of its members."""
@@ -115,7 +115,7 @@ class ActorMesh(Grouped, MeshView, Managed):
     # Endpoints
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or (name.startswith("_") and name in ("_state", "_region", "_runtime", "_shape")):
+        if name.startswith("__") or (name.startswith("_") and name in ("_state", "_region", "_node", "_shape")):
             raise AttributeError(name)
         cls = self._state.cls
         if name in methods_of(cls):
@@ -183,9 +183,9 @@ class ActorMesh(Grouped, MeshView, Managed):
                 version = procs.version
 
     def _locate(self, shape: Shape, version: int) -> Targets:
-        runtime, procs, region = self._runtime, self._state.procs, shape.region
+        node, procs, region = self._node, self._state.procs, shape.region
         procs.check(region, self._name)
-        return Targets(runtime, [runtime.peer(procs.proc(rank)) for rank in region.base_ranks()], shape, version)
+        return Targets(node, [node.peers.get(procs.proc(rank)) for rank in region.base_ranks()], shape, version)
 
     def _member(self, position: int) -> ActorMesh:
         """The mesh of one member."""
@@ -207,12 +207,12 @@ class ActorMesh(Grouped, MeshView, Managed):
 
     def _check_alive(self, method: str) -> None:
         """Raises what says that members have died."""
-        runtime = self._runtime
+        node = self._node
         self._check_open()
         if self._state.failed:
             # They may be made anew just now.
             self._wait_for_verdict(method)
-        if not runtime.deaths:
+        if not node.peers.deaths:
             return
         lost = self._lost()
         if lost and self._wait_for_verdict(method):
@@ -222,10 +222,10 @@ class ActorMesh(Grouped, MeshView, Managed):
 
     def _awaits_verdict(self) -> bool:
         """Whether a call waits now for what is decided about its members."""
-        runtime = self._runtime
-        if runtime.closed or not runtime.oversight.is_open(self._state.procs.uid):
+        node = self._node
+        if node.closed or not node.oversight.is_open(self._state.procs.uid):
             return False
-        return bool(self._state.failed) or bool(runtime.deaths and self._lost())
+        return bool(self._state.failed) or bool(node.peers.deaths and self._lost())
 
     def _has_read(self, positions: Iterable[int]) -> None:
         """Somebody was told of errors of these members."""
@@ -234,12 +234,12 @@ class ActorMesh(Grouped, MeshView, Managed):
 
     def _wait_for_verdict(self, method: str) -> bool:
         procs = self._state.procs
-        return self._runtime.oversight.wait(procs.uid, procs.name, f"{self._called}.{method}()")
+        return self._node.oversight.wait(procs.uid, procs.name, f"{self._called}.{method}()")
 
     def _check_open(self) -> None:
-        runtime = self._runtime
-        if runtime.closed:
-            raise StoppedError(f"{self._name} cannot be used any more: {runtime.ended}", mesh=self._name)
+        node = self._node
+        if node.closed:
+            raise StoppedError(f"{self._name} cannot be used any more: {node.ended}", mesh=self._name)
 
     def _lost(self) -> dict[int, m.Dead]:
         return {rank: peer.dead for rank, peer in enumerate(self._members_at().peers) if peer.dead is not None}
@@ -265,15 +265,15 @@ class ActorMesh(Grouped, MeshView, Managed):
         if state.stopping is not None:
             return state.stopping
         state.stopped = reason
-        runtime = self._runtime
+        node = self._node
         targets = self._members_at()
 
         def finish(_: Gather[None], __: list[Any]) -> None:
             return None
 
         extent = targets.shape.region.extent
-        gather: Gather[None] = Gather(runtime, targets.peers, extent, self._name, "stop", finish, patient=True)
-        halt = m.encode(m.Halt(runtime.proc, state.key, gather.port, targets.shape.packed, reason))
+        gather: Gather[None] = Gather(node, targets.peers, extent, self._name, "stop", finish, patient=True)
+        halt = m.encode(m.Halt(node.proc, state.key, gather.port, targets.shape.packed, reason))
         for peer in targets.peers:
             peer.send(halt)
         gather.check()
@@ -282,7 +282,7 @@ class ActorMesh(Grouped, MeshView, Managed):
         return state.stopping
 
     def _forget(self) -> None:
-        self._runtime.meshes.pop(self._state.key, None)
+        self._node.meshes.pop(self._state.key, None)
 
     # Showing
 
@@ -292,7 +292,7 @@ class ActorMesh(Grouped, MeshView, Managed):
         return text_table(headers, rows, SHOWN + 1)
 
     def _rows(self) -> tuple[list[str], list[list[object]]]:
-        return member_rows(self._runtime, self._state.procs, self._region)
+        return member_rows(self._node, self._state.procs, self._region)
 
     def _title(self) -> str:
         axes = ", ".join(f"{label}={size}" for label, size in self.extent.items())
@@ -316,7 +316,7 @@ class ActorMesh(Grouped, MeshView, Managed):
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = self._state
-        origin = self._runtime.origin
+        origin = self._node.origin
         return ActorMesh._received, (origin, state.key, state.name, state.cls, state.procs, self._region)
 
 
@@ -326,7 +326,7 @@ class _Tolerant(Future[None]):
     __slots__ = ("_source",)
 
     def __init__(self, source: Gather[None]) -> None:
-        super().__init__(source._runtime, source.label)  # pyright: ignore[reportPrivateUsage]
+        super().__init__(source._node, source.label)  # pyright: ignore[reportPrivateUsage]
         self._source = source
         source._when_done(lambda _: self._complete())  # pyright: ignore[reportPrivateUsage]
 
@@ -339,7 +339,7 @@ class _Tolerant(Future[None]):
             pass
 
 
-def member_rows(runtime: Runtime, procs: Procs, region: Region) -> tuple[list[str], list[list[object]]]:
+def member_rows(node: Node, procs: Procs, region: Region) -> tuple[list[str], list[list[object]]]:
     """A table of the members of a view: rank, coordinates, host, state."""
     extent = region.extent
     headers = ["rank", *extent.labels, "host", "proc", "state"]
@@ -351,12 +351,12 @@ def member_rows(runtime: Runtime, procs: Procs, region: Region) -> tuple[list[st
     for rank in shown:
         point = Point(rank, extent)
         proc = procs.proc(region.base_rank(rank))
-        peer = runtime.peers.get(proc)
+        peer = node.peers.known.get(proc)
         state = "alive"
         if peer is not None and peer.dead is not None:
             state = "stopped" if peer.dead.expected else peer.dead.reason
-        elif runtime.silence is not None:
-            state = runtime.silence.text(proc) or state
+        elif node.liveness is not None:
+            state = node.liveness.text(proc) or state
         host, _, name = proc.partition("/")
         rows.append([rank, *(point[label] for label in extent), host, name, state])
         if count > SHOWN and rank == SHOWN // 2 - 1:

@@ -16,7 +16,7 @@ from monarch._meshes.deferred_calls import call_later, must_wait, send_later, st
 from monarch._node.backpressure import take_room
 from monarch._node.future import Future
 from monarch._node.gather import Gather, died, replaced
-from monarch._node.node import Runtime, current
+from monarch._node.node import Node, current
 from monarch._node.owed import Owed
 from monarch._node.peers import cost_of
 from monarch._supervision.escalation import call_hook
@@ -96,12 +96,12 @@ class Endpoint(Generic[P, R]):
 
     def _stream(self, prepared: tuple[bytes, list[memoryview]]) -> list[Future[R]]:
         mesh = self.mesh
-        deaths = mesh._runtime.deaths
+        deaths = mesh._node.peers.deaths
         targets = mesh._members_at()
-        stream = Stream(mesh._runtime, mesh, targets, self.name)
+        stream = Stream(mesh._node, mesh, targets, self.name)
         self._dispatch(prepared, targets, stream, False)
-        mesh._runtime.watch.sent(stream)
-        if mesh._runtime.deaths != deaths:
+        mesh._node.watch.sent(stream)
+        if mesh._node.peers.deaths != deaths:
             stream.check()
         return list(stream.futures)
 
@@ -136,7 +136,7 @@ class Endpoint(Generic[P, R]):
         targets = mesh._members_at()
         relay = _Relay(mesh, targets, self.name, port, explicit)
         self._dispatch(prepared, targets, relay, not explicit)
-        mesh._runtime.watch.sent(relay)
+        mesh._node.watch.sent(relay)
         relay.check()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -156,15 +156,15 @@ class Endpoint(Generic[P, R]):
 
     def _call(self, prepared: tuple[bytes, list[memoryview]], finish: Any) -> Future[Any]:
         mesh = self.mesh
-        deaths = mesh._runtime.deaths
+        deaths = mesh._node.peers.deaths
         targets = mesh._members_at()
         gather: Gather[Any] = Gather(
-            mesh._runtime, targets.peers, targets.shape.region.extent, mesh._name, self.name, finish, mesh._key
+            mesh._node, targets.peers, targets.shape.region.extent, mesh._name, self.name, finish, mesh._key
         )
         gather.view = mesh
         self._dispatch(prepared, targets, gather, True)
-        mesh._runtime.watch.sent(gather)
-        if mesh._runtime.deaths != deaths:
+        mesh._node.watch.sent(gather)
+        if mesh._node.peers.deaths != deaths:
             gather.check()
         return gather
 
@@ -211,7 +211,7 @@ class Endpoint(Generic[P, R]):
     ) -> None:
         """Sends to all targets or, if this raises, to none; the port of the sink is closed then."""
         mesh = self.mesh
-        runtime = mesh._runtime
+        node = mesh._node
         body, buffers = prepared
         port = sink.port if sink is not None else 0
         here = current.get()
@@ -219,28 +219,28 @@ class Endpoint(Generic[P, R]):
         cost = cost_of(body, buffers)
         try:
             # What was let go of since the last call is free for the answers of this one.
-            runtime.settle()
-            take_room(runtime, targets.peers, cost, mesh, self.name)
+            node.bulk.settle()
+            take_room(node, targets.peers, cost, mesh, self.name)
             shared = buffers and targets.near and are_large(buffers)
-            bulk = _into_memory(runtime, targets, buffers, cost) if shared else None
+            bulk = _into_memory(node, targets, buffers, cost) if shared else None
         except BaseException:
             if port:
                 # Nobody will answer.
-                runtime.close_port(port)
+                node.ports.close(port)
             raise
         call = m.Call(
-            runtime.proc, mesh._key, self.name, port, targets.shape.packed, sender, self._flags, body, None, 0, cost
+            node.proc, mesh._key, self.name, port, targets.shape.packed, sender, self._flags, body, None, 0, cost
         )
-        send_to_all(runtime, targets, call, buffers, bulk, gathered)
+        send_to_all(node, targets, call, buffers, bulk, gathered)
 
 
-def _into_memory(runtime: Runtime, targets: Targets, buffers: Sequence[memoryview], cost: int) -> m.PackedBulk | None:
+def _into_memory(node: Node, targets: Targets, buffers: Sequence[memoryview], cost: int) -> m.PackedBulk | None:
     """Writes large buffers into shared memory for those of this host; None if they go through the socket."""
     receivers = [peer for peer in targets.near if peer.dead is None]
     if not receivers:
         return None
     try:
-        bulk = runtime.put(buffers, [peer.proc for peer in receivers])
+        bulk = node.bulk.put(buffers, [peer.proc for peer in receivers])
     except BaseException:
         for peer in targets.peers:
             peer.give_back(cost)
@@ -248,12 +248,12 @@ def _into_memory(runtime: Runtime, targets: Targets, buffers: Sequence[memoryvie
     for peer in receivers:
         if peer.dead is not None:
             # It died meanwhile, and will release nothing.
-            runtime.forget_holder(peer.proc)
+            node.bulk.forget_holder(peer.proc)
     return bulk
 
 
 def send_to_all(
-    runtime: Runtime,
+    node: Node,
     targets: Targets,
     call: m.Call,
     buffers: Sequence[memoryview],
@@ -272,7 +272,7 @@ def send_to_all(
     if targets.far:
         far = m.encode(_with(call, None, len(buffers))) if buffers else m.encode(call)
         for gateway, procs in targets.far:
-            gateway.cast(runtime.proc, procs, call.port if gathered else 0, [far, *frames])
+            gateway.cast(node.proc, procs, call.port if gathered else 0, [far, *frames])
 
 
 def _with(call: m.Call, bulk: m.PackedBulk | None, frames: int) -> m.Call:
@@ -296,8 +296,8 @@ class _Arrival(Future[R]):
 
     __slots__ = ("_got", "actor", "port", "stream")
 
-    def __init__(self, runtime: Runtime, stream: Stream) -> None:
-        super().__init__(runtime, stream.label)
+    def __init__(self, node: Node, stream: Stream) -> None:
+        super().__init__(node, stream.label)
         self.stream = stream
         self._got: Gather[Any] | None = None
 
@@ -318,14 +318,14 @@ class _Arrival(Future[R]):
 class Stream(Owed):
     """Gives each reply, as it arrives, to the next of its futures."""
 
-    def __init__(self, runtime: Runtime, mesh: ActorMesh, targets: Targets, method: str) -> None:
-        super().__init__(runtime, mesh, targets.peers)
+    def __init__(self, node: Node, mesh: ActorMesh, targets: Targets, method: str) -> None:
+        super().__init__(node, mesh, targets.peers)
         self._mesh = mesh
         self._method = method
         self._shape = targets.shape
-        self.futures: list[_Arrival[Any]] = [_Arrival(runtime, self) for _ in self.targets]
+        self.futures: list[_Arrival[Any]] = [_Arrival(node, self) for _ in self.targets]
         self._next = 0
-        self.port = runtime.open_port(self)
+        self.port = node.ports.open(self)
 
     @property
     def label(self) -> str:
@@ -370,7 +370,7 @@ class Stream(Owed):
     def _part(self, rank: int) -> Gather[Any]:
         one = self._mesh._member_of(self._shape, rank)
         gather: Gather[Any] = Gather(
-            self._runtime, [self.targets[rank]], one.extent, self._mesh._name, self._method, _single, self._mesh._key
+            self._node, [self.targets[rank]], one.extent, self._mesh._name, self._method, _single, self._mesh._key
         )
         # It stands for what has arrived already, and is no call of its own.
         gather.watched = False
@@ -388,13 +388,13 @@ class _Relay(Owed):
     """Passes answers on to a port, which may be of another process. Explicit ports may answer more than once."""
 
     def __init__(self, mesh: ActorMesh, targets: Targets, method: str, port: Port[Any], explicit: bool) -> None:
-        super().__init__(mesh._runtime, mesh, targets.peers)
+        super().__init__(mesh._node, mesh, targets.peers)
         self._mesh = mesh
         self._method = method
         self._target = port
         self._explicit = explicit
         self._shape = targets.shape
-        self.port = self._runtime.open_port(self)
+        self.port = self._node.ports.open(self)
 
     @property
     def label(self) -> str:
@@ -415,7 +415,7 @@ class _Relay(Owed):
     def _pass_on(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
         body, buffers = reply.body, []
         if reply.bulk is not None or frames:
-            body, buffers = dumps(self._runtime.load(reply, frames))
+            body, buffers = dumps(self._node.bulk.load(reply, frames))
         self._target._send(reply.status, body, buffers, reply.rank)  # pyright: ignore[reportPrivateUsage]
 
     def lost(self, peer: Peer, dead: m.Dead) -> bool:
@@ -429,7 +429,7 @@ class _Relay(Owed):
             self.settle(rank, False, not self._explicit)
         if self._explicit and all(target.dead is not None for target in self.targets):
             # Nobody is left that might answer more than once.
-            self._runtime.close_port(self.port)
+            self._node.ports.close(self.port)
         return bool(owed)
 
 

@@ -15,7 +15,7 @@ from monarch._node.remote_errors import unpack_failure
 from monarch._wire import messages as m
 
 if TYPE_CHECKING:
-    from monarch._node.node import Runtime
+    from monarch._node.node import Node
     from monarch._node.peers import Peer
 
 HEARD_S = 0.2
@@ -33,7 +33,7 @@ class Birth(Gather[None]):
     constructor raised, since that call has the error too. Constructors that end after it is done are heard as well.
 
     Args:
-        runtime: of this process.
+        node: of this process.
         targets: the processes of the actors.
         ranks: their base ranks.
         extent: of the mesh.
@@ -58,7 +58,7 @@ class Birth(Gather[None]):
 
     def __init__(
         self,
-        runtime: Runtime,
+        node: Node,
         targets: Sequence[Peer],
         ranks: Sequence[int],
         extent: Extent,
@@ -84,7 +84,7 @@ class Birth(Gather[None]):
         """Whether what was raised is about to be passed on."""
         self.raised: dict[int, m.Reply] = {}
         """By base rank, what constructors have raised."""
-        super().__init__(runtime, targets, extent, name, "__init__", lambda _, __: None, key)
+        super().__init__(node, targets, extent, name, "__init__", lambda _, __: None, key)
 
     # Those who wait
 
@@ -133,7 +133,7 @@ class Birth(Gather[None]):
 
     def _has_raised(self, reply: m.Reply) -> None:
         rank = self._ranks[reply.rank]
-        calls = _calls_to(self._runtime, self.actor, self.targets[reply.rank])
+        calls = _calls_to(self._node, self.actor, self.targets[reply.rank])
         with self._lock:
             if rank in self.raised:
                 return
@@ -141,7 +141,7 @@ class Birth(Gather[None]):
             self._calls.extend((rank, call) for call in calls)
             first, self._passing = not self._passing, True
         if first:
-            self._runtime.pump.call_later(HEARD_S, self._pass_on)
+            self._node.pump.call_later(HEARD_S, self._pass_on)
 
     def _comes_late(self, reply: m.Reply) -> None:
         """The future is done without this one; whoever reads it later finds it there."""
@@ -150,7 +150,7 @@ class Birth(Gather[None]):
                 self._replies[reply.rank] = reply
             over = self._answered(self.targets[reply.rank])
         if reply.status != m.RESULT:
-            self._runtime.watch.failed(self, reply.rank)
+            self._node.watch.failed(self, reply.rank)
         if over:
             self._end()
 
@@ -162,7 +162,7 @@ class Birth(Gather[None]):
         return not self.unanswered
 
     def _end(self) -> None:
-        self._runtime.close_port(self.port)
+        self._node.ports.close(self.port)
         if self.party is not None:
             self.party.completed()
 
@@ -181,16 +181,16 @@ class Birth(Gather[None]):
         Those that wait for the failed ones in a collective are about to be freed, and are heard in time most often.
         """
         if patience and not self.done and self.party is not None and self.party.frees:
-            self._runtime.pump.call_later(HEARD_S, partial(self._pass_on, patience - 1))
+            self._node.pump.call_later(HEARD_S, partial(self._pass_on, patience - 1))
         elif self.done or not self.waits_for():
             self._tell()
         else:
-            Doom(self._runtime, self, self._tell)
+            Doom(self._node, self, self._tell)
 
     def _tell(self) -> None:
         self._give_up()
         for fault in self.untold():
-            self._runtime.faulted.tell(fault)
+            self._node.events.faulted.tell(fault)
 
     def untold(self) -> list[m.Fault]:
         """What constructors have raised and nobody was told of; once."""
@@ -214,7 +214,7 @@ class Birth(Gather[None]):
 
     def _is_unwanted(self) -> bool:
         """Whether nobody cares any more: the mesh was stopped, or a heal has made its actors again."""
-        mesh = self._runtime.meshes.get(self.actor)
+        mesh = self._node.meshes.get(self.actor)
         return mesh is None or mesh._state.birth is not self or mesh._stopped is not None
 
     def lost(self, peer: Peer, dead: m.Dead) -> bool:
@@ -255,10 +255,10 @@ class Birth(Gather[None]):
             self._left -= lost
             complete = lost and not self._left
         if complete:
-            self._runtime.close_port(self.port)
+            self._node.ports.close(self.port)
             self._complete()
         elif lost:
-            self._runtime.pump.call_later(HEARD_S, self._give_up)
+            self._node.pump.call_later(HEARD_S, self._give_up)
 
 
 class Booting(Birth):
@@ -267,7 +267,7 @@ class Booting(Birth):
     If one raises and nobody is told, neither by this nor by an actor that is spawned there, that is a fault too.
 
     Args:
-        runtime: of this process.
+        node: of this process.
         targets: the processes, by base rank.
         extent: of the mesh.
         name: of the mesh, for errors.
@@ -276,8 +276,8 @@ class Booting(Birth):
 
     __slots__ = ()
 
-    def __init__(self, runtime: Runtime, targets: Sequence[Peer], extent: Extent, name: str, uid: str) -> None:
-        super().__init__(runtime, targets, range(len(targets)), extent, name, "", {})
+    def __init__(self, node: Node, targets: Sequence[Peer], extent: Extent, name: str, uid: str) -> None:
+        super().__init__(node, targets, range(len(targets)), extent, name, "", {})
         self.method = "bootstrap"
         self._finish = _true
         self._whose = uid
@@ -286,35 +286,35 @@ class Booting(Birth):
         # The others are waited for, since they have nothing to do with it.
         with self._lock:
             self.raised[reply.rank] = reply
-        self._runtime.pump.call_later(HEARD_S, self._pass_on)
+        self._node.pump.call_later(HEARD_S, self._pass_on)
 
     def _pass_on(self) -> None:
         for fault in self.untold():
-            self._runtime.faulted.tell(fault)
+            self._node.events.faulted.tell(fault)
 
     def _is_unwanted(self) -> bool:
-        shared = self._runtime.own_procs.get(self._whose)
+        shared = self._node.own_procs.get(self._whose)
         if shared is None or shared.stopped is not None:
             return True
         # Its actors are not made there, and tell of it.
-        return any(mesh._state.procs.uid == self._whose for mesh in list(self._runtime.meshes.values()))
+        return any(mesh._state.procs.uid == self._whose for mesh in list(self._node.meshes.values()))
 
 
 def _true(*_: Any) -> Any:
     return True
 
 
-def booting(runtime: Runtime, uid: str, rank: int) -> bool:
+def booting(node: Node, uid: str, rank: int) -> bool:
     """Whether the bootstrap of a process has raised."""
-    shared = runtime.own_procs.get(uid)
+    shared = node.own_procs.get(uid)
     known = shared.initialized if shared is not None else None
     return isinstance(known, Booting) and rank in known.raised
 
 
-def _calls_to(runtime: Runtime, key: str, peer: Peer) -> list[Callable[[], Any]]:
+def _calls_to(node: Node, key: str, peer: Peer) -> list[Callable[[], Any]]:
     """The calls under way to one actor, but for the one that makes it; each None once nobody keeps it."""
     found: list[Callable[[], Any]] = []
-    for sink in list(runtime._gathers.values()):
+    for sink in list(node.ports.gathers.values()):
         if peer not in sink.targets:
             continue
         if isinstance(sink, Gather):
@@ -330,12 +330,12 @@ def _itself(sink: Any) -> Any:
     return sink
 
 
-def forsake(runtime: Runtime, uid: str) -> None:
+def forsake(node: Node, uid: str) -> None:
     """Ends the wait for actors in processes that are dead and stay so, once nobody heals or judges a mesh any more."""
-    shared = runtime.own_procs.get(uid)
-    if shared is None or shared.changes.now is not None or runtime.oversight.is_open(uid):
+    shared = node.own_procs.get(uid)
+    if shared is None or shared.changes.now is not None or node.oversight.is_open(uid):
         return
-    for mesh in list(runtime.meshes.values()):
+    for mesh in list(node.meshes.values()):
         birth = mesh._state.birth
         if birth is not None and mesh._state.procs.uid == uid:
             birth.forsake()

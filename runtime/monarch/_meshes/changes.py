@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from monarch._core.changes import Change
 from monarch._meshes.birth import forsake
 from monarch._node.future import Promise
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 from monarch.exceptions import SupervisionError
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def changing(shared: _Shared, runtime: Runtime, what: str, timeout: float) -> Iterator[None]:
+def changing(shared: _Shared, node: Node, what: str, timeout: float) -> Iterator[None]:
     """Keeps other long changes of a mesh waiting while the block runs. No lock is held: see ``_Shared.lock``.
 
     Args:
         shared: of the mesh.
-        runtime: of its owner.
+        node: of its owner.
         what: as in ``healed``.
         timeout: seconds to wait for the change that is under way.
 
@@ -31,9 +31,9 @@ def changing(shared: _Shared, runtime: Runtime, what: str, timeout: float) -> It
         SupervisionError: that takes longer.
     """
     name, deadline = shared.procs.name, time.monotonic() + timeout
-    change = Change(what, time.monotonic(), Promise[None](runtime, f"{name} to be {what}"))
+    change = Change(what, time.monotonic(), Promise[None](node, f"{name} to be {what}"))
     while (other := shared.changes.begin(change)) is not None:
-        if not runtime.wait(other.end, max(0.0, deadline - time.monotonic())):
+        if not node.wait(other.end, max(0.0, deadline - time.monotonic())):
             raise SupervisionError(
                 f"{name} was not {what}: it has been being {other.what} for {time.monotonic() - other.since:.1f} s, "
                 f"which goes on; try again when that is done",
@@ -44,7 +44,7 @@ def changing(shared: _Shared, runtime: Runtime, what: str, timeout: float) -> It
     finally:
         shared.changes.end()
         change.end.complete(_nothing)
-        forsake(runtime, shared.procs.uid)
+        forsake(node, shared.procs.uid)
 
 
 def _nothing() -> None:

@@ -17,7 +17,7 @@ from monarch._actors.mailbox import FUNCTION
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.adverbs import Endpoint
 from monarch._node.asking import ask
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.node import current
 from monarch._node.service import service
 from monarch._wire.pickling import dumps, loads
@@ -163,7 +163,7 @@ def _kept(mesh: ActorMesh) -> str:
 @service("threaded")
 def prepare(key: str, number: int, body: bytes) -> None:
     """Make the new class and try it on the actor, which keeps the one that it has; in a thread of its own."""
-    cell = get_runtime().actors.get(key)
+    cell = current_node().actors.get(key)
     if cell is None or cell.instance is None:
         raise ArgumentError("the actor is not there, so there is nothing to edit")
     new = loads(body)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._core.shapes.extent import Extent, Point
 from monarch._core.shapes.region import Region
-from monarch._node.current import open_runtime
+from monarch._node.current import open_node
 from monarch._node.node import current
 from monarch._wire import messages as m
 
@@ -29,12 +29,12 @@ class ActorInstance:
 
     def __init__(self, cell: Cell | None) -> None:
         self._cell = cell
-        runtime = cell.runtime if cell is not None else open_runtime()
-        self.proc_id = runtime.proc
+        node = cell.node if cell is not None else open_node()
+        self.proc_id = node.proc
         spec = cell.spec if cell is not None else None
         self.name = spec.name if spec is not None else "root"
         self.class_name = f"{spec.cls.__module__}.{spec.cls.__qualname__}" if spec is not None else "root"
-        self.actor_id = f"{cell.key if cell is not None else 'root'}@{runtime.proc}"
+        self.actor_id = f"{cell.key if cell is not None else 'root'}@{node.proc}"
         if cell is not None and spec is not None:
             self.rank = Point(spec.region.place_of(cell.rank), spec.region.extent)
         else:
@@ -83,7 +83,7 @@ class Context:
 def view_of(cell: Cell, call: m.Call) -> Region:
     """The view that a message was sent to; the whole mesh for what is no message."""
     if call.view:
-        return cell.runtime.region_of(call.view)
+        return cell.node.replies.region_of(call.view)
     return cell.spec.region if cell.spec is not None else Region((), cell.rank, (), ())
 
 

@@ -24,7 +24,7 @@ class Later(Future[R]):
     __slots__ = ("_source", "_why")
 
     def __init__(self, mesh: ActorMesh, label: str) -> None:
-        super().__init__(mesh._runtime, label)
+        super().__init__(mesh._node, label)
         # Both are set once, before it is done.
         self._source: Future[R] | None = None
         self._why: BaseException | None = None
@@ -50,7 +50,7 @@ def must_wait(mesh: ActorMesh) -> bool:
     """Whether a call from this thread would keep an event loop waiting for a verdict, or overtake one that does."""
     if asyncio._get_running_loop() is None or judging.get():
         return False
-    return not mesh._runtime.lanes.is_idle(_lane(mesh)) or mesh._awaits_verdict()
+    return not mesh._node.lanes.is_idle(_lane(mesh)) or mesh._awaits_verdict()
 
 
 def send_later(
@@ -77,7 +77,7 @@ def send_later(
         else:
             sent(result)
 
-    mesh._runtime.lanes.post(_lane(mesh), act)
+    mesh._node.lanes.post(_lane(mesh), act)
 
 
 def call_later(mesh: ActorMesh, method: str, send: Callable[[], Future[R]]) -> Later[R]:

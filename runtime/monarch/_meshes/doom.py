@@ -15,7 +15,7 @@ from monarch._node.asking import Answers
 
 if TYPE_CHECKING:
     from monarch._meshes.birth import Birth
-    from monarch._node.node import Runtime
+    from monarch._node.node import Node
 
 _DOOM = "monarch._groups.rendezvous:doom"
 _LEAVE = "monarch._groups.rendezvous:leave_round"
@@ -27,14 +27,14 @@ class Doom:
     """Tells the ranks of a spawn that has failed; runs in the receiving thread and does not wait there.
 
     Args:
-        runtime: of this process.
+        node: of this process.
         birth: the spawn.
         then: called once when all know, or some time has passed.
     """
 
-    def __init__(self, runtime: Runtime, birth: Birth, then: Callable[[], None]) -> None:
-        self._runtime, self._then = runtime, then
-        mesh = runtime.meshes.get(birth.actor)
+    def __init__(self, node: Node, birth: Birth, then: Callable[[], None]) -> None:
+        self._node, self._then = node, then
+        mesh = node.meshes.get(birth.actor)
         failed = sorted(birth.raised)
         self._reason = (
             f"the collective could not end, since the constructor of {birth.mesh} failed on {describe_ranks(failed)}; "
@@ -46,10 +46,10 @@ class Doom:
         self._over = False
         procs = mesh._state.procs if mesh is not None else None
         self._procs = [procs.proc(rank) for rank in range(procs.size)] if procs is not None else []
-        self._left = {proc for proc in self._procs if runtime.peer(proc).dead is None}
-        named = (birth.actor, runtime.proc, birth.port, self._reason, failed)
-        self._answers = Answers(runtime, self._procs, _DOOM, named, self._heard) if self._left else None
-        runtime.pump.call_later(_PATIENCE if self._left else 0.0, self._end)
+        self._left = {proc for proc in self._procs if node.peers.get(proc).dead is None}
+        named = (birth.actor, node.proc, birth.port, self._reason, failed)
+        self._answers = Answers(node, self._procs, _DOOM, named, self._heard) if self._left else None
+        node.pump.call_later(_PATIENCE if self._left else 0.0, self._end)
 
     def _heard(self, proc: str, answer: Any) -> None:
         with self._lock:
@@ -68,5 +68,5 @@ class Doom:
         if self._answers is not None:
             self._answers.close()
         if self._round:
-            Answers(self._runtime, self._procs, _LEAVE, (self._reason, self._round)).close()
+            Answers(self._node, self._procs, _LEAVE, (self._reason, self._round)).close()
         self._then()

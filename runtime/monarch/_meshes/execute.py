@@ -33,7 +33,7 @@ def execute(
     with shared.runner_lock:
         if shared.runner is None:
             # Of the whole mesh, so that all views of it share one.
-            whole = type(mesh)(shared, shared.procs.region(), mesh._runtime)
+            whole = type(mesh)(shared, shared.procs.region(), mesh._node)
             shared.runner = whole.spawn("execute", Runner)
         runner: Any = shared.runner
     return runner._view(mesh._region).run.call(function, args, kwargs).get()

@@ -23,12 +23,12 @@ from monarch._meshes.context import own_by_current
 from monarch._meshes.proc_mesh import ProcMesh, _Shared
 from monarch._meshes.roles import Role, axes_of, environments, ranges_of
 from monarch._meshes.starting import Starting
-from monarch._node.current import open_runtime, runtime_for
+from monarch._node.current import node_for, open_node
 from monarch._node.future import Future, Promise, in_thread
 from monarch._node.gather import Gather
 from monarch._node.limits import check_room
 from monarch._node.liveness import Silence, check_bound
-from monarch._node.node import Runtime, current
+from monarch._node.node import Node, current
 from monarch._wire.pickling import dumps
 from monarch.exceptions import ArgumentError, EnvError, ShapeError, SpawnError, StoppedError
 
@@ -62,30 +62,30 @@ def default_bootstrap_cmd() -> BootstrapCommand:
 class HostMesh(MeshView, Managed):
     """Hosts, each with an agent that starts processes; ``this_host()`` is the one that this program runs on."""
 
-    def __init__(self, hosts: tuple[str, ...], region: Region, runtime: Runtime, shared: _SharedHosts) -> None:
+    def __init__(self, hosts: tuple[str, ...], region: Region, node: Node, shared: _SharedHosts) -> None:
         self._hosts = hosts
         self._region = region
-        self._runtime = runtime
+        self._node = node
         self._shared = shared
 
     @classmethod
-    def of_hosts(cls, hosts: tuple[str, ...], region: Region, runtime: Runtime, name: str = "") -> HostMesh:
+    def of_hosts(cls, hosts: tuple[str, ...], region: Region, node: Node, name: str = "") -> HostMesh:
         """A reference to hosts of this session."""
-        return cls(hosts, region, runtime, _SharedHosts(None, name=name))
+        return cls(hosts, region, node, _SharedHosts(None, name=name))
 
     @classmethod
     def _received(cls, origin: str, hosts: tuple[str, ...], region: Region, name: str) -> HostMesh:
         """Return a reference that has arrived in a message; SerializationError outside its session."""
         which = f"the host mesh {name!r}" if name else "a host mesh"
-        return cls.of_hosts(hosts, region, runtime_for(which, origin, hosts), name)
+        return cls.of_hosts(hosts, region, node_for(which, origin, hosts), name)
 
     def _view(self, region: Region) -> Self:
-        return type(self)(self._hosts, region, self._runtime, self._shared)
+        return type(self)(self._hosts, region, self._node, self._shared)
 
     @property
     def initialized(self) -> Future[bool]:
         """True, at once: hosts that were attached have answered, and what is sent to this one waits until it is up."""
-        promise: Promise[Any] = Promise(self._runtime, "hosts")
+        promise: Promise[Any] = Promise(self._node, "hosts")
         promise.complete(lambda: True)
         return promise
 
@@ -130,8 +130,8 @@ class HostMesh(MeshView, Managed):
             LimitError: this host has too few file descriptors for so many processes; none was started.
             StoppedError: the hosts were shut down.
         """
-        runtime = self._runtime
-        if self._shared.stopped or runtime.closed:
+        node = self._node
+        if self._shared.stopped or node.closed:
             which = f"the hosts {self._shared.name}" if self._shared.name else "these hosts"
             raise StoppedError(f"{which} have been shut down; get new ones", mesh=self._shared.name or "hosts")
         rule = restart_of(restart)
@@ -144,32 +144,32 @@ class HostMesh(MeshView, Managed):
         count = prod(local.sizes)
         binds = _binds(proc_bind, count)
         hosts = tuple(self._hosts[rank] for rank in self._region.base_ranks())
-        _check_hosts(runtime, hosts)
-        check_room(runtime, {host: number * (count + spares) for host, number in Counter(hosts).items()})
+        _check_hosts(node, hosts)
+        check_room(node, {host: number * (count + spares) for host, number in Counter(hosts).items()})
         uid = secrets.token_hex(4)
         called = name or "procs"
         roster = Roster(0, hosts, count, extent.sizes)
-        procs = Procs(uid, called, extent.labels, self.ndim, runtime.proc, roster)
+        procs = Procs(uid, called, extent.labels, self.ndim, node.proc, roster)
         here = current.get()
-        peers = [runtime.peer(procs.proc(rank), starting=True) for rank in range(extent.nelements)]
-        gather: Gather[Any] = Booting(runtime, peers, extent, called, uid)
+        peers = [node.peers.get(procs.proc(rank), starting=True) for rank in range(extent.nelements)]
+        gather: Gather[Any] = Booting(node, peers, extent, called, uid)
         shared = _Shared(procs, True)
         shared.initialized = gather
-        mesh = ProcMesh(shared, procs.region(), runtime)
-        if runtime.silence is None:
-            runtime.silence = Silence(runtime)
-        runtime.silence.watch(uid, silence)
-        runtime.proc_meshes[uid] = (called, own_by_current(mesh))
-        runtime.own_procs[uid] = shared
+        mesh = ProcMesh(shared, procs.region(), node)
+        if node.liveness is None:
+            node.liveness = Silence(node)
+        node.liveness.watch(uid, silence)
+        node.proc_meshes[uid] = (called, own_by_current(mesh))
+        node.own_procs[uid] = shared
         packed = dumps(bootstrap, "bootstrap")[0] if bootstrap is not None else None
         path = [path for path in sys.path if isinstance(path, str)]
         owner, cwd = here[0].key if here else "", _cwd()
         shared.roles = ranges_of(roles)
         differing = environments(roles, len(hosts), count)
-        shared.starting = Starting(runtime, procs, packed, owner, variables, differing, binds, path, cwd, spares)
+        shared.starting = Starting(node, procs, packed, owner, variables, differing, binds, path, cwd, spares)
         shared.supervision.restart = rule
         for rank in range(extent.nelements):
-            runtime.supervising.joined(uid, rank, procs.proc(rank))
+            node.supervising.joined(uid, rank, procs.proc(rank))
         shared.starting.start(range(extent.nelements), gather.port)
         shared.starting.fill()
         gather.check()
@@ -191,7 +191,7 @@ class HostMesh(MeshView, Managed):
         if not shared.stopped:
             shared.stopped = True
             release = shared.release
-            shared.stopping = in_thread(self._runtime, "shutdown", release)
+            shared.stopping = in_thread(self._node, "shutdown", release)
         assert shared.stopping is not None
         return shared.stopping
 
@@ -232,7 +232,7 @@ class HostMesh(MeshView, Managed):
         return hash((self._hosts, self._region))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HostMesh._received, (self._runtime.origin, self._hosts, self._region, self._shared.name)
+        return HostMesh._received, (self._node.origin, self._hosts, self._region, self._shared.name)
 
 
 class _SharedHosts:
@@ -246,17 +246,17 @@ class _SharedHosts:
         self.stopping: Future[None] | None = None
 
 
-def attached(hosts: tuple[str, ...], runtime: Runtime, release: Callable[[], None], name: str = "") -> HostMesh:
+def attached(hosts: tuple[str, ...], node: Node, release: Callable[[], None], name: str = "") -> HostMesh:
     """A mesh of hosts that this program has attached, and owns."""
     region = Region.full(Extent(("hosts",), (len(hosts),)))
-    return HostMesh(hosts, region, runtime, _SharedHosts(release, region, name))
+    return HostMesh(hosts, region, node, _SharedHosts(release, region, name))
 
 
 def this_host() -> HostMesh:
     """The host that this code runs on, as a mesh without axes."""
-    runtime = open_runtime()
-    runtime.need_agent()
-    return HostMesh.of_hosts((runtime.host,), Region((), 0, (), ()), runtime)
+    node = open_node()
+    node.need_agent()
+    return HostMesh.of_hosts((node.host,), Region((), 0, (), ()), node)
 
 
 def proc_mesh(
@@ -278,9 +278,9 @@ def proc_mesh(
     return this_host().spawn_procs({"gpus": gpus}, env=env, name=name)
 
 
-def _check_hosts(runtime: Runtime, hosts: Sequence[str]) -> None:
+def _check_hosts(node: Node, hosts: Sequence[str]) -> None:
     """SpawnError if hosts are lost."""
-    lost = {host: why.reason for host in dict.fromkeys(hosts) if (why := runtime.out_of_reach(host)) is not None}
+    lost = {host: why.reason for host in dict.fromkeys(hosts) if (why := node.hosts.out_of_reach(host)) is not None}
     if lost:
         host, reason = next(iter(lost.items()))
         more = f", and {len(lost) - 1} more of these hosts are out of reach" if len(lost) > 1 else ""

@@ -22,10 +22,10 @@ from monarch._meshes.actor_mesh import SHOWN, member_rows
 from monarch._meshes.async_resource import Managed
 from monarch._meshes.spawning import spawn_actors
 from monarch._meshes.starting import Starting
-from monarch._node.current import get_runtime, open_runtime, runtime_for
+from monarch._node.current import current_node, node_for, open_node
 from monarch._node.future import Future, Promise, judging
 from monarch._node.gather import died
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 from monarch._wire import messages as m
 from monarch.config import STOP_REACT
 from monarch.exceptions import ShapeError, StoppedError
@@ -79,18 +79,18 @@ class _Shared:
         """Held for a step that changes which processes there are, or which meshes of actors live on them; never while
         anything is waited for, or code of the user runs."""
 
-    def whole(self, runtime: Runtime) -> ProcMesh:
+    def whole(self, node: Node) -> ProcMesh:
         """All of its processes."""
-        return ProcMesh(self, self.procs.region(), runtime)
+        return ProcMesh(self, self.procs.region(), node)
 
 
 class ProcMesh(Grouped, MeshView, Managed):
     """The processes of one ``spawn_procs``, or a view of them; actors are spawned on it."""
 
-    def __init__(self, state: _Shared, region: Region, runtime: Runtime) -> None:
+    def __init__(self, state: _Shared, region: Region, node: Node) -> None:
         self._state = state
         self._region = region
-        self._runtime = runtime
+        self._node = node
         if region == state.procs.region():
             state.procs.follow(self)
 
@@ -99,17 +99,17 @@ class ProcMesh(Grouped, MeshView, Managed):
         self._region = self._state.procs.region()
 
     @classmethod
-    def refer(cls, procs: Procs, region: Region, runtime: Runtime | None = None) -> ProcMesh:
+    def refer(cls, procs: Procs, region: Region, node: Node | None = None) -> ProcMesh:
         """A reference to processes that somebody else owns."""
-        return cls(_Shared(procs, False), region, runtime or get_runtime())
+        return cls(_Shared(procs, False), region, node or current_node())
 
     @classmethod
     def _received(cls, origin: str, procs: Procs, region: Region) -> ProcMesh:
         """Return a reference that has arrived in a message; SerializationError outside its session."""
-        return cls.refer(procs, region, runtime_for(f"the proc mesh {procs.name!r}", origin, procs.hosts))
+        return cls.refer(procs, region, node_for(f"the proc mesh {procs.name!r}", origin, procs.hosts))
 
     def _view(self, region: Region) -> Self:
-        return type(self)(self._state, region, self._runtime)
+        return type(self)(self._state, region, self._node)
 
     @property
     def name(self) -> str:
@@ -167,7 +167,7 @@ class ProcMesh(Grouped, MeshView, Managed):
         """True when all processes run and ``bootstrap`` has; its error is that of the bootstrap."""
         future = self._state.initialized
         if future is None:
-            future = Promise[Any](self._runtime, self.name)
+            future = Promise[Any](self._node, self.name)
             future.complete(lambda: True)
             self._state.initialized = future
         return future
@@ -180,8 +180,8 @@ class ProcMesh(Grouped, MeshView, Managed):
         procs = self._state.procs
         if not self._region.labels:
             rank = self._region.base_rank(0)
-            return HostMesh.of_hosts((procs.host(rank),), Region((), 0, (), ()), self._runtime)
-        return HostMesh.of_hosts(procs.hosts, procs.host_region(), self._runtime)
+            return HostMesh.of_hosts((procs.host(rank),), Region((), 0, (), ()), self._node)
+        return HostMesh.of_hosts(procs.hosts, procs.host_region(), self._node)
 
     def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
         """Makes an actor in each process. It returns at once; what is sent to them waits until they are there.
@@ -236,13 +236,13 @@ class ProcMesh(Grouped, MeshView, Managed):
         return execute(self, function, args, kwargs)
 
     def _check(self, what: str) -> None:
-        state, runtime = self._state, self._runtime
-        if runtime.closed:
-            raise StoppedError(f"{what}: {self.name} cannot be used any more: {runtime.ended}", mesh=self.name)
+        state, node = self._state, self._node
+        if node.closed:
+            raise StoppedError(f"{what}: {self.name} cannot be used any more: {node.ended}", mesh=self.name)
         if state.stopped is not None:
             raise StoppedError(f"{what}: {self.name} was stopped ({state.stopped}); make a new mesh", mesh=self.name)
         state.procs.check(self._region, self.name)
-        lost = self._lost() if runtime.deaths else {}
+        lost = self._lost() if node.peers.deaths else {}
         if lost and not self._is_decided():
             lost = {}
         if lost:
@@ -252,24 +252,24 @@ class ProcMesh(Grouped, MeshView, Managed):
     def _is_decided(self) -> bool:
         """Whether nobody heals the mesh or judges its deaths; also in what does that, which waits for nobody."""
         uid, now = self._state.procs.uid, self._state.changes.now
-        return judging.get() or (now is None and not self._runtime.oversight.is_open(uid))
+        return judging.get() or (now is None and not self._node.oversight.is_open(uid))
 
     def _coming(self) -> dict[int, m.Dead]:
         """Of its processes those that are dead and that somebody may replace, by base rank."""
-        if not self._runtime.deaths or self._is_decided():
+        if not self._node.peers.deaths or self._is_decided():
             return {}
         return {self._region.base_rank(position): dead for position, dead in self._lost().items()}
 
     def _living(self) -> list[str]:
         """The proc ids of those of its processes that live, as far as is known."""
         procs = [self._state.procs.proc(rank) for rank in self._region.base_ranks()]
-        return [proc for proc in procs if self._runtime.peer(proc).dead is None]
+        return [proc for proc in procs if self._node.peers.get(proc).dead is None]
 
     def _lost(self) -> dict[int, m.Dead]:
         """Those of its processes that have died, by position."""
         lost: dict[int, m.Dead] = {}
         for position, rank in enumerate(self._region.base_ranks()):
-            peer = self._runtime.peers.get(self._state.procs.proc(rank))
+            peer = self._node.peers.known.get(self._state.procs.proc(rank))
             if peer is not None and peer.dead is not None:
                 lost[position] = peer.dead
         return lost
@@ -284,22 +284,22 @@ class ProcMesh(Grouped, MeshView, Managed):
         Raises:
             StoppedError: this is a view or a reference, and only the owner stops a mesh.
         """
-        state, runtime = self._state, self._runtime
+        state, node = self._state, self._node
         if not state.owned or self._region != state.procs.region():
             raise StoppedError(f"{self.name} can only be stopped as a whole, by the one who spawned it", mesh=self.name)
         if state.stopping is not None:
             return state.stopping
         state.stopped = reason
         procs = state.procs
-        peers = [runtime.peer(procs.proc(rank)) for rank in self._region.base_ranks()]
-        peers.extend(runtime.peer(proc) for proc in (state.starting.waiting() if state.starting is not None else ()))
-        ended = Ended(runtime, f"{self.name}.stop()", [peer.proc for peer in peers if peer.dead is None])
+        peers = [node.peers.get(procs.proc(rank)) for rank in self._region.base_ranks()]
+        peers.extend(node.peers.get(proc) for proc in (state.starting.waiting() if state.starting is not None else ()))
+        ended = Ended(node, f"{self.name}.stop()", [peer.proc for peer in peers if peer.dead is None])
         by_host: dict[str, list[str]] = {}
         for peer in peers:
             by_host.setdefault(peer.host, []).append(peer.proc)
         for host, names in by_host.items():
-            runtime.to_agent(host, m.Stop(runtime.proc, names, STOP_REACT()))
-        halt = m.encode(m.Halt(runtime.proc, "", 0, b"", reason))
+            node.peers.to_agent(host, m.Stop(node.proc, names, STOP_REACT()))
+        halt = m.encode(m.Halt(node.proc, "", 0, b"", reason))
         for peer in peers:
             peer.send(halt)
         state.stopping = ended
@@ -307,7 +307,7 @@ class ProcMesh(Grouped, MeshView, Managed):
         return ended
 
     def _forget_actors(self) -> None:
-        meshes = self._runtime.meshes
+        meshes = self._node.meshes
         for key in [key for key, mesh in list(meshes.items()) if mesh._state.procs == self._state.procs]:
             meshes.pop(key, None)
 
@@ -329,14 +329,14 @@ class ProcMesh(Grouped, MeshView, Managed):
             raise ValueError(f"aggregate_window_sec is a number of seconds, not {aggregate_window_sec!r}")
         if not 0 <= level <= 255:
             raise ValueError(f"level is from 0 to 255, not {level}")
-        self._runtime.output_options(self._state.procs.uid, stream_to_client, aggregate_window_sec)
-        halt = m.encode(m.Level(self._runtime.proc, level))
+        self._node.output_options(self._state.procs.uid, stream_to_client, aggregate_window_sec)
+        halt = m.encode(m.Level(self._node.proc, level))
         for rank in self._region.base_ranks():
-            self._runtime.peer(self._state.procs.proc(rank)).send(halt)
+            self._node.peers.get(self._state.procs.proc(rank)).send(halt)
 
     def to_table(self) -> str:
         """Which process is where, as text."""
-        return text_table(*member_rows(self._runtime, self._state.procs, self._region), SHOWN + 1)
+        return text_table(*member_rows(self._node, self._state.procs, self._region), SHOWN + 1)
 
     def _title(self) -> str:
         axes = ", ".join(f"{label}={size}" for label, size in self.extent.items())
@@ -348,10 +348,10 @@ class ProcMesh(Grouped, MeshView, Managed):
         return f"<{self._title()}>"
 
     def __rich__(self) -> Any:
-        return rich_table(*member_rows(self._runtime, self._state.procs, self._region), SHOWN + 1, title=self._title())
+        return rich_table(*member_rows(self._node, self._state.procs, self._region), SHOWN + 1, title=self._title())
 
     def _repr_html_(self) -> str:
-        headers, rows = member_rows(self._runtime, self._state.procs, self._region)
+        headers, rows = member_rows(self._node, self._state.procs, self._region)
         return html_table(headers, rows, SHOWN + 1, title=self._title())
 
     def __eq__(self, other: object) -> bool:
@@ -361,7 +361,7 @@ class ProcMesh(Grouped, MeshView, Managed):
         return hash((self._state.procs, self._region))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ProcMesh._received, (self._runtime.origin, self._state.procs, self._region)
+        return ProcMesh._received, (self._node.origin, self._state.procs, self._region)
 
 
 class Ended(Future[None]):
@@ -369,12 +369,12 @@ class Ended(Future[None]):
 
     __slots__ = ("_left", "port")
 
-    def __init__(self, runtime: Runtime, label: str, procs: list[str]) -> None:
-        super().__init__(runtime, label)
+    def __init__(self, node: Node, label: str, procs: list[str]) -> None:
+        super().__init__(node, label)
         self._left = set(procs)
         self.port = 0
         if procs:
-            self.port = runtime.open_port(self)
+            self.port = node.ports.open(self)
         else:
             self.done = True
 
@@ -391,7 +391,7 @@ class Ended(Future[None]):
             self._left.discard(peer.proc)
             complete = not self._left
         if complete:
-            self._runtime.close_port(self.port)
+            self._node.ports.close(self.port)
             self._complete()
         return True
 
@@ -401,9 +401,9 @@ class Ended(Future[None]):
 
 def this_proc() -> ProcMesh:
     """The process that this code runs in, as a mesh of one. Actors that are spawned on it live here."""
-    runtime = open_runtime()
-    if runtime.config is not None:
-        procs = runtime.config.procs
-        return ProcMesh.refer(procs, Region((), runtime.rank, (), ()))
-    procs = Procs(runtime.proc, "this_proc", (), 0, runtime.proc, Roster(0, (runtime.host,), 1, ()))
+    node = open_node()
+    if node.config is not None:
+        procs = node.config.procs
+        return ProcMesh.refer(procs, Region((), node.rank, (), ()))
+    procs = Procs(node.proc, "this_proc", (), 0, node.proc, Roster(0, (node.host,), 1, ()))
     return ProcMesh.refer(procs, Region((), 0, (), ()))

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 
 if TYPE_CHECKING:
     from monarch._meshes.actor_mesh import ActorMesh
     from monarch._meshes.proc_mesh import _Shared
 
 
-def dead_ranks(shared: _Shared, runtime: Runtime) -> list[int]:
+def dead_ranks(shared: _Shared, node: Node) -> list[int]:
     """The base ranks whose process has died."""
     procs = shared.procs
-    return [rank for rank in range(procs.size) if runtime.peer(procs.proc(rank)).dead is not None]
+    return [rank for rank in range(procs.size) if node.peers.get(procs.proc(rank)).dead is not None]
 
 
-def actors_of(shared: _Shared, runtime: Runtime) -> list[ActorMesh]:
+def actors_of(shared: _Shared, node: Node) -> list[ActorMesh]:
     """The meshes of actors that live on a mesh of processes, and can be made again there."""
     return [
         each
-        for each in list(runtime.meshes.values())
+        for each in list(node.meshes.values())
         if each._state.procs == shared.procs and each._stopped is None and each._state.spec is not None
     ]
 
 
-def reaches(runtime: Runtime, host: str) -> bool:
+def reaches(node: Node, host: str) -> bool:
     """Whether processes can be started on a host: it is not lost, as far as is known here."""
-    return host == runtime.host or runtime.config is not None or host in runtime.hosts
+    return host == node.host or node.config is not None or host in node.hosts.known

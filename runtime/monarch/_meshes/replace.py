@@ -14,7 +14,7 @@ from monarch._meshes.queries import actors_of
 from monarch._node.future import Future
 from monarch._node.gather import Gather
 from monarch._node.limits import check_room
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 from monarch._node.peers import Peer
 from monarch._node.remote_errors import Failure, unpack_failure
 from monarch._wire import messages as m
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 def replace(
-    shared: _Shared, runtime: Runtime, ranks: Sequence[int], hosts: Mapping[str, str] | None = None
+    shared: _Shared, node: Node, ranks: Sequence[int], hosts: Mapping[str, str] | None = None
 ) -> list[Future[Any]]:
     """Ends the processes of some ranks, starts new ones, and makes actors there as they were made at first.
 
     Args:
         shared: of the mesh of processes.
-        runtime: of its owner.
+        node: of its owner.
         ranks: which of them.
         hosts: of hosts that are lost, with those that take their place.
 
@@ -50,32 +50,32 @@ def replace(
         )
     moved: dict[str, str] = dict(hosts or {})
     places: list[str] = [moved.get(host) or host for host in map(procs.host, ranks)]
-    check_room(runtime, Counter(places))
+    check_room(node, Counter(places))
     old: dict[str, list[str]] = {}
     for rank in ranks:
-        peer = runtime.peer(procs.proc(rank))
+        peer = node.peers.get(procs.proc(rank))
         old.setdefault(peer.host, []).append(peer.proc)
     for host, names in old.items():
         if host not in (hosts or ()):
-            runtime.to_agent(host, m.Stop(runtime.proc, names, 0.0))
+            node.peers.to_agent(host, m.Stop(node.proc, names, 0.0))
     spares = {rank: starting.take_spare(rank) for rank in ranks}
     with shared.lock:
         roster = procs.replaced(spares, hosts or {})
         # Before anybody can look them up and ask an agent of them, which knows nothing yet.
-        new = [runtime.peer(roster.proc(procs.uid, rank), starting=True) for rank in ranks]
+        new = [node.peers.get(roster.proc(procs.uid, rank), starting=True) for rank in ranks]
         procs.learn(roster)
         # A mesh that is spawned later looks the new processes up.
-        actors = actors_of(shared, runtime)
+        actors = actors_of(shared, node)
     for rank in ranks:
-        runtime.supervising.joined(procs.uid, rank, procs.proc(rank))
-    there = Arrival(runtime, procs.name, new)
+        node.supervising.joined(procs.uid, rank, procs.proc(rank))
+    there = Arrival(node, procs.name, new)
     cold = [rank for rank in ranks if not spares[rank]]
     if cold:
         starting.start(cold, there.port)
     tell_of_new_ones(procs)
     for rank in (rank for rank in ranks if spares[rank]):
-        ask = m.Ask(runtime.proc, 0, b"", "monarch._session.rank_process:assume", dumps((procs, rank, there.port))[0])
-        runtime.peer(procs.proc(rank)).send(m.encode(ask))
+        ask = m.Ask(node.proc, 0, b"", "monarch._session.rank_process:assume", dumps((procs, rank, there.port))[0])
+        node.peers.get(procs.proc(rank)).send(m.encode(ask))
     made: list[Future[Any]] = [there]
     for actor in actors:
         made.extend(create(actor, rank) for rank in ranks if actor._state.region.position_of(rank) is not None)
@@ -87,11 +87,11 @@ class Arrival(Future[None]):
 
     __slots__ = ("_failed", "_left", "port")
 
-    def __init__(self, runtime: Runtime, label: str, peers: Sequence[Peer]) -> None:
-        super().__init__(runtime, label)
+    def __init__(self, node: Node, label: str, peers: Sequence[Peer]) -> None:
+        super().__init__(node, label)
         self._left = {peer.proc for peer in peers}
         self._failed: BaseException | None = None
-        self.port = runtime.open_port(self)
+        self.port = node.ports.open(self)
 
     targets: Any = ()
 
@@ -115,7 +115,7 @@ class Arrival(Future[None]):
             self._left.discard(proc)
             complete = not self._left and not self.done
         if complete:
-            self._runtime.close_port(self.port)
+            self._node.ports.close(self.port)
             self._complete()
 
     def _make(self) -> None:
@@ -128,13 +128,13 @@ def create(actor: ActorMesh, rank: int) -> Future[Any]:
     position = actor._state.region.position_of(rank)
     assert position is not None and actor._state.spec is not None
     whole = actor._view(actor._state.region)
-    runtime = actor._runtime
+    node = actor._node
     body, buffers = dumps(actor._state.spec)
     targets = whole._member(position)._members_at()
-    gather = _Made(runtime, targets.peers, whole.extent, actor._name, "__init__", _nothing, actor._key)
+    gather = _Made(node, targets.peers, whole.extent, actor._name, "__init__", _nothing, actor._key)
     gather.place, gather.rank, gather.birth = position, rank, actor._state.birth
     # Its constructor sees its place in the whole mesh, as at first.
-    create = m.Create(runtime.proc, actor._key, gather.port, whole._view_bytes, body, None, len(buffers))
+    create = m.Create(node.proc, actor._key, gather.port, whole._view_bytes, body, None, len(buffers))
     targets.peers[0].send(m.encode(create), buffers)
     gather.check()
     return gather

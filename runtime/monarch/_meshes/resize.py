@@ -35,16 +35,16 @@ def resize(mesh: ProcMesh, onto: HostMesh | None, sizes: Mapping[str, int]) -> P
     """See ``ProcMesh.resize``."""
     if onto is not None and not isinstance(onto, HostMesh):
         raise ArgumentError(f"resize takes a mesh of hosts and sizes of axes, and not {type(onto).__name__}")
-    state, runtime = mesh._state, mesh._runtime
-    shared = runtime.shared_of(state.procs.uid, state.procs.name, "resized")
+    state, node = mesh._state, mesh._node
+    shared = node.shared_of(state.procs.uid, state.procs.name, "resized")
     if mesh._region != shared.procs.region() or not shared.owned:
         raise StoppedError(f"this is a slice of {mesh.name}, or a reference; resize the mesh itself", mesh=mesh.name)
-    return to_its_end(runtime, "resize", lambda: _resize(mesh, shared, onto, sizes))
+    return to_its_end(node, "resize", lambda: _resize(mesh, shared, onto, sizes))
 
 
 def _resize(mesh: ProcMesh, shared: _Shared, onto: HostMesh | None, sizes: Mapping[str, int]) -> ProcMesh:
-    runtime = mesh._runtime
-    with changing(shared, runtime, "resized", _PATIENCE):
+    node = mesh._node
+    with changing(shared, node, "resized", _PATIENCE):
         procs = shared.procs
         old = dict(zip(procs.labels, procs.sizes, strict=True))
         new = {**old, **_checked(mesh, sizes)}
@@ -53,7 +53,7 @@ def _resize(mesh: ProcMesh, shared: _Shared, onto: HostMesh | None, sizes: Mappi
         hosts = _hosts(mesh, new, onto)
         per_host = prod(list(new.values())[procs.host_axes :])
         count = len(hosts) * per_host
-        dead = dead_ranks(shared, runtime) if count > procs.size else []
+        dead = dead_ranks(shared, node) if count > procs.size else []
         if dead:
             raise SupervisionError(
                 f"{mesh.name} has {describe_ranks(dead)} dead; heal_mesh it before it is resized",
@@ -62,14 +62,14 @@ def _resize(mesh: ProcMesh, shared: _Shared, onto: HostMesh | None, sizes: Mappi
             )
         before, going, left = procs.size, [procs.proc(rank) for rank in range(count, procs.size)], procs.hosts
         come = range(before, count)
-        check_room(runtime, Counter(hosts[rank // per_host] for rank in come))
+        check_room(node, Counter(hosts[rank // per_host] for rank in come))
         with shared.lock:
             roster = procs.resized(hosts, per_host, tuple(new.values()))
             # Before anybody can look them up and ask an agent of them, which knows nothing yet.
-            peers = [runtime.peer(roster.proc(procs.uid, rank), starting=True) for rank in come]
+            peers = [node.peers.get(roster.proc(procs.uid, rank), starting=True) for rank in come]
             # A mesh that is spawned later is on the new processes from the beginning.
             actors = [
-                each for each in actors_of(shared, runtime) if each._state.spec is not None and each._state.spec.whole
+                each for each in actors_of(shared, node) if each._state.spec is not None and each._state.spec.whole
             ]
             procs.learn(roster)
             for actor in actors:
@@ -80,7 +80,7 @@ def _resize(mesh: ProcMesh, shared: _Shared, onto: HostMesh | None, sizes: Mappi
             _let_go(mesh, going, left[len(hosts) :])
         for each in made:
             each.get(_PATIENCE)
-        stayed = [rank for rank in range(min(before, count)) if runtime.peer(procs.proc(rank)).dead is None]
+        stayed = [rank for rank in range(min(before, count)) if node.peers.get(procs.proc(rank)).dead is None]
         hooked = [each for each in actors if hasattr(each._state.cls, _HOOK)]
         for told in [future for each in hooked for future in _tell(each, stayed, old, new)]:
             told.get(_PATIENCE)
@@ -105,7 +105,7 @@ def _checked(mesh: ProcMesh, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def _hosts(mesh: ProcMesh, new: Mapping[str, int], onto: HostMesh | None) -> tuple[str, ...]:
     """The hosts that it is to be on."""
-    procs, runtime = mesh._state.procs, mesh._runtime
+    procs, node = mesh._state.procs, mesh._node
     if not procs.host_axes:
         if onto is not None:
             raise ArgumentError(
@@ -117,8 +117,8 @@ def _hosts(mesh: ProcMesh, new: Mapping[str, int], onto: HostMesh | None) -> tup
     if missing <= 0:
         return procs.hosts[: len(procs.hosts) + missing]
     given = dict.fromkeys(onto._hosts[rank] for rank in onto._region.base_ranks()) if onto is not None else ()
-    free = [host for host in given if host not in procs.hosts and reaches(runtime, host)]
-    if free and set(procs.hosts) == {runtime.host}:
+    free = [host for host in given if host not in procs.hosts and reaches(node, host)]
+    if free and set(procs.hosts) == {node.host}:
         # Its ranks were told of no address by which those of other hosts could reach them.
         raise ShapeError(f"{mesh.name} is on the host of its owner alone, and stays there; spawn it on attached hosts")
     if len(free) < missing:
@@ -140,24 +140,24 @@ def _follow(actor: ActorMesh) -> None:
 
 def _let_go(mesh: ProcMesh, going: Sequence[str], hosts: Sequence[str]) -> None:
     """Ends the processes that leave, and what waits on hosts that do."""
-    runtime, shared = mesh._runtime, mesh._state
+    node, shared = mesh._node, mesh._state
     assert shared.starting is not None
     for rank in range(shared.procs.size, shared.procs.size + len(going)):
-        runtime.supervising.left(shared.procs.uid, rank)
-    living = [proc for proc in going if runtime.peer(proc).dead is None]
-    ended = Ended(runtime, f"{mesh.name}.resize()", living)
+        node.supervising.left(shared.procs.uid, rank)
+    living = [proc for proc in going if node.peers.get(proc).dead is None]
+    ended = Ended(node, f"{mesh.name}.resize()", living)
     by_host: dict[str, list[str]] = {}
-    halt = m.encode(m.Halt(runtime.proc, "", 0, b"", "its mesh has become smaller"))
+    halt = m.encode(m.Halt(node.proc, "", 0, b"", "its mesh has become smaller"))
     for proc in living:
-        by_host.setdefault(runtime.peer(proc).host, []).append(proc)
+        by_host.setdefault(node.peers.get(proc).host, []).append(proc)
     for host, names in by_host.items():
-        runtime.to_agent(host, m.Stop(runtime.proc, names, STOP_REACT()))
+        node.peers.to_agent(host, m.Stop(node.proc, names, STOP_REACT()))
     for proc in living:
-        runtime.peer(proc).send(halt)
+        node.peers.get(proc).send(halt)
     for host in hosts:
         shared.starting.leave(host)
     for proc in living:
-        peer = runtime.peer(proc)
+        peer = node.peers.get(proc)
         if peer.dead is not None:
             # It may have died just before this waited for that.
             ended.lost(peer, peer.dead)
@@ -165,10 +165,10 @@ def _let_go(mesh: ProcMesh, going: Sequence[str], hosts: Sequence[str]) -> None:
 
 
 def _grow(mesh: ProcMesh, new: list[Peer], ranks: range, actors: list[ActorMesh]) -> list[Future[Any]]:
-    runtime, shared = mesh._runtime, mesh._state
+    node, shared = mesh._node, mesh._state
     for rank, peer in zip(ranks, new, strict=True):
-        runtime.supervising.joined(shared.procs.uid, rank, peer.proc)
-    there = Arrival(runtime, mesh.name, new)
+        node.supervising.joined(shared.procs.uid, rank, peer.proc)
+    there = Arrival(node, mesh.name, new)
     assert shared.starting is not None
     if shared.procs.host_axes:
         shared.starting.repeat(ranks)

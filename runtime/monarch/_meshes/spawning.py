@@ -27,43 +27,43 @@ def spawn_actors(
     A heal or resize goes on meanwhile. It and this each change the roster of processes, or the meshes of actors on it,
     in one short step under the same lock; so an actor is made in a new process either by this or by the heal.
     """
-    shared, runtime = procs._state, procs._runtime
+    shared, node = procs._state, procs._node
     roster = shared.procs
     here = current.get()
     key = f"{_short(name)}-{secrets.token_hex(4)}"
     whole = procs._region == roster.region()
     spec = ActorSpec(
-        name, cls, args, kwargs, roster, procs._region, runtime.proc, here[0].key if here is not None else "", whole
+        name, cls, args, kwargs, roster, procs._region, node.proc, here[0].key if here is not None else "", whole
     )
     # Code of the user may run in this, so no lock is held.
     body, buffers = dumps(spec, f"spawn({name!r}, {cls.__name__})", lambda: procs._living())
     with shared.lock:
         state = _State(key, name, cls, roster, procs._region, True)
-        mesh = ActorMesh(state, procs._region, runtime)
+        mesh = ActorMesh(state, procs._region, node)
         spec.region = state.region
         state.spec = spec
         targets = mesh._members_at()
         # Whoever replaces them finds this mesh, and makes its actors there.
         coming = procs._coming()
         ranks = state.region.base_ranks()
-        birth = Birth(runtime, targets.peers, ranks, mesh.extent, name, key, coming)
+        birth = Birth(node, targets.peers, ranks, mesh.extent, name, key, coming)
         state.birth = state.initialized = birth
-        runtime.meshes[key] = mesh
-    runtime.owners[key] = own_by_current(mesh)
-    _send(mesh, targets, m.Create(runtime.proc, key, birth.port, targets.shape.packed, body), buffers)
+        node.meshes[key] = mesh
+    node.owners[key] = own_by_current(mesh)
+    _send(mesh, targets, m.Create(node.proc, key, birth.port, targets.shape.packed, body), buffers)
     birth.check()
     if coming:
         # Nobody may heal it any more.
-        forsake(runtime, roster.uid)
+        forsake(node, roster.uid)
     return mesh
 
 
 def _send(mesh: ActorMesh, targets: Targets, create: m.Create, buffers: Sequence[memoryview]) -> None:
     """Sends one Create to all processes that live."""
-    runtime = mesh._runtime
+    node = mesh._node
     near = [peer for peer in targets.near if peer.dead is None]
     if near:
-        bulk = runtime.put(buffers, [peer.proc for peer in near]) if buffers else None
+        bulk = node.bulk.put(buffers, [peer.proc for peer in near]) if buffers else None
         inline = () if bulk else buffers
         frame = m.encode(m.Create(create.src, create.actor, create.port, create.view, create.body, bulk, len(inline)))
         for peer in near:
@@ -71,7 +71,7 @@ def _send(mesh: ActorMesh, targets: Targets, create: m.Create, buffers: Sequence
     if targets.far:
         frame = m.encode(m.Create(create.src, create.actor, create.port, create.view, create.body, None, len(buffers)))
         for gateway, procs in targets.far:
-            gateway.cast(runtime.proc, procs, create.port, [frame, *buffers])
+            gateway.cast(node.proc, procs, create.port, [frame, *buffers])
 
 
 def _short(name: str) -> str:

@@ -64,7 +64,7 @@ async def setup_torch_elastic_env_async(
 ) -> None:
     """The same, to be awaited: see ``setup_torch_elastic_env``."""
     await in_thread(
-        proc_mesh._runtime,
+        proc_mesh._node,
         "setup_torch_elastic_env",
         lambda: setup_torch_elastic_env(proc_mesh, master_addr, master_port, use_ipaddr),
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from monarch._core.roster import Procs
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 from monarch._node.rank_config import RankConfig
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
@@ -37,7 +37,7 @@ class Starting:
         want_spares: how many processes of each host are to wait for the place of one that dies.
     """
 
-    runtime: Runtime
+    node: Node
     procs: Procs
     bootstrap: bytes | None
     owner_actor: str
@@ -64,10 +64,10 @@ class Starting:
         """Has as many spare processes started as are missing."""
         for host in dict.fromkeys(self.procs.hosts) if self.want_spares else ():
             waiting = self.spares.setdefault(host, [])
-            waiting[:] = [name for name in waiting if self.runtime.peer(f"{host}/{name}").dead is None]
+            waiting[:] = [name for name in waiting if self.node.peers.get(f"{host}/{name}").dead is None]
             new = [f"{self.procs.uid}.s{secrets.token_hex(3)}" for _ in range(self.want_spares - len(waiting))]
             for name in new:
-                self.runtime.peer(f"{host}/{name}", starting=True)
+                self.node.peers.get(f"{host}/{name}", starting=True)
             if new:
                 self._spawn(host, [f"{host}/{name}" for name in new], [SPARE] * len(new), 0, self.variables)
             waiting.extend(new)
@@ -81,7 +81,7 @@ class Starting:
         waiting = self.spares.get(host, [])
         while waiting:
             name = waiting.pop(0)
-            if self.runtime.peer(f"{host}/{name}").dead is None:
+            if self.node.peers.get(f"{host}/{name}").dead is None:
                 return name
         return ""
 
@@ -94,9 +94,9 @@ class Starting:
     def leave(self, host: str) -> None:
         """The mesh is on a host no more, so nothing waits there."""
         waiting = self.spares.pop(host, [])
-        if waiting and self.runtime.peer(f"{host}/{waiting[0]}").dead is None:
+        if waiting and self.node.peers.get(f"{host}/{waiting[0]}").dead is None:
             names = [f"{host}/{name}" for name in waiting]
-            self.runtime.to_agent(host, m.Stop(self.runtime.proc, names, 0.0))
+            self.node.peers.to_agent(host, m.Stop(self.node.proc, names, 0.0))
 
     def waiting(self) -> list[str]:
         """The proc ids of all spare processes."""
@@ -105,50 +105,50 @@ class Starting:
     def _spawn(
         self, host: str, names: list[str], places: list[int], port: int, variables: dict[str, str | None]
     ) -> None:
-        runtime, procs = self.runtime, self.procs
-        if host == runtime.host:
+        node, procs = self.node, self.procs
+        if host == node.host:
             # The one before may have died, with all of its ranks.
-            runtime.need_agent()
+            node.need_agent()
         hosts = procs.hosts
-        addresses = tuple(runtime.address_of(each) for each in hosts) if set(hosts) != {runtime.host} else ()
+        addresses = tuple(node.hosts.address_of(each) for each in hosts) if set(hosts) != {node.host} else ()
         known = RankConfig(
-            runtime.proc,
-            runtime.root,
+            node.proc,
+            node.root,
             procs,
             port,
             self.bootstrap,
             self.owner_actor,
             addresses,
             bool(self.binds),
-            runtime.secret,
+            node.secret,
         )
         spawn = m.Spawn(
-            runtime.proc,
+            node.proc,
             names,
             RANK_ENTRY,
             dumps(known)[0],
             places,
             variables,
-            runtime.base_env(host),
+            node.base_env(host),
             self.binds,
             procs.per_host,
             procs.name,
             self.path,
             self.cwd,
         )
-        runtime.to_agent(host, spawn)
-        runtime.pump.call_later(READY_SECONDS, partial(self._late, host, names))
+        node.peers.to_agent(host, spawn)
+        node.pump.call_later(READY_SECONDS, partial(self._late, host, names))
 
     def _late(self, host: str, names: list[str]) -> None:
         """Gives up those that have not said that they listen."""
-        runtime = self.runtime
-        late = [name for name in names if (peer := runtime.peers.get(name)) is not None and peer.starting]
-        if not late or runtime.closed:
+        node = self.node
+        late = [name for name in names if (peer := node.peers.known.get(name)) is not None and peer.starting]
+        if not late or node.closed:
             return
-        runtime.to_agent(host, m.Stop(runtime.proc, late, 0.0))
+        node.peers.to_agent(host, m.Stop(node.proc, late, 0.0))
         reason = (
             f"could not be started: it was not ready within {READY_SECONDS:g} s; if imports take that long here, "
             f"set MONARCH_READY_SECONDS"
         )
         for name in late:
-            runtime.peer_died(m.Dead(name, reason, False, []))
+            node.peers.end(m.Dead(name, reason, False, []))

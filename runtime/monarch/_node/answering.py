@@ -12,43 +12,43 @@ from monarch._wire.pickling import dumps, loads
 from monarch._wire.plain import loads_plain
 
 if TYPE_CHECKING:
-    from monarch._node.node import Runtime
+    from monarch._node.node import Node
 
 
-def on_ask(runtime: Runtime, ask: m.Ask) -> None:
+def on_ask(node: Node, ask: m.Ask) -> None:
     """Have a service run: a quick one here, unless others of its module are still to run in their thread."""
     service = known_service(ask.service)
     lane = f"service-{ask.service.partition(':')[0].rpartition('.')[2]}"
-    if service is not None and service.kind == "quick" and runtime.lanes.is_idle(lane):
-        _run(runtime, ask, service, loads_plain)
+    if service is not None and service.kind == "quick" and node.lanes.is_idle(lane):
+        _run(node, ask, service, loads_plain)
         return
     # The first one of a module imports that, which may wait for another thread that imports.
     try:
-        runtime.lanes.post(lane, partial(_run, runtime, ask, service))
+        node.lanes.post(lane, partial(_run, node, ask, service))
     except RuntimeError as error:
-        _answer_error(runtime, ask, error)
+        _answer_error(node, ask, error)
 
 
-def _run(runtime: Runtime, ask: m.Ask, service: Service | None, load: Callable[[bytes], Any] = loads) -> None:
+def _run(node: Node, ask: m.Ask, service: Service | None, load: Callable[[bytes], Any] = loads) -> None:
     try:
         if service is None:
             service = service_of(ask.service)
         body = dumps(service.function(*load(ask.body)))[0]
     except BaseException as error:
-        _answer_error(runtime, ask, error)
+        _answer_error(node, ask, error)
     else:
-        _answer(runtime, ask, m.RESULT, body)
+        _answer(node, ask, m.RESULT, body)
 
 
-def _answer_error(runtime: Runtime, ask: m.Ask, error: BaseException) -> None:
+def _answer_error(node: Node, ask: m.Ask, error: BaseException) -> None:
     from monarch._node.remote_errors import pack_failure
 
     if ask.port:
-        _answer(runtime, ask, m.ERROR, pack_failure(error))
+        _answer(node, ask, m.ERROR, pack_failure(error))
     else:
-        runtime.mishaps.failed(ask, error if isinstance(error, Exception) else RuntimeError(repr(error)))
+        node.mishaps.failed(ask, error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
 
-def _answer(runtime: Runtime, ask: m.Ask, status: int, body: bytes) -> None:
+def _answer(node: Node, ask: m.Ask, status: int, body: bytes) -> None:
     if ask.port:
-        runtime.answer(ask.src, ask.port, ask.view, status, body)
+        node.replies.answer(ask.src, ask.port, ask.view, status, body)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch._core.shapes.extent import Extent
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.future import Future
 from monarch._node.gather import Gather
 from monarch._node.remote_errors import unpack_failure
@@ -17,19 +17,19 @@ from monarch._wire.plain import loads_plain
 
 if TYPE_CHECKING:
     from monarch._meshes.actor_mesh import ActorMesh
-    from monarch._node.node import Runtime
+    from monarch._node.node import Node
 
 
 def ask(mesh: ActorMesh, service: str, *args: Any) -> Future[dict[int, Any]]:
     """Asks the processes of a mesh of actors; the result has what each answered, by position."""
-    runtime = mesh._runtime
+    node = mesh._node
     targets = mesh._members_at()
 
     def finish(_: Gather[Any], values: list[Any]) -> dict[int, Any]:
         return dict(enumerate(values))
 
-    gather: Gather[Any] = Gather(runtime, targets.peers, targets.shape.region.extent, mesh._name, service, finish)
-    frame = m.encode(m.Ask(runtime.proc, gather.port, targets.shape.packed, service, dumps(args)[0]))
+    gather: Gather[Any] = Gather(node, targets.peers, targets.shape.region.extent, mesh._name, service, finish)
+    frame = m.encode(m.Ask(node.proc, gather.port, targets.shape.packed, service, dumps(args)[0]))
     for peer in targets.peers:
         peer.send(frame)
     gather.check()
@@ -38,9 +38,9 @@ def ask(mesh: ActorMesh, service: str, *args: Any) -> Future[dict[int, Any]]:
 
 def ask_proc(proc: str, service: str, *args: Any) -> Future[Any]:
     """Asks one process; the result is what it answers, or its error."""
-    runtime = get_runtime()
-    gather: Gather[Any] = Gather(runtime, [runtime.peer(proc)], Extent((), ()), proc, "", lambda _, values: values[0])
-    gather.targets[0].send(m.encode(m.Ask(runtime.proc, gather.port, b"", service, dumps(args)[0])))
+    node = current_node()
+    gather: Gather[Any] = Gather(node, [node.peers.get(proc)], Extent((), ()), proc, "", lambda _, values: values[0])
+    gather.targets[0].send(m.encode(m.Ask(node.proc, gather.port, b"", service, dumps(args)[0])))
     gather.check()
     return gather
 
@@ -49,7 +49,7 @@ class Answers:
     """Asks some processes for a service, and has what each answers as it comes, however many of them are silent.
 
     Args:
-        runtime: of this process.
+        node: of this process.
         procs: whom to ask.
         service: its name.
         args: for it.
@@ -59,21 +59,21 @@ class Answers:
 
     def __init__(
         self,
-        runtime: Runtime,
+        node: Node,
         procs: Sequence[str],
         service: str,
         args: tuple[Any, ...],
         heard: Callable[[str, Any], None] = lambda proc, answer: None,
         plain: bool = False,
     ) -> None:
-        self._runtime = runtime
+        self._node = node
         self._heard = heard
         self._load = m.unpack if plain else loads_plain
-        self._port = runtime.open_port(self)
+        self._port = node.ports.open(self)
         body = m.pack(*args) if plain else dumps(args)[0]
-        frame = m.encode(m.Ask(runtime.proc, self._port, b"", service, body))
+        frame = m.encode(m.Ask(node.proc, self._port, b"", service, body))
         for proc in procs:
-            peer = runtime.peer(proc)
+            peer = node.peers.get(proc)
             if peer.dead is None:
                 peer.send(frame)
 
@@ -84,13 +84,13 @@ class Answers:
 
     def close(self) -> None:
         """Takes no more answers."""
-        self._runtime.close_port(self._port)
+        self._node.ports.close(self._port)
 
 
-def send_signal(runtime: Runtime, procs: Iterable[str], number: int) -> None:
+def send_signal(node: Node, procs: Iterable[str], number: int) -> None:
     """Sends a signal to some processes, in one message for each host."""
     hosts: dict[str, list[str]] = {}
     for proc in procs:
         hosts.setdefault(host_of(proc), []).append(proc)
     for host, members in hosts.items():
-        runtime.to_agent(host, m.Signal(runtime.proc, members, number))
+        node.peers.to_agent(host, m.Signal(node.proc, members, number))

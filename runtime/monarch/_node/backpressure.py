@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._node.node import Runtime, current
+from monarch._node.node import Node, current
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 from monarch.exceptions import ArgumentError, SendTimeoutError
@@ -45,7 +45,7 @@ ROOM_S = room_timeout(os.environ.get(VARIABLE))
 """Seconds for which a sender waits for a receiver that has no room and finishes nothing, before it gives up."""
 
 
-def take_room(runtime: Runtime, peers: Sequence[Peer], cost: int, mesh: ActorMesh, method: str) -> None:
+def take_room(node: Node, peers: Sequence[Peer], cost: int, mesh: ActorMesh, method: str) -> None:
     """Reserve room for one message at each of its receivers, or at none.
 
     Raises:
@@ -62,10 +62,10 @@ def take_room(runtime: Runtime, peers: Sequence[Peer], cost: int, mesh: ActorMes
         # Nobody keeps room while waiting for room elsewhere: two such senders could wait for each other.
         for other in peers[:full]:
             other.give_back(cost)
-        _wait(runtime, peers[full], full, len(peers), mesh, method)
+        _wait(node, peers[full], full, len(peers), mesh, method)
 
 
-def _wait(runtime: Runtime, peer: Peer, position: int, count: int, mesh: ActorMesh, method: str) -> None:
+def _wait(node: Node, peer: Peer, position: int, count: int, mesh: ActorMesh, method: str) -> None:
     """Wait until one receiver has room, or until an actor may do without."""
     here = current.get()
     window = peer.window
@@ -73,11 +73,11 @@ def _wait(runtime: Runtime, peer: Peer, position: int, count: int, mesh: ActorMe
     since = asked = begun
     while True:
         pause = min(_ASK_EVERY_S, ROOM_S, window.patience if here is not None else math.inf)
-        if runtime.pump.wait(peer, pause):
+        if node.pump.wait(peer, pause):
             return
         now = time.monotonic()
         if here is not None:
-            runtime.idle()
+            node.idle()
             if now - begun >= window.patience and _may_wait_for_us(here[0], peer):
                 window.go_beyond()
                 return
@@ -88,7 +88,7 @@ def _wait(runtime: Runtime, peer: Peer, position: int, count: int, mesh: ActorMe
         if now - asked >= _ASK_EVERY_S:
             # Its answer says how far it is, also where it handles what needs no answer.
             asked = now
-            peer.send(m.encode(m.Ask(runtime.proc, _NOBODY, b"", "monarch._node.liveness:here", _NOTHING)))
+            peer.send(m.encode(m.Ask(node.proc, _NOBODY, b"", "monarch._node.liveness:here", _NOTHING)))
 
 
 def _may_wait_for_us(cell: Cell, peer: Peer) -> bool:
@@ -96,13 +96,13 @@ def _may_wait_for_us(cell: Cell, peer: Peer) -> bool:
 
     A sender goes beyond the window so seldom that it is not far beyond if the receiver is only slow.
     """
-    return bool(cell.queue) or peer.proc == peer.runtime.proc
+    return bool(cell.queue) or peer.proc == peer.node.proc
 
 
 def _error(peer: Peer, position: int, count: int, mesh: ActorMesh, method: str) -> SendTimeoutError:
     behind = peer.window.behind
     whom = f"{describe_ranks([position], count)} of {mesh._called}" if count > 1 else mesh._called
-    silence = peer.runtime.silence
+    silence = peer.node.liveness
     why = silence.text(peer.proc) if silence is not None else ""
     return SendTimeoutError(
         f"{mesh._called}.{method}() was not sent to any rank: {whom} is {behind:,} messages behind and has finished "

@@ -6,46 +6,46 @@ import os
 import threading
 from collections.abc import Iterable
 
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 from monarch.exceptions import MonarchError, SerializationError, StoppedError
 
 _lock = threading.RLock()
 """Held while a session is opened; makes sure that two threads do not open two."""
-_runtime: Runtime | None = None
+_node: Node | None = None
 """Written under ``_lock``; read without it, since the assignment is atomic."""
 _parent = 0
 """Pid of the process with the session, in a fork of it."""
 
 
-def get_runtime() -> Runtime:
+def current_node() -> Node:
     """Return the runtime of this process; it never opens a session.
 
     Raises:
         StoppedError: the session was shut down.
         MonarchError: this process has opened no session, or is a fork of one that has.
     """
-    runtime = _runtime
-    if runtime is None or _is_over(runtime):
+    node = _node
+    if node is None or _is_over(node):
         raise _no_session()
-    return runtime
+    return node
 
 
-def open_runtime() -> Runtime:
+def open_node() -> Node:
     """Return the runtime of this process, and open a session if a program has none: for public entry points only."""
-    runtime = _runtime
-    if runtime is None or _is_over(runtime):
+    node = _node
+    if node is None or _is_over(node):
         with _lock:
-            if _runtime is None or _is_over(_runtime):
+            if _node is None or _is_over(_node):
                 # It stands on this module. A process that has only unpickled a function has not imported it yet.
                 from monarch._session.session import start
 
-                set_runtime(start())
-            assert _runtime is not None
-            return _runtime
-    return runtime
+                set_node(start())
+            assert _node is not None
+            return _node
+    return node
 
 
-def runtime_for(what: str, origin: str, hosts: Iterable[str]) -> Runtime:
+def node_for(what: str, origin: str, hosts: Iterable[str]) -> Node:
     """Return the runtime of this process for a reference that is unpickled here.
 
     Args:
@@ -56,13 +56,13 @@ def runtime_for(what: str, origin: str, hosts: Iterable[str]) -> Runtime:
     Raises:
         SerializationError: this process is not in the session that the reference belongs to.
     """
-    runtime = _runtime
-    if runtime is None or _is_over(runtime):
+    node = _node
+    if node is None or _is_over(node):
         raise refusal(what, origin, str(_no_session()))
     # A rank does not know all hosts of its session; its agent does, and refuses what leads elsewhere.
-    if runtime.config is None and not any(runtime.has_met(host) for host in hosts):
-        raise refusal(what, origin, f"it is the controller of {runtime.origin}")
-    return runtime
+    if node.config is None and not any(node.hosts.has_met(host) for host in hosts):
+        raise refusal(what, origin, f"it is the controller of {node.origin}")
+    return node
 
 
 def refusal(what: str, origin: str, why: str) -> SerializationError:
@@ -75,7 +75,7 @@ def refusal(what: str, origin: str, why: str) -> SerializationError:
 
 def _no_session() -> MonarchError:
     pid = os.getpid()
-    if _runtime is not None:
+    if _node is not None:
         return StoppedError(f"the session of process {pid} was shut down; this_host() opens a new one")
     if _parent:
         return MonarchError(
@@ -84,32 +84,32 @@ def _no_session() -> MonarchError:
     return MonarchError(f"process {pid} has no session; this_host() opens one")
 
 
-def _is_over(runtime: Runtime) -> bool:
+def _is_over(node: Node) -> bool:
     """Whether a program may have another one; a rank that ends does not begin a session in its last moments."""
-    return runtime.closed and runtime.config is None
+    return node.closed and node.config is None
 
 
-def has_runtime() -> bool:
+def has_node() -> bool:
     """Whether there is one already."""
-    return _runtime is not None and not _runtime.closed
+    return _node is not None and not _node.closed
 
 
-def set_runtime(runtime: Runtime | None) -> None:
+def set_node(node: Node | None) -> None:
     """Makes it the one of this process."""
-    global _runtime
-    _runtime = runtime
+    global _node
+    _node = node
 
 
 def _after_fork() -> None:
     """A fork of this process has no part in its session: neither its sockets nor its threads are there."""
-    global _runtime, _lock, _parent
+    global _node, _lock, _parent
     _lock = threading.RLock()
-    if _runtime is not None:
+    if _node is not None:
         # Kept, so that nothing of it is closed or freed, which would reach into the parent's sockets.
-        _left_behind.append(_runtime)
-        _runtime.disown(f"this process is a fork of process {os.getppid()}, and a fork cannot use its session")
-        _runtime, _parent = None, os.getppid()
+        _left_behind.append(_node)
+        _node.disown(f"this process is a fork of process {os.getppid()}, and a fork cannot use its session")
+        _node, _parent = None, os.getppid()
 
 
-_left_behind: list[Runtime] = []
+_left_behind: list[Node] = []
 os.register_at_fork(after_in_child=_after_fork)

@@ -17,7 +17,7 @@ from monarch._wire.receiving.aside import tell_error
 from monarch.exceptions import CallTimeoutError, DeadlockError
 
 if TYPE_CHECKING:
-    from monarch._node.node import Runtime
+    from monarch._node.node import Node
     from monarch._wire.receiving.loop import Turn
 
 R = TypeVar("R")
@@ -42,7 +42,7 @@ class Future(Generic[R]):
         "_lock",
         "_maker",
         "_onlookers",
-        "_runtime",
+        "_node",
         "_value",
         "done",
         "label",
@@ -50,8 +50,8 @@ class Future(Generic[R]):
         "wanted",
     )
 
-    def __init__(self, runtime: Runtime, label: str = "") -> None:
-        self._runtime = runtime
+    def __init__(self, node: Node, label: str = "") -> None:
+        self._node = node
         self.label = label
         """What is waited for, as errors say it."""
         self.done = False
@@ -59,7 +59,7 @@ class Future(Generic[R]):
         self.wanted = False
         """Whether a thread waits for it, as far as is known; written by those that do."""
         # Common to all futures of a runtime, held for a few steps. Guards all below, and ``done`` as it is set.
-        self._lock = runtime.future_lock
+        self._lock = node.waits.lock
         self._callbacks: list[Callable[[Future[R]], None]] | None = None
         self._value: Any = _PENDING
         self._error: BaseException | None = None
@@ -88,16 +88,16 @@ class Future(Generic[R]):
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self.done:
             self.wanted = True
-        if not self.done and not self._runtime.wait(self, timeout) and timeout is not None:
+        if not self.done and not self._node.wait(self, timeout) and timeout is not None:
             self.wanted = False
             why = f"{self._missing()}{self._front(timeout)}"
             raise CallTimeoutError(
                 f"{self.label or 'the call'} has not finished within {timeout:g} s{why}; "
                 f"it goes on, and get() can be called again"
             )
-        if self._value is _PENDING and self._runtime.unshown:
+        if self._value is _PENDING and self._node.waits.unshown:
             # What the call has printed is shown before its result is read.
-            self._runtime.await_shown()
+            self._node.waits.await_shown()
         return self._outcome(deadline)
 
     def result(self, timeout: float | None = None) -> R:
@@ -147,7 +147,7 @@ class Future(Generic[R]):
                 pass
 
         self._when_done(arrived)
-        self._runtime.awaited(self, future)
+        self._node.waits.awaited(self, future)
         return future
 
     def add_done_callback(self, callback: Callable[[Future[R]], None]) -> None:
@@ -156,7 +156,7 @@ class Future(Generic[R]):
         All such functions of a process run one after the other in a thread of their own, in the order in which the
         futures are done. So they may wait for other futures. The traceback of one that raises is written to stderr.
         """
-        if self.done and not self._runtime.pump.receives_here():
+        if self.done and not self._node.pump.receives_here():
             _call(callback, self)
         else:
             self._when_done(partial(_call_later, callback))
@@ -174,7 +174,7 @@ class Future(Generic[R]):
                 callback = _nothing
         if callback is _nothing:
             # Nobody waits in the way that would receive the answer, so the background does.
-            self._runtime.pump.background()
+            self._node.pump.background()
         else:
             callback(self)
 
@@ -185,7 +185,7 @@ class Future(Generic[R]):
         with self._lock:
             self.done = True
             callbacks, self._callbacks = self._callbacks, None
-        self._runtime.pump.notify(self)
+        self._node.pump.notify(self)
         for callback in callbacks or ():
             try:
                 callback(self)
@@ -250,10 +250,10 @@ class Future(Generic[R]):
             return True
 
     def _wait_for_maker(self, deadline: float | None) -> None:
-        onlooker = _Onlooker(self._runtime, f"another thread, which unpickles the result of {self.label or 'a call'}")
+        onlooker = _Onlooker(self._node, f"another thread, which unpickles the result of {self.label or 'a call'}")
         if not self._look_on(onlooker.tell):
             return
-        if not self._runtime.wait(onlooker, None if deadline is None else max(0.0, deadline - time.monotonic())):
+        if not self._node.wait(onlooker, None if deadline is None else max(0.0, deadline - time.monotonic())):
             raise CallTimeoutError(
                 f"the answer to {self.label or 'the call'} is there, but another thread has not finished unpickling it "
                 f"in time; get() can be called again"
@@ -279,7 +279,7 @@ def _nothing(_: Any) -> None:
 
 
 def _call_later(callback: Callable[[Future[R]], None], future: Future[R]) -> None:
-    future._runtime.lanes.post("callbacks", partial(_call, callback, future))  # pyright: ignore[reportPrivateUsage]
+    future._node.lanes.post("callbacks", partial(_call, callback, future))  # pyright: ignore[reportPrivateUsage]
 
 
 def _call(callback: Callable[[Future[R]], None], future: Future[R]) -> None:
@@ -295,17 +295,17 @@ def _call(callback: Callable[[Future[R]], None], future: Future[R]) -> None:
 class _Onlooker:
     """Waits until another thread has made a value."""
 
-    __slots__ = ("_runtime", "done", "label", "thread")
+    __slots__ = ("_node", "done", "label", "thread")
 
-    def __init__(self, runtime: Runtime, label: str) -> None:
-        self._runtime = runtime
+    def __init__(self, node: Node, label: str) -> None:
+        self._node = node
         self.label = label
         self.done = False
         self.thread: Turn | None = None
 
     def tell(self) -> None:
         self.done = True
-        self._runtime.pump.notify(self)
+        self._node.pump.notify(self)
 
 
 class Promise(Future[R]):
@@ -313,8 +313,8 @@ class Promise(Future[R]):
 
     __slots__ = ("_completer",)
 
-    def __init__(self, runtime: Runtime, label: str = "") -> None:
-        super().__init__(runtime, label)
+    def __init__(self, node: Node, label: str = "") -> None:
+        super().__init__(node, label)
         self._completer: Callable[[], R] | None = None
 
     def complete(self, make: Callable[[], R]) -> None:
@@ -337,15 +337,15 @@ class Ready(Future[R]):
 
     __slots__ = ()
 
-    def __init__(self, runtime: Runtime, label: str, value: Any, error: BaseException | None = None) -> None:
-        super().__init__(runtime, label)
+    def __init__(self, node: Node, label: str, value: Any, error: BaseException | None = None) -> None:
+        super().__init__(node, label)
         self._value, self._error = value, error
         self.done = True
 
 
-def in_thread(runtime: Runtime, label: str, work: Callable[[], R]) -> Promise[R]:
+def in_thread(node: Node, label: str, work: Callable[[], R]) -> Promise[R]:
     """A future of what a function returns that waits for other futures, in a thread of its own."""
-    promise: Promise[R] = Promise(runtime, label)
+    promise: Promise[R] = Promise(node, label)
     judges = judging.get()
 
     def run() -> None:
@@ -362,16 +362,16 @@ def in_thread(runtime: Runtime, label: str, work: Callable[[], R]) -> Promise[R]
     return promise
 
 
-def to_its_end(runtime: Runtime, label: str, work: Callable[[], R]) -> R:
+def to_its_end(node: Node, label: str, work: Callable[[], R]) -> R:
     """Does what must not be left half done: an interrupt of who waits for it here does not reach it."""
     # It is done on behalf of the same actor.
     here = copy_context()
-    return in_thread(runtime, label, lambda: here.run(work)).get()
+    return in_thread(node, label, lambda: here.run(work)).get()
 
 
 def then(source: Future[S], label: str, make: Callable[[], R]) -> Promise[R]:
     """A future that is done when another is; its result is what the function then returns or raises."""
-    promise: Promise[R] = Promise(source._runtime, label)  # pyright: ignore[reportPrivateUsage]
+    promise: Promise[R] = Promise(source._node, label)  # pyright: ignore[reportPrivateUsage]
     source._when_done(lambda _: promise.complete(make))  # pyright: ignore[reportPrivateUsage]
     return promise
 

@@ -15,7 +15,7 @@ from monarch._wire.messages import ERROR, FAILED, Dead, Reply
 from monarch.exceptions import ActorError, DeviceMeshError, ProtocolError, SpawnError, StoppedError, SupervisionError
 
 if TYPE_CHECKING:
-    from monarch._node.node import Runtime
+    from monarch._node.node import Node
     from monarch._node.peers import Peer
     from monarch._supervision.fail_fast import Party
     from monarch._wire.receiving.loop import Waiter
@@ -44,7 +44,7 @@ class Gather(Future[R]):
     """Collects one reply from each of some actors, and is done when it has all.
 
     Args:
-        runtime: of this process.
+        node: of this process.
         targets: the procs of the actors, in the order of their positions in the addressed view.
         extent: of that view.
         mesh: name of the mesh, for errors.
@@ -76,7 +76,7 @@ class Gather(Future[R]):
 
     def __init__(
         self,
-        runtime: Runtime,
+        node: Node,
         targets: Sequence[Peer],
         extent: Extent,
         mesh: str,
@@ -85,7 +85,7 @@ class Gather(Future[R]):
         actor: str = "",
         patient: bool = False,
     ) -> None:
-        super().__init__(runtime, "")
+        super().__init__(node, "")
         self.targets = targets
         self.extent = extent
         self.mesh = mesh
@@ -108,7 +108,7 @@ class Gather(Future[R]):
         """What to look at again when another one has answered."""
         self.watched = not patient
         """Whether others are looked after once one of its ranks has failed."""
-        self.port = runtime.open_port(self)
+        self.port = node.ports.open(self)
 
     def check(self) -> None:
         """Takes note of procs that died while the call was being sent."""
@@ -147,12 +147,12 @@ class Gather(Future[R]):
             complete = not self._left
         if reply.status and self.actor and self.watched:
             # Others may wait for it.
-            self._runtime.watch.failed(self, reply.rank)
+            self._node.watch.failed(self, reply.rank)
         if complete:
-            self._runtime.close_port(self.port)
+            self._node.ports.close(self.port)
             self._complete()
         elif self.waiter is not None:
-            self._runtime.pump.notify(self.waiter)
+            self._node.pump.notify(self.waiter)
 
     def _complete(self) -> None:
         if self.party is not None:
@@ -176,7 +176,7 @@ class Gather(Future[R]):
     def outcomes(self) -> dict[int, Any]:
         """The values so far of those that have failed with a value, by position."""
         return {
-            position: self._runtime.load(reply, frames)
+            position: self._node.bulk.load(reply, frames)
             for position, reply, frames in self._replied()
             if reply.status == FAILED
         }
@@ -200,11 +200,11 @@ class Gather(Future[R]):
                     waited = True
             complete = waited and not self._left
         if complete:
-            self._runtime.close_port(self.port)
+            self._node.ports.close(self.port)
             self._complete()
         elif waited and not self._patient:
             # Those that answer at the same time are heard; nobody waits for the others to tell of a death.
-            self._runtime.pump.call_later(_HEARING, self._give_up)
+            self._node.pump.call_later(_HEARING, self._give_up)
         return waited
 
     def fail(self, uid: str, key: str, why: str) -> bool:
@@ -227,7 +227,7 @@ class Gather(Future[R]):
                 return
             self.unanswered = self.waits_for()
             self._left = 0
-        self._runtime.close_port(self.port)
+        self._node.ports.close(self.port)
         self._complete()
 
     def waits_for(self) -> list[Peer]:
@@ -241,7 +241,7 @@ class Gather(Future[R]):
         if not ranks:
             return ""
         text = f": {describe_ranks(ranks, len(self._replies))} did not answer"
-        silence = self._runtime.silence
+        silence = self._node.liveness
         if silence is not None:
             said = [f"rank {rank}, which {why}" for rank in ranks if (why := silence.text(self.targets[rank].proc))]
             text += "".join(f" ({each})" for each in said[:8])
@@ -270,10 +270,10 @@ class Gather(Future[R]):
                 values.append(None)
             elif reply.status != ERROR:
                 try:
-                    values.append(self._runtime.load(reply, frames))
+                    values.append(self._node.bulk.load(reply, frames))
                 except Exception:
                     # It is reported where it is read, so that the values of the others can be had.
-                    values.append(Deferred(_Load(self._runtime, reply, frames)))
+                    values.append(Deferred(_Load(self._node, reply, frames)))
             else:
                 failures[rank] = unpack_failure(reply.body)
                 values.append(None)
@@ -320,13 +320,13 @@ def replaced(reply: Reply, targets: Sequence[Peer], label: str) -> Reply:
 
 
 class _Load:
-    __slots__ = ("_frames", "_reply", "_runtime")
+    __slots__ = ("_frames", "_reply", "_node")
 
-    def __init__(self, runtime: Runtime, reply: Reply, frames: Sequence[bytes]) -> None:
-        self._runtime, self._reply, self._frames = runtime, reply, frames
+    def __init__(self, node: Node, reply: Reply, frames: Sequence[bytes]) -> None:
+        self._node, self._reply, self._frames = node, reply, frames
 
     def __call__(self) -> Any:
-        return self._runtime.load(self._reply, self._frames)
+        return self._node.bulk.load(self._reply, self._frames)
 
 
 def died(

@@ -11,7 +11,7 @@ from monarch._wire.descriptors import AGENT_NEED, RESERVE, limit_of, remedy, res
 from monarch.exceptions import LimitError
 
 if TYPE_CHECKING:
-    from monarch._node.node import Runtime
+    from monarch._node.node import Node
 
 OWNER_NEED = 3
 """Descriptors that a rank of the same host takes in the process that owns it: a socket, its wake-up, a connection."""
@@ -34,21 +34,21 @@ def check_session() -> None:
         )
 
 
-def check_room(runtime: Runtime, counts: Mapping[str, int]) -> None:
+def check_room(node: Node, counts: Mapping[str, int]) -> None:
     """Raise LimitError if this process, or the agent of its host, has no room for more ranks.
 
     Agents of other hosts look for themselves when they are asked.
 
     Args:
-        runtime: of this process.
+        node: of this process.
         counts: how many ranks are to be started, by host id.
     """
-    count = counts.get(runtime.host, 0)
+    count = counts.get(node.host, 0)
     if not count:
         return
-    coming = sum(1 for peer in list(runtime.peers.values()) if peer.starting and peer.host == runtime.host)
+    coming = sum(1 for peer in list(node.peers.known.values()) if peer.starting and peer.host == node.host)
     rooms = [_Room("this program", OWNER_NEED, limit_of(), reserve.free() - RESERVE - coming * OWNER_NEED)]
-    pid = _agent_of(runtime)
+    pid = _agent_of(node)
     # It may have died just now, or hide what it has open; the agent looks for itself as well.
     with suppress(OSError):
         limit = limit_of(pid or None)
@@ -77,8 +77,8 @@ class _Room(NamedTuple):
     free: int
 
 
-def _agent_of(runtime: Runtime) -> int:
+def _agent_of(node: Node) -> int:
     """The pid of the agent of this host; 0 if none runs."""
-    if runtime.config is not None:
+    if node.config is not None:
         return os.getppid()
-    return runtime.session.agent_pid if runtime.session is not None else 0
+    return node.session.agent_pid if node.session is not None else 0

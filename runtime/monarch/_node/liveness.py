@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from monarch._core.roster import split_proc
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 from monarch._node.service import service
 from monarch._procs.session_folder import host_of
 from monarch._supervision.behind import Behind
@@ -44,15 +44,15 @@ class Silence:
         since: of the processes that do not answer, the time of the first question that was not answered.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._behind = Behind(runtime)
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._behind = Behind(node)
         self.bounds: dict[str, float] = {}
         self.since: dict[str, float] = {}
         self._asked: dict[str, float] = {}
         self._ticking = False
         self._port = 0
-        runtime.at_death.append(self.forget)
+        node.events.proc_died.append(self.forget)
 
     def watch(self, uid: str, bound: float | None) -> None:
         """Watches a mesh from now on."""
@@ -60,39 +60,39 @@ class Silence:
         self.bounds[uid] = USUAL if bound is None else bound
         if not self._ticking:
             self._ticking = True
-            self._runtime.pump.call_later(_EVERY, self._tick)
+            self._node.pump.call_later(_EVERY, self._tick)
 
     def _tick(self) -> None:
-        runtime, now = self._runtime, time.monotonic()
-        if runtime.closed:
+        node, now = self._node, time.monotonic()
+        if node.closed:
             return
         self._behind.tick(now)
-        self.ask(runtime.waited_for(), now)
+        self.ask(node.ports.waited_for(), now)
         for proc, asked in list(self._asked.items()):
             if proc not in self.since and now - asked >= self.bounds.get(split_proc(proc)[0], USUAL):
                 self.since[proc] = asked
                 # Of a process on another host it is not known.
-                lives = "it lives, and " if proc in runtime.pids else ""
+                lives = "it lives, and " if proc in node.peers.pids else ""
                 self._say(f"{self._title(proc)} {self.text(proc)}; {lives}its calls wait")
-        runtime.pump.call_later(min([_EVERY, *self.bounds.values()]), self._tick)
+        node.pump.call_later(min([_EVERY, *self.bounds.values()]), self._tick)
 
     def ask(self, procs: Iterable[str], now: float) -> None:
         """Asks those that have no question open."""
-        runtime = self._runtime
+        node = self._node
         if not self._port:
-            self._port = runtime.open_port(self)
+            self._port = node.ports.open(self)
         for proc in procs:
             if proc not in self._asked and split_proc(proc)[0] in self.bounds and self._listens(proc):
                 self._asked[proc] = now
-                ask = m.Ask(runtime.proc, self._port, b"", "monarch._node.liveness:here", _NOTHING)
-                runtime.peer(proc).send(m.encode(ask))
+                ask = m.Ask(node.proc, self._port, b"", "monarch._node.liveness:here", _NOTHING)
+                node.peers.get(proc).send(m.encode(ask))
 
     def _listens(self, proc: str) -> bool:
         """One that is still being started has nothing to answer with."""
-        peer = self._runtime.peers.get(proc)
+        peer = self._node.peers.known.get(proc)
         if peer is None or peer.starting:
             return False
-        return host_of(proc) != self._runtime.host or proc in self._runtime.pids
+        return host_of(proc) != self._node.host or proc in self._node.peers.pids
 
     def look(self, procs: Sequence[str], patience: float) -> None:
         """Learns within some seconds who answers now."""
@@ -100,7 +100,7 @@ class Silence:
         self.ask(procs, begun)
         waiting = _Answers(self, set(procs) & self._asked.keys())
         self._looks = waiting
-        self._runtime.pump.wait(waiting, patience)
+        self._node.pump.wait(waiting, patience)
         for proc in waiting.left():
             self.since.setdefault(proc, self._asked.get(proc, begun))
 
@@ -113,7 +113,7 @@ class Silence:
         if since is not None and time.monotonic() - since >= self.bounds.get(split_proc(reply.src)[0], USUAL):
             self._say(f"{self._title(reply.src)} answers again")
         if self._looks is not None and self._looks.done:
-            self._runtime.pump.notify(self._looks)
+            self._node.pump.notify(self._looks)
 
     def forget(self, proc: str) -> None:
         """It has died, which is something else."""
@@ -125,7 +125,7 @@ class Silence:
         since = self.since.get(proc)
         if since is None:
             return ""
-        pid = self._runtime.pids.get(proc, 0)
+        pid = self._node.peers.pids.get(proc, 0)
         why = ""
         with suppress(OSError, IndexError):
             with open(f"/proc/{pid}/stat") as file:
@@ -135,7 +135,7 @@ class Silence:
 
     def _title(self, proc: str) -> str:
         uid, rank = split_proc(proc)
-        return f"rank {rank} of {self._runtime.proc_meshes.get(uid, (uid, ''))[0]}"
+        return f"rank {rank} of {self._node.proc_meshes.get(uid, (uid, ''))[0]}"
 
     def _say(self, text: str) -> None:
         tell(f"monarch: {text}")

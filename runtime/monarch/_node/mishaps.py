@@ -14,14 +14,14 @@ from monarch._wire.receiving.aside import tell
 from monarch.exceptions import MonarchError
 
 if TYPE_CHECKING:
-    from monarch._node.node import Runtime
+    from monarch._node.node import Node
 
 
 class Mishaps:
     """Errors of this process's own handlers, and messages that it cannot understand. Any thread may use it."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, node: Node) -> None:
+        self._node = node
         self._seldom = Seldom()
 
     def undecodable(self, error: Exception) -> None:
@@ -30,12 +30,12 @@ class Mishaps:
 
     def failed(self, message: m.AnyMessage, error: Exception) -> None:
         """Answer a message whose handler has raised; where nobody waits for an answer, the program is told."""
-        runtime = self._runtime
+        node = self._node
         match message:
             case m.Call():
-                _refuse(runtime, message, error)
+                _refuse(node, message, error)
             case m.Create() | m.Halt() | m.Ask() if message.port:
-                runtime.answer(message.src, message.port, message.view, m.ERROR, _packed(error))
+                node.replies.answer(message.src, message.port, message.view, m.ERROR, _packed(error))
             case _:
                 self._note(type(message).__name__, error)
 
@@ -56,31 +56,31 @@ class Mishaps:
 
     def _note(self, what: str, error: Exception) -> None:
         """Tell the program of it: now and then, if it comes again and again."""
-        runtime, where = self._runtime, _place(error)
+        node, where = self._node, _place(error)
         count = self._seldom.count(f"{what} {type(error).__name__} {where}")
         if not count:
             return
         text = f"{what} was dropped: {type(error).__name__}: {error}".splitlines()[0][:500]
-        if runtime.proc == runtime.root:
-            self._say(runtime.proc, f"{text} ({where})", count)
+        if node.proc == node.root:
+            self._say(node.proc, f"{text} ({where})", count)
             return
         failure = m.Failure("internal", text + _times(count), where, traceback.format_exc()[-10_000:], None, False)
-        runtime.peer(runtime.root).send(m.encode(m.Fault(runtime.proc, m.INTERNAL, runtime.rank, m.encode(failure))))
+        node.peers.get(node.root).send(m.encode(m.Fault(node.proc, m.INTERNAL, node.rank, m.encode(failure))))
 
     def _say(self, proc: str, text: str, count: int) -> None:
         uid, rank = split_proc(proc)
-        mesh = self._runtime.proc_meshes.get(uid, (uid, ""))[0]
-        who = f"rank {rank} of {mesh}" if uid else "this program" if proc == self._runtime.proc else proc
+        mesh = self._node.proc_meshes.get(uid, (uid, ""))[0]
+        who = f"rank {rank} of {mesh}" if uid else "this program" if proc == self._node.proc else proc
         tell(f"monarch: internal error in {who}: {text}{_times(count)}")
 
 
-def _refuse(runtime: Runtime, call: m.Call, error: Exception) -> None:
+def _refuse(node: Node, call: m.Call, error: Exception) -> None:
     """Answer a call that could not be delivered; its cost is given back all the same."""
-    runtime.has_finished(call.src, call.cost, bool(call.port))
+    node.replies.finished(call.src, call.cost, bool(call.port))
     if call.port:
-        runtime.answer(call.src, call.port, call.view, m.ERROR, _packed(error))
+        node.replies.answer(call.src, call.port, call.view, m.ERROR, _packed(error))
     else:
-        runtime.peer(call.src).send(m.encode(m.Fault(runtime.proc, call.actor, runtime.rank, _packed(error))))
+        node.peers.get(call.src).send(m.encode(m.Fault(node.proc, call.actor, node.rank, _packed(error))))
 
 
 def _packed(error: Exception) -> bytes:

@@ -74,7 +74,7 @@ class Supervising(Protocol):
     def left(self, uid: str, rank: int) -> None: ...
 
 
-class Runtime(Bulk, Reach):
+class Node(Bulk, Reach):
     """What a process of a session has. It receives once its pump is started, when all that messages need is there.
 
     Args:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from monarch._core.roster import split_proc
 
 if TYPE_CHECKING:
-    from monarch._node.node import Runtime
+    from monarch._node.node import Node
     from monarch._node.peers import Peer
     from monarch._supervision.fail_fast import Party
     from monarch._wire import messages as m
@@ -31,7 +31,7 @@ class Watched(Protocol):
     @property
     def unread(self) -> bool: ...
     @property
-    def _runtime(self) -> Runtime: ...
+    def _node(self) -> Node: ...
     def waits_for(self) -> list[Peer]: ...
     def failed_positions(self) -> list[int]: ...
     def base_rank(self, position: int) -> int: ...
@@ -41,7 +41,7 @@ class Owed:
     """A call whose answers go somewhere one by one; fail fast watches over it as over a Gather.
 
     Args:
-        runtime: of this process.
+        node: of this process.
         view: the mesh that was addressed.
         targets: the procs of its actors.
     """
@@ -53,8 +53,8 @@ class Owed:
     watched = True
     """Whether others are looked after if it fails."""
 
-    def __init__(self, runtime: Runtime, view: Any, targets: Sequence[Peer]) -> None:
-        self._runtime = runtime
+    def __init__(self, node: Node, view: Any, targets: Sequence[Peer]) -> None:
+        self._node = node
         self.view = view
         self.actor: str = view._key
         self.targets = list(targets)
@@ -77,10 +77,10 @@ class Owed:
         """An answer has come, or will not come; with the last one the port is closed, if it may be."""
         self.owed.discard(position)
         if not self.owed and closes:
-            self._runtime.close_port(self.port)
+            self._node.ports.close(self.port)
         if failed:
             self._failed.add(position)
-            self._runtime.watch.failed(self, position)
+            self._node.watch.failed(self, position)
         if not self.owed and self.party is not None:
             self.party.completed()
 
@@ -113,8 +113,8 @@ class Unanswered(Owed):
     It is over when its ranks are seen to run nothing of the kind any more.
     """
 
-    def __init__(self, runtime: Runtime, view: Any, targets: Sequence[Peer], failed: set[int]) -> None:
-        super().__init__(runtime, view, targets)
+    def __init__(self, node: Node, view: Any, targets: Sequence[Peer], failed: set[int]) -> None:
+        super().__init__(node, view, targets)
         self.owed -= failed
         self._failed = set(failed)
 

@@ -15,7 +15,7 @@ from monarch._wire.messages import Cast, Dead, Route, encode, pack
 from monarch._wire.pickling import SHARED
 
 if TYPE_CHECKING:
-    from monarch._node.node import Runtime
+    from monarch._node.node import Node
     from monarch._wire.receiving.loop import Turn
 
 __all__ = ["WINDOW", "Gateway", "IpcPeer", "LocalPeer", "Peer", "RemotePeer", "Shape", "Targets", "cost_of"]
@@ -35,8 +35,8 @@ class Peer:
 
     __slots__ = ("dead", "host", "proc", "runtime", "starting", "thread", "window")
 
-    def __init__(self, runtime: Runtime, proc: str) -> None:
-        self.runtime = runtime
+    def __init__(self, node: Node, proc: str) -> None:
+        self.node = node
         self.proc = proc
         self.host = host_of(proc)
         # Set once, by the receiving thread; any thread reads it.
@@ -66,12 +66,12 @@ class Peer:
     def finished(self, total: int) -> None:
         """It has finished messages of this process, of that cost in all."""
         if self.window.finished(total):
-            self.runtime.pump.notify(self)
+            self.node.pump.notify(self)
 
     def give_back(self, cost: int) -> None:
         """Room that was reserved for a message is not needed."""
         if self.window.give_back(cost):
-            self.runtime.pump.notify(self)
+            self.node.pump.notify(self)
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
         """Sends a message, whatever the window."""
@@ -86,7 +86,7 @@ class Peer:
         self.dead = dead
         self.window.open()
         self.starting = False
-        self.runtime.pump.notify(self)
+        self.node.pump.notify(self)
 
 
 class LocalPeer(Peer):
@@ -96,7 +96,7 @@ class LocalPeer(Peer):
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
         # What came beside it is shared with those that it is still being sent to, and the actor may write to it.
-        self.runtime.on_message(frame, [memoryview(bytearray(part)) for part in more])
+        self.node.dispatch.deliver(frame, [memoryview(bytearray(part)) for part in more])
 
 
 class GonePeer(Peer):
@@ -104,8 +104,8 @@ class GonePeer(Peer):
 
     __slots__ = ()
 
-    def __init__(self, runtime: Runtime, proc: str, dead: Dead | None = None) -> None:
-        super().__init__(runtime, proc)
+    def __init__(self, node: Node, proc: str, dead: Dead | None = None) -> None:
+        super().__init__(node, proc)
         self.dead = dead
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
@@ -117,20 +117,20 @@ class IpcPeer(Peer):
 
     __slots__ = ("_early", "_link")
 
-    def __init__(self, runtime: Runtime, proc: str, starting: bool = False) -> None:
-        super().__init__(runtime, proc)
+    def __init__(self, node: Node, proc: str, starting: bool = False) -> None:
+        super().__init__(node, proc)
         # Connecting before it listens would cost a retry's pause.
         self._early: deque[tuple[bytes, Sequence[Any]]] | None = deque() if starting else None
         self._link: Link | None = None if starting else self._connect()
 
     def _connect(self) -> Link:
-        runtime = self.runtime
-        return Link(runtime.context, ipc_address(runtime.folder, self.proc), runtime.hello)
+        node = self.node
+        return Link(node.context, ipc_address(node.folder, self.proc), node.hello)
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
         link = self._link
         if link is None:
-            with self.runtime.peer_lock:
+            with self.node.peers.lock:
                 if self._early is not None:
                     self._early.append((frame, more))
                     return
@@ -144,7 +144,7 @@ class IpcPeer(Peer):
         if self._early is None:
             return
         link = self._connect()
-        with self.runtime.peer_lock:
+        with self.node.peers.lock:
             # A __del__ that runs in the middle of this adds to what is early, which keeps the order.
             while self._early:
                 link.send(*self._early.popleft())
@@ -157,7 +157,7 @@ class IpcPeer(Peer):
 
     def end(self, dead: Dead) -> None:
         super().end(dead)
-        with self.runtime.peer_lock:
+        with self.node.peers.lock:
             self._early = None
         if self._link is not None:
             self._link.close()
@@ -169,8 +169,8 @@ class RemotePeer(Peer):
 
     __slots__ = ("_gateway",)
 
-    def __init__(self, runtime: Runtime, proc: str, gateway: Gateway) -> None:
-        super().__init__(runtime, proc)
+    def __init__(self, node: Node, proc: str, gateway: Gateway) -> None:
+        super().__init__(node, proc)
         self._gateway = gateway
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
@@ -245,7 +245,7 @@ class Targets:
 
     __slots__ = ("far", "near", "peers", "shape", "version")
 
-    def __init__(self, runtime: Runtime, peers: Iterable[Peer], shape: Shape, version: int) -> None:
+    def __init__(self, node: Node, peers: Iterable[Peer], shape: Shape, version: int) -> None:
         self.shape = shape
         self.version = version
         self.peers = list(peers)
@@ -256,4 +256,4 @@ class Targets:
                 hosts.setdefault(peer.host, []).append(peer.proc)
             else:
                 self.near.append(peer)
-        self.far = [(runtime.gateway(host), procs) for host, procs in hosts.items()]
+        self.far = [(node.hosts.gateway(host), procs) for host, procs in hosts.items()]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from monarch._core.flow import FinishedStatistics, WindowStatistics
-from monarch._node.current import get_runtime
-from monarch._node.node import Runtime
+from monarch._node.current import current_node
+from monarch._node.node import Node
 from monarch._node.service import service
 
 
@@ -31,19 +31,21 @@ class Statistics(NamedTuple):
     """Messages that could not be handled, by kind."""
 
 
-def statistics_of(runtime: Runtime) -> Statistics:
+def statistics_of(node: Node) -> Statistics:
     """The counts of a process, which may have changed since."""
-    sinks = dict(runtime.ports)
-    peers = list(runtime.peers.values())
+    sinks = dict(node.ports.sinks)
+    peers = list(node.peers.known.values())
     return Statistics(
         windows={peer.proc: peer.window.statistics() for peer in peers if peer.dead is None and peer.sent},
-        finished={proc: finished.statistics() for proc, finished in list(runtime._finished.items())},
-        pending={port: gather.label for port, gather in list(runtime._gathers.items()) if hasattr(gather, "waits_for")},
+        finished={proc: finished.statistics() for proc, finished in list(node.replies.counts.items())},
+        pending={
+            port: gather.label for port, gather in list(node.ports.gathers.items()) if hasattr(gather, "waits_for")
+        },
         ports={port: type(sink).__name__ for port, sink in sinks.items()},
-        verdicts=runtime.oversight.open_verdicts(),
-        mapped=runtime._mapped,
-        waiting_for_memory=len(runtime._spaces),
-        mishaps=runtime.mishaps.statistics(),
+        verdicts=node.oversight.open_verdicts(),
+        mapped=node.bulk.mapped,
+        waiting_for_memory=len(node.bulk.spaces),
+        mishaps=node.mishaps.statistics(),
     )
 
 
@@ -53,18 +55,18 @@ def account_of(proc: str) -> tuple[int, int] | None:
 
     Together that is what the other one has sent; None if it changes too fast to be counted.
     """
-    runtime = get_runtime()
+    node = current_node()
     held: dict[int, int] = {}
-    finished = runtime._finished.get(proc)
+    finished = node.replies.counts.get(proc)
     total = finished.statistics().total if finished is not None else 0
     try:
-        for cell in list(runtime.actors.values()):
+        for cell in list(node.actors.values()):
             _add(
                 held,
                 proc,
                 [*cell.queue, *cell.turns.tasks.values(), *(each for each, _ in cell.turns.waiting), cell.running],
             )
-        for waiting in list(runtime._early.values()):
+        for waiting in list(node._early.values()):
             _add(held, proc, [call for call, _ in waiting])
     except (RuntimeError, AttributeError):
         # A queue has changed meanwhile; or an actor of the program's own, which has none.

@@ -9,7 +9,7 @@ import re
 import sys
 from typing import Any
 
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.service import service
 
 _NAME = re.compile(r"([A-Za-z_][A-Za-z_0-9.]*)?$")
@@ -35,7 +35,7 @@ def inspect_here(name: str, key: str) -> str | None:
 
 def _variables(key: str) -> dict[str, Any]:
     variables = sys.modules["__main__"].__dict__
-    cell = get_runtime().actors.get(key) if key else None
+    cell = current_node().actors.get(key) if key else None
     return variables if cell is None else {**variables, "self": cell.instance}
 
 

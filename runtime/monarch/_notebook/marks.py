@@ -6,7 +6,7 @@ import ast
 import re
 from typing import Any
 
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._procs.rank.cell_marker import Mark
 
 _NAME = "__mark__"
@@ -38,8 +38,8 @@ def prepare() -> Mark:
     """The file for the notes of this process."""
     global _mark
     if _mark is None:
-        runtime = get_runtime()
-        _mark = Mark(runtime.folder, runtime.proc)
+        node = current_node()
+        _mark = Mark(node.folder, node.proc)
     return _mark
 
 

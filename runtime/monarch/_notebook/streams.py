@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from monarch._node.current import get_runtime, has_runtime
+from monarch._node.current import current_node, has_node
 from monarch._node.node import current
 from monarch._procs.rank.text_streams import RankText
 
@@ -56,19 +56,19 @@ class CellText(RankText):
             self._send(rest, origin)
 
     def _send(self, text: str, origin: Any) -> None:
-        if not has_runtime():
+        if not has_node():
             # A fork of this rank: its output is captured as the parent's is.
             with _lock:
                 super().write(text)
             return
-        runtime = get_runtime()
-        busy = next(((cell, cell.running) for cell in list(runtime.actors.values()) if cell.running), None)
+        node = current_node()
+        busy = next(((cell, cell.running) for cell in list(node.actors.values()) if cell.running), None)
         # What was printed before is the call's that runs. This may wait for the program to take it.
-        _send_as(busy, runtime.idle)
+        _send_as(busy, node.idle)
         with _lock:
-            _send_as(busy, runtime.send_printed)
+            _send_as(busy, node.send_printed)
             super().write(text)
-            _send_as(origin, runtime.send_printed)
+            _send_as(origin, node.send_printed)
 
 
 def _count_threads(change: int) -> None:

@@ -10,10 +10,10 @@ from monarch._actors.actor import Actor
 from monarch._core.shapes.extent import Extent
 from monarch._meshes.actor_mesh import ActorMesh
 from monarch._meshes.proc_mesh import this_proc
-from monarch._node.current import get_runtime, open_runtime
+from monarch._node.current import current_node, open_node
 from monarch._node.future import Future, in_thread
 from monarch._node.gather import Gather
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 from monarch._node.remote_errors import pack_failure
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
@@ -34,18 +34,18 @@ def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) 
         args: for its constructor; left out of account if it is there already.
         kwargs: likewise.
     """
-    runtime = open_runtime()
-    if runtime.config is None:
-        return in_thread(runtime, f"controller {name!r}", lambda: cast("A", _local(name, cls, args, kwargs)))
+    node = open_node()
+    if node.config is None:
+        return in_thread(node, f"controller {name!r}", lambda: cast("A", _local(name, cls, args, kwargs)))
     # The program has an actor for this, known by its key in every process.
     gather: Gather[Any] = Gather(
-        runtime, [runtime.peer(runtime.root)], Extent((), ()), "controllers", "get", lambda _, values: values[0]
+        node, [node.peers.get(node.root)], Extent((), ()), "controllers", "get", lambda _, values: values[0]
     )
     body, buffers = dumps(((name, cls, args, kwargs), {}))
-    bulk = runtime.put(buffers, [runtime.root]) if buffers else None
+    bulk = node.bulk.put(buffers, [node.root]) if buffers else None
     frames = 0 if bulk else len(buffers)
-    call = m.Call(runtime.proc, CONTROLLERS, "get", gather.port, m.pack(((), 0, (), ())), "", 0, body, bulk, frames)
-    runtime.peer(runtime.root).send(m.encode(call), () if bulk else buffers)
+    call = m.Call(node.proc, CONTROLLERS, "get", gather.port, m.pack(((), 0, (), ())), "", 0, body, bulk, frames)
+    node.peers.get(node.root).send(m.encode(call), () if bulk else buffers)
     return cast("Future[A]", gather)
 
 
@@ -58,7 +58,7 @@ class _Named(NamedTuple):
 
 def _local(name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ActorMesh:
     with _lock:
-        named = _controllers.setdefault(get_runtime().proc, {}).setdefault(name, _Named(threading.Lock(), []))
+        named = _controllers.setdefault(current_node().proc, {}).setdefault(name, _Named(threading.Lock(), []))
     # A lock for each name, since the constructor of one may ask for another.
     with named.lock:
         if not named.made:
@@ -81,8 +81,8 @@ class Desk:
 
     running = None
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, node: Node) -> None:
+        self._node = node
 
     def deliver(self, call: m.Call, more: Sequence[Any]) -> None:
         """Takes the message of a rank."""
@@ -92,12 +92,12 @@ class Desk:
         """It is never what a circle of actors waits for."""
 
     def _answer(self, call: m.Call, more: Sequence[Any]) -> None:
-        runtime = self._runtime
-        runtime.has_finished(call.src, call.cost, True)
+        node = self._node
+        node.replies.finished(call.src, call.cost, True)
         try:
-            (name, cls, args, kwargs), _ = runtime.load(call, more)
+            (name, cls, args, kwargs), _ = node.bulk.load(call, more)
             body = dumps(_local(name, cls, args, kwargs))[0]
         except BaseException as error:
-            runtime.reply(call.src, call.port, 0, m.ERROR, pack_failure(error, isinstance(error, MonarchError)))
+            node.replies.send(call.src, call.port, 0, m.ERROR, pack_failure(error, isinstance(error, MonarchError)))
         else:
-            runtime.reply(call.src, call.port, 0, m.RESULT, body)
+            node.replies.send(call.src, call.port, 0, m.RESULT, body)

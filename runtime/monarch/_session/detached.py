@@ -19,10 +19,10 @@ from monarch._meshes.host_mesh import HostMesh, _SharedHosts
 from monarch._meshes.proc_mesh import ProcMesh, _Shared
 from monarch._meshes.starting import Starting
 from monarch._node.asking import ask_proc
-from monarch._node.current import open_runtime
+from monarch._node.current import open_node
 from monarch._node.future import Future, Ready
 from monarch._node.liveness import Silence
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 from monarch._node.rank_config import ActorSpec, RankConfig
 from monarch._node.remote_errors import unpack_failure
 from monarch._procs.agent.detached import KeptConfig
@@ -59,7 +59,7 @@ class KeptHosts(HostMesh):
         how = (starting.variables, dict(starting.of_ranks), starting.want_spares, shared.roles)
         told = dumps((*how, shared.supervision.restart))[0]
         body = m.pack([shared.procs.uid, told])
-        self._runtime.to_agent(self._hosts[0], m.Ask(self._runtime.proc, 0, b"", "tell", body))
+        self._node.peers.to_agent(self._hosts[0], m.Ask(self._node.proc, 0, b"", "tell", body))
         return mesh
 
 
@@ -77,7 +77,7 @@ class Kept:
         problems: what could not be had, each in words.
     """
 
-    def __init__(self, record: Record, runtime: Runtime) -> None:
+    def __init__(self, record: Record, node: Node) -> None:
         self.name = record.name
         self.seconds = record.seconds
         self.procs: list[ProcMesh] = []
@@ -86,14 +86,14 @@ class Kept:
         self.dropped = 0
         self.problems: list[str] = []
         self._record = record
-        self._runtime = runtime
+        self._node = node
         region = Region((), 0, (), ())
-        self.hosts = KeptHosts((record.host,), region, runtime, _SharedHosts(self.end, region))
+        self.hosts = KeptHosts((record.host,), region, node, _SharedHosts(self.end, region))
 
     def note(self, book: bytes) -> None:
         """Leaves something for the program that attaches it next, in place of what was left before."""
         self.book = book
-        self._runtime.to_agent(self._record.host, m.Ask(self._runtime.proc, 0, b"", "note", m.pack(book)))
+        self._node.peers.to_agent(self._record.host, m.Ask(self._node.proc, 0, b"", "note", m.pack(book)))
 
     def leave(self) -> None:
         """Lets go of it without ending it: its lease begins, and this program or another one may attach it."""
@@ -102,7 +102,7 @@ class Kept:
     @property
     def attached(self) -> bool:
         """Whether this program has it still: the connection may have broken."""
-        return not self._runtime.closed and _session().kept.get(self._record.host) is self
+        return not self._node.closed and _session().kept.get(self._record.host) is self
 
     def end(self) -> None:
         """Ends it: its processes, and its record.
@@ -177,7 +177,7 @@ def keep(name: str, duration: float | str) -> Kept:
     record = find(name)
     try:
         kept, _ = _connect(record)
-        _ask(kept._runtime, record.host, "listen", None)
+        _ask(kept._node, record.host, "listen", None)
     except BaseException:
         # Nobody knows of it yet.
         if record.alive():
@@ -199,12 +199,12 @@ def attach(name: str, timeout: float = _PATIENCE) -> Kept:
         MonarchError: its record cannot be used; see ``records``.
     """
     kept, known = _connect(find(name))
-    runtime, host = kept._runtime, kept._record.host
+    node, host = kept._node, kept._record.host
     try:
         _take(kept, known, timeout)
     except BaseException:
         # Another try, or another program, may have it.
-        runtime.session.forget(host)
+        node.session.forget(host)
         raise
     return kept
 
@@ -222,7 +222,7 @@ def end(name: str) -> None:
 
 
 def _session() -> Session:
-    session: Session | None = open_runtime().session
+    session: Session | None = open_node().session
     if session is None:
         raise MonarchError("only the program itself keeps and attaches meshes, not one of its ranks")
     return session
@@ -231,7 +231,7 @@ def _session() -> Session:
 def _connect(record: Record) -> tuple[Kept, dict[str, Any]]:
     """Becomes the controller of a host that is kept; with what its agent says that there is."""
     session = _session()
-    runtime, host = session.runtime, record.host
+    node, host = session.node, record.host
     if host in session.kept:
         raise TakenError(f"the kept mesh {record.name!r} is attached in this program already")
     keys = KeyPair(record.public.encode(), record.secret.encode())
@@ -249,27 +249,27 @@ def _connect(record: Record) -> tuple[Kept, dict[str, Any]]:
     try:
         if host_of(listening.src) != host:
             raise MonarchError(f"at {record.address} there is {listening.src}, and not the kept mesh {record.name!r}")
-        known = _ask(runtime, host, "claim", os.getpid())
-        assert runtime.keys is not None
-        session.attach([listening], runtime.keys, _HERE, own=False)
+        known = _ask(node, host, "claim", os.getpid())
+        assert node.hosts.keys is not None
+        session.attach([listening], node.hosts.keys, _HERE, own=False)
     except BaseException:
         session.forget(host_of(listening.src))
         raise
-    kept = session.kept[host] = Kept(record, runtime)
+    kept = session.kept[host] = Kept(record, node)
     kept.book, kept.dropped = known["book"], known["dropped"]
     return kept, known
 
 
 def _take(kept: Kept, known: dict[str, Any], timeout: float) -> None:
     """Makes meshes of what is there, and has the ranks belong to this program."""
-    runtime, host = kept._runtime, kept._record.host
-    output = runtime.session.output
+    node, host = kept._node, kept._record.host
+    output = node.session.output
     # What a program before has shown is not to be shown again, and its end not taken for a loss.
     output.know({(proc, stream): offset for proc, stream, offset in known["passed"]})
-    _ask(runtime, host, "listen", None)
+    _ask(node, host, "listen", None)
     output.flush()
     deadline = time.monotonic() + timeout
-    asked = [(proc, ask_proc(proc, f"{_ADOPT}:adopt", runtime.proc, known["former"])) for proc, _ in known["procs"]]
+    asked = [(proc, ask_proc(proc, f"{_ADOPT}:adopt", node.proc, known["former"])) for proc, _ in known["procs"]]
     where: dict[str, list[str]] = {}
     for proc, answer in asked:
         try:
@@ -292,35 +292,35 @@ def _take(kept: Kept, known: dict[str, Any], timeout: float) -> None:
 
 def _add_procs(kept: Kept, order: m.Spawn, told: bytes, alive: list[str]) -> None:
     """The mesh of procs that was ordered so."""
-    runtime, host = kept._runtime, kept._record.host
+    node, host = kept._node, kept._record.host
     config: RankConfig = loads(order.config)
     procs = config.procs
-    procs.owner = runtime.proc
-    if not runtime.own_procs:
+    procs.owner = node.proc
+    if not node.own_procs:
         # Nobody has that of this program yet, so it may be theirs: with it buffers are read and written.
-        runtime.secret = config.secret
+        node.secret = config.secret
     # Where the program has died before it could tell, all ranks are alike.
     how = loads(told) if told else (order.env, {}, 0, {}, None)
     variables, of_ranks, want_spares, roles, restart = how
     shared = _Shared(procs, True)
     shared.roles = roles
     start = Starting(
-        runtime, procs, config.bootstrap, "", variables, of_ranks, order.binds, order.path, order.cwd, want_spares
+        node, procs, config.bootstrap, "", variables, of_ranks, order.binds, order.path, order.cwd, want_spares
     )
     start.spares[host] = [name for name in _names(alive, f"{procs.uid}.s") if name not in procs.roster.names.values()]
     shared.starting = start
     shared.supervision.restart = restart
-    if runtime.silence is None:
-        runtime.silence = Silence(runtime)
-    runtime.silence.watch(procs.uid, None)
-    runtime.proc_meshes[procs.uid] = (procs.name, "")
-    runtime.own_procs[procs.uid] = shared
+    if node.liveness is None:
+        node.liveness = Silence(node)
+    node.liveness.watch(procs.uid, None)
+    node.proc_meshes[procs.uid] = (procs.name, "")
+    node.own_procs[procs.uid] = shared
     for rank in procs.region().base_ranks():
-        runtime.supervising.joined(procs.uid, rank, procs.proc(rank))
-    kept.procs.append(shared.whole(runtime))
+        node.supervising.joined(procs.uid, rank, procs.proc(rank))
+    kept.procs.append(shared.whole(node))
     for rank in procs.region().base_ranks():
         # Asks to be told of its death, be it long ago.
-        runtime.peer(procs.proc(rank))
+        node.peers.get(procs.proc(rank))
 
 
 def _names(procs: list[str], prefix: str) -> list[str]:
@@ -330,35 +330,35 @@ def _names(procs: list[str], prefix: str) -> list[str]:
 
 def _add_actors(kept: Kept, key: str, procs: list[str], timeout: float) -> None:
     """The mesh of actors of a key, which some procs have said to have."""
-    runtime = kept._runtime
+    node = kept._node
     try:
         whole, body, buffers = ask_proc(procs[0], f"{_ADOPT}:spec_of", key).get(timeout)
         spec: ActorSpec = make_spec(body, buffers)
     except MonarchError as error:
         kept.problems.append(f"actors {key.rpartition('-')[0]!r} cannot be used here: {error}")
         return
-    spec.owner, spec.owner_actor = runtime.proc, ""
+    spec.owner, spec.owner_actor = node.proc, ""
     if spec.whole:
         spec.region = spec.procs.region()
     state = _State(key, spec.name, spec.cls, spec.procs, spec.region, True)
-    state.initialized = Ready(runtime, spec.name, None)
+    state.initialized = Ready(node, spec.name, None)
     # Without its arguments an actor cannot be made again.
     state.spec = spec if whole else None
-    mesh = ActorMesh(state, spec.region, runtime)
-    runtime.meshes[key] = mesh
-    runtime.owners[key] = ""
+    mesh = ActorMesh(state, spec.region, node)
+    node.meshes[key] = mesh
+    node.owners[key] = ""
     if spec.cls is Runner:
-        shared = runtime.own_procs.get(spec.procs.uid)
+        shared = node.own_procs.get(spec.procs.uid)
         if shared is not None:
             shared.runner = mesh
     else:
         kept.actors.append(mesh)
 
 
-def _ask(runtime: Runtime, host: str, service: str, body: Any) -> Any:
+def _ask(node: Node, host: str, service: str, body: Any) -> Any:
     """Has the agent of a kept mesh do something, and waits for its answer."""
-    answer = _Answer(runtime, host, service)
-    runtime.to_agent(host, m.Ask(runtime.proc, answer.port, b"", service, m.pack(body)))
+    answer = _Answer(node, host, service)
+    node.peers.to_agent(host, m.Ask(node.proc, answer.port, b"", service, m.pack(body)))
     return answer.get(_PATIENCE)
 
 
@@ -367,25 +367,25 @@ class _Answer(Future[Any]):
 
     __slots__ = ("_agent", "_reply", "port")
 
-    def __init__(self, runtime: Runtime, host: str, service: str) -> None:
-        super().__init__(runtime, f"the agent of the kept mesh ({service})")
+    def __init__(self, node: Node, host: str, service: str) -> None:
+        super().__init__(node, f"the agent of the kept mesh ({service})")
         self._agent = f"{host}/agent"
         self._reply: m.Reply | None = None
-        self.port = runtime.open_port(self)
+        self.port = node.ports.open(self)
 
     targets: Any = ()
 
     def reply(self, reply: m.Reply, frames: Any) -> None:
         """It has answered."""
         self._reply = reply
-        self._runtime.close_port(self.port)
+        self._node.ports.close(self.port)
         self._complete()
 
     def lost(self, peer: Any, dead: m.Dead) -> bool:
         """It may be the agent that has died."""
         if self.done or peer.proc != self._agent:
             return False
-        self._runtime.close_port(self.port)
+        self._node.ports.close(self.port)
         self._complete()
         return True
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from monarch._node.node import Runtime, current
+from monarch._node.node import Node, current
 from monarch._procs.rank.output import CHUNK_LIMIT, TAIL, Capture, Chunk, cost_of, flush_own, flush_streams
 from monarch._procs.rank.text_streams import set_pace
 from monarch._wire import messages as m
@@ -41,13 +41,13 @@ class Outbox:
     output is sent before its answer. If the program does not take it, all but its end is left out.
 
     Args:
-        runtime: of this rank.
+        node: of this rank.
         ranks: how many ranks the mesh has.
         busy: the call that runs, for what is printed in the middle of it.
     """
 
-    def __init__(self, runtime: Runtime, ranks: int, busy: Callable[[], Any]) -> None:
-        self._runtime = runtime
+    def __init__(self, node: Node, ranks: int, busy: Callable[[], Any]) -> None:
+        self._node = node
         self._busy = busy
         self._capture = Capture()
         self._window = window_of(ranks)
@@ -63,14 +63,14 @@ class Outbox:
         self._interrupts = 0
         self.thread: Turn | None = None
         """Of who waits for room: the pump's, as of everything that is waited for."""
-        runtime.handle(m.OutputCredit, self._on_credit)
-        runtime.output_lost = self.reset
+        node.dispatch.handle(m.OutputCredit, self._on_credit)
+        node.output_lost = self.reset
         # Opens when streams are to be flushed: their locks may be held by code that prints, so a thread does that.
         self._due = Gate()
         # Set once: that thread, which is not slowed down.
         self._flusher = threading.Thread(target=self._flush_when_due, name="monarch-flush", daemon=True)
         self._flusher.start()
-        runtime.at_close.append(self._due.open)
+        node.events.closing.append(self._due.open)
         set_pace(self._pace)
 
     @property
@@ -86,7 +86,7 @@ class Outbox:
             self._send()
         if self._capture.left:
             self._catch_up()
-        self._interrupts = self._runtime.interrupts
+        self._interrupts = self._node.interrupts
 
     def tick(self) -> bool:
         """Send what was printed in the middle of a call; for the receiving thread. Whether there was anything.
@@ -97,10 +97,10 @@ class Outbox:
         return self._send_now()
 
     def _flush_when_due(self) -> None:
-        while not self._runtime.closed:
+        while not self._node.closed:
             self._due.wait(None)
             flush_own()
-            if not self._runtime.closed:
+            if not self._node.closed:
                 self._send_now()
 
     def send_printed(self) -> None:
@@ -120,7 +120,7 @@ class Outbox:
             self._capture.pace(self._ask)
 
     def _ask(self) -> None:
-        self._runtime.pump.post(self._send_soon)
+        self._node.pump.post(self._send_soon)
 
     def _send_soon(self) -> None:
         self._send_now()
@@ -130,7 +130,7 @@ class Outbox:
         self._received += 1
         if self._capture.left:
             self._send_now()
-        self._runtime.pump.notify(self)
+        self._node.pump.notify(self)
 
     def _send_now(self) -> bool:
         """Send what fits, unless another thread does so already."""
@@ -163,22 +163,22 @@ class Outbox:
         where = ("", "", "", 0)
         if here is not None:
             where = (here[0].key, here[1].method, here[1].src, here[1].port)
-        runtime = self._runtime
-        root = runtime.peer(runtime.root)
+        node = self._node
+        root = node.peers.get(node.root)
         for pieces in _messages(chunks):
             self._ahead += sum(cost_of(data) for _, _, data in pieces)
-            root.send(m.encode(m.Output(runtime.proc, *where, pieces)))
+            root.send(m.encode(m.Output(node.proc, *where, pieces)))
         return True
 
     def _catch_up(self) -> None:
         """Wait for the program to take what an answer must not overtake, as long as it does so."""
         begun = moved = time.monotonic()
         received = self._received
-        while self._runtime.interrupts == self._interrupts:
+        while self._node.interrupts == self._interrupts:
             now = time.monotonic()
             if now - moved > _STALLED_S or now - begun > _ANSWER_S:
                 break
-            self._runtime.pump.wait(self, _SLICE_S)
+            self._node.pump.wait(self, _SLICE_S)
             if self._received != received:
                 # Whoever has used it.
                 received, moved = self._received, time.monotonic()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from monarch._core.roster import split_proc
 from monarch._core.text.fold import Block, Folder, Line, merge_blocks
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 from monarch._procs.os.posix import release_free_memory
 from monarch._procs.rank.output import cost_of
 from monarch._wire import messages as m
@@ -46,8 +46,8 @@ class OutputView:
     lines by blocks, as many as have come together; by default it calls ``on_line``. Both are called without any lock.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, node: Node) -> None:
+        self._node = node
         # Appended by any thread, taken by the thread of this alone.
         self._queue: deque[Callable[[], None]] = deque()
         # Set by any thread: there is something in the queue; and it is not to wait for more.
@@ -75,10 +75,10 @@ class OutputView:
         """Told how many bytes of a rank's output were left out, since it was too far ahead."""
         self.on_end: Callable[[int], None] = lambda port: None
         """Told of the port of each call that has printed, once all of that was shown."""
-        runtime.on_output = self.take
-        runtime.on_done = self.done
-        runtime.output_options = self.configure
-        runtime.await_shown = self.await_shown
+        node.on_output = self.take
+        node.on_done = self.done
+        node.output_options = self.configure
+        node.waits.await_shown = self.await_shown
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="monarch-output", daemon=True)
         self._thread.start()
@@ -95,8 +95,8 @@ class OutputView:
 
     def take(self, output: m.Output) -> None:
         """Takes what a rank has printed; for the receiving thread."""
-        port = output.port if output.caller == self._runtime.proc else 0
-        late = bool(port) and port not in self._runtime.ports
+        port = output.port if output.caller == self._node.proc else 0
+        late = bool(port) and port not in self._node.ports.sinks
         if port and not late:
             self._printing.add(port)
         self._put(lambda: self._take(output, port, late))
@@ -105,19 +105,19 @@ class OutputView:
         """A call has ended: what it printed is shown now."""
         if port in self._printing:
             self._printing.discard(port)
-            shown = self._runtime.unshown[port] = threading.Event()
+            shown = self._node.waits.unshown[port] = threading.Event()
             self._put(lambda: self._done(port, shown), urgent=True)
 
     def await_shown(self) -> None:
         """Waits, for a moment, until what ended calls have printed is shown: before the result of one is read."""
         # Of all, since what one actor of a process prints may come with the output of another one there.
         deadline = time.monotonic() + _SHOWN_S
-        for port, shown in list(self._runtime.unshown.items()):
+        for port, shown in list(self._node.waits.unshown.items()):
             if threading.current_thread() is self._thread:
                 return
             if not shown.wait(max(0.0, deadline - time.monotonic())):
                 # It is very much, and comes later: no other result waits for it again.
-                self._runtime.unshown.pop(port, None)
+                self._node.waits.unshown.pop(port, None)
 
     def ended(self, dead: m.Dead) -> None:
         """The last words of a proc that has died."""
@@ -215,13 +215,13 @@ class OutputView:
 
     def _give_credit(self) -> None:
         """Tells ranks that they may send more."""
-        runtime = self._runtime
+        node = self._node
         for proc, count in list(self._owed.items()):
             if count >= _CREDIT_STEP:
                 del self._owed[proc]
-                peer = runtime.peers.get(proc)
-                if not runtime.closed and (peer is None or peer.dead is None):
-                    (peer or runtime.peer(proc)).send(m.encode(m.OutputCredit(runtime.proc, count)))
+                peer = node.peers.known.get(proc)
+                if not node.closed and (peer is None or peer.dead is None):
+                    (peer or node.peers.get(proc)).send(m.encode(m.OutputCredit(node.proc, count)))
 
     # What is queued
 
@@ -279,7 +279,7 @@ class OutputView:
             self._emit()
             self._safely(lambda: self.on_end(port))
         finally:
-            self._runtime.unshown.pop(port, None)
+            self._node.waits.unshown.pop(port, None)
             shown.set()
 
     def _flush_source(self, source: Source) -> None:

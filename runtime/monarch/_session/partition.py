@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.service import service
 
 
@@ -15,17 +15,17 @@ def parted(one: str, other: str) -> None:
     What was on its way between their ranks may be gone, so their ranks are dead to each other, for good. If the one was
     lost as a whole, the program notices by itself within the time that a host may be silent.
     """
-    runtime = get_runtime()
-    if runtime.session is not None:
-        runtime.pump.call_later(runtime.lease + 1.0, partial(_decide, one, other))
+    node = current_node()
+    if node.session is not None:
+        node.pump.call_later(node.hosts.lease + 1.0, partial(_decide, one, other))
 
 
 def _decide(one: str, other: str) -> None:
-    runtime = get_runtime()
-    if runtime.closed or any(host not in (runtime.host, *runtime.hosts) for host in (one, other)):
+    node = current_node()
+    if node.closed or any(host not in (node.host, *node.hosts.known) for host in (one, other)):
         return
     # The same one, whoever has said it first; and never the program's own.
-    lost = max(host for host in (one, other) if host != runtime.host)
+    lost = max(host for host in (one, other) if host != node.host)
     kept = one if lost == other else other
     reason = f"was given up with its host {lost}: the connection between that and host {kept} broke"
-    runtime.session.host_lost(lost, reason)
+    node.session.host_lost(lost, reason)

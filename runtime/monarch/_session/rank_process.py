@@ -20,8 +20,8 @@ from monarch._actors.interrupts import NOTICE, listen, notice
 from monarch._actors.mailbox import NOTHING, Cell
 from monarch._core.roster import Procs
 from monarch._groups import rendezvous
-from monarch._node.current import set_runtime
-from monarch._node.node import Runtime
+from monarch._node.current import set_node
+from monarch._node.node import Node
 from monarch._node.rank_config import RankConfig
 from monarch._node.remote_errors import in_bootstrap, in_cleanup, pack_failure
 from monarch._node.service import service
@@ -51,9 +51,9 @@ class Rank:
 
     def __init__(self, config: RankConfig, proc: str, place: int, folder: str) -> None:
         self.config = config
-        self.runtime = runtime = Runtime(proc, folder, config.root)
-        runtime.rank = place
-        runtime.config = config
+        self.node = node = Node(proc, folder, config.root)
+        node.rank = place
+        node.config = config
         self._assumed: int | None = None if place < 0 else config.port
         """Where the owner learns that this rank is set up; None as long as it has no place in the mesh."""
         self._set_up: tuple[int, bytes] | None = None
@@ -63,35 +63,35 @@ class Rank:
         """Set when the bootstrap has ended; no actor is made before."""
         self._broken: bytes | None = None
         """The failure of the bootstrap; written before ``_booted`` is set, and read after that."""
-        runtime.secret = config.secret
+        node.secret = config.secret
         pickling.in_rank = True
         if not config.bound:
             # The agent may run on all cores that the host lets the session use.
             let_helpers_use(os.sched_getaffinity(os.getppid()))
             free_gloo_threads()
-        runtime.on_sibling_died = rendezvous.member_died
-        set_runtime(runtime)
-        self.main = MainExecutor(runtime)
-        self.outbox = Outbox(runtime, config.procs.region().nelements, self._busy_call)
+        node.on_sibling_died = rendezvous.member_died
+        set_node(node)
+        self.main = MainExecutor(node)
+        self.outbox = Outbox(node, config.procs.region().nelements, self._busy_call)
         self._pause = _FLUSH_EVERY
         self._halting = 0
         """How many actors have not ended yet; under ``_halt_lock``."""
         self._stuck = False
         """Whether an actor has been given up while its code goes on; set under ``_halt_lock``, for good."""
         self._halt_lock = threading.Lock()
-        runtime.on_create = self._create
-        runtime.on_halt = self._halt
-        runtime.on_level = self._on_level
-        runtime.idle = self.outbox.flush
-        runtime.send_printed = self.outbox.send_printed
-        Faults(runtime)
-        runtime.pump.start()
+        node.on_create = self._create
+        node.on_halt = self._halt
+        node.on_level = self._on_level
+        node.idle = self.outbox.flush
+        node.send_printed = self.outbox.send_printed
+        Faults(node)
+        node.pump.start()
 
     def run(self) -> None:
         """Works until it is stopped."""
-        runtime, config = self.runtime, self.config
-        owner = runtime.peer(config.owner)
-        owner.send(m.encode(m.Ready(runtime.proc, os.getpid())))
+        node, config = self.node, self.config
+        owner = node.peers.get(config.owner)
+        owner.send(m.encode(m.Ready(node.proc, os.getpid())))
         body = NOTHING
         status = m.RESULT
         try:
@@ -109,12 +109,12 @@ class Rank:
         self.main.run()
         flush_told(_LAST_WORDS)
         self.outbox.flush()
-        runtime.close(linger_ms=1000)
+        node.close(linger_ms=1000)
 
     def assume(self, rank: int, port: int) -> None:
         """A spare process takes a place in the mesh."""
-        runtime = self.runtime
-        runtime.rank = rank
+        node = self.node
+        node.rank = rank
         gpus = visible_gpus(environment_of(os.getppid()))
         if os.environ.get("CUDA_VISIBLE_DEVICES") in gpus:
             # That of the rank that has died, unless the person has said otherwise.
@@ -126,9 +126,9 @@ class Rank:
     def _tell_owner(self) -> None:
         """This rank is set up, and has a place."""
         if self._set_up is not None and self._assumed is not None:
-            runtime, (status, body) = self.runtime, self._set_up
+            node, (status, body) = self.node, self._set_up
             view = m.pack(self.config.procs.region().pack())
-            runtime.answer(self.config.owner, self._assumed, view, status, body)
+            node.replies.answer(self.config.owner, self._assumed, view, status, body)
 
     def _bootstrap(self, packed: bytes) -> None:
         result = loads(packed)()
@@ -143,7 +143,7 @@ class Rank:
         """Handles SIGINT: it is for the endpoint that runs; if none does, there is nothing to interrupt."""
         main = self.main
         notice()
-        self.runtime.interrupts += 1
+        self.node.interrupts += 1
         meant, main.meant = main.meant, None
         if meant is not None and meant[0].running is not meant[1]:
             return
@@ -159,12 +159,12 @@ class Rank:
         self._pause = min(_FLUSH_IDLE, self._pause * 1.5)
         if self.outbox.tick() or self._busy_call() is not None:
             self._pause = _FLUSH_EVERY
-        self.runtime.settle()
-        self.runtime.tend()
-        self.runtime.pump.call_later(self._pause, self._tick)
+        self.node.bulk.settle()
+        self.node.tend()
+        self.node.pump.call_later(self._pause, self._tick)
 
     def _busy_call(self) -> tuple[Cell, m.Call] | None:
-        for cell in list(self.runtime.actors.values()):
+        for cell in list(self.node.actors.values()):
             running = cell.running
             if running is not None:
                 return cell, running
@@ -175,12 +175,12 @@ class Rank:
     def _create(self, create: m.Create, more: Sequence[Any]) -> None:
         executor: Executor
         if self.main.busy:
-            executor = ThreadExecutor(self.runtime, f"monarch-{create.actor}")
+            executor = ThreadExecutor(self.node, f"monarch-{create.actor}")
         else:
             self.main.busy = True
             executor = self.main
-        cell = Cell(self.runtime, create.actor, executor)
-        self.runtime.actors[create.actor] = cell
+        cell = Cell(self.node, create.actor, executor)
+        self.node.actors[create.actor] = cell
         executor.post(lambda: self._construct(cell, create, more))
 
     def _construct(self, cell: Cell, create: m.Create, more: Sequence[Any]) -> None:
@@ -189,29 +189,29 @@ class Rank:
         cell.construct(create, more, self._broken)
 
     def _halt(self, halt: m.Halt) -> None:
-        runtime = self.runtime
+        node = self.node
         if halt.actor:
-            cell = runtime.actors.get(halt.actor)
+            cell = node.actors.get(halt.actor)
 
             def answer(failure: bytes | None) -> None:
                 status = m.RESULT if failure is None else m.ERROR
                 if cell is not None and is_stuck(cell):
                     with self._halt_lock:
                         self._stuck = True
-                runtime.answer(halt.src, halt.port, halt.view, status, NOTHING if failure is None else failure)
+                node.replies.answer(halt.src, halt.port, halt.view, status, NOTHING if failure is None else failure)
 
             if cell is None:
                 answer(None)
             else:
                 cell.halt(halt.reason, answer)
             return
-        cells = list(runtime.actors.values())
+        cells = list(node.actors.values())
         self._halting = len(cells)
         if not cells:
             self._end_process()
             return
         # It is alive, so its actors get the time that they need to clean up.
-        runtime.to_agent(runtime.host, m.Stop(runtime.proc, [runtime.proc], longest()))
+        node.peers.to_agent(node.host, m.Stop(node.proc, [node.proc], longest()))
         for cell in cells:
             cell.halt(halt.reason, partial(self._halted, cell), True)
 
@@ -219,8 +219,8 @@ class Rank:
         """An actor has ended; with the last of them the process does."""
         if failure is not None:
             name = cell.spec.name if cell.spec is not None else cell.key
-            fault = m.Fault(self.runtime.proc, name, self.runtime.rank, in_cleanup(failure))
-            self.runtime.peer(self.config.owner).send(m.encode(fault))
+            fault = m.Fault(self.node.proc, name, self.node.rank, in_cleanup(failure))
+            self.node.peers.get(self.config.owner).send(m.encode(fault))
         with self._halt_lock:
             self._halting -= 1
             self._stuck |= is_stuck(cell)
@@ -240,7 +240,7 @@ class Rank:
         timer.daemon = True
         timer.start()
         self.outbox.flush()
-        self.runtime.close(linger_ms=1000)
+        self.node.close(linger_ms=1000)
         self._exit_stopped()
 
     def _exit_stopped(self) -> None:
@@ -251,11 +251,11 @@ class Rank:
         """Have the agent know that this end was asked for; a program that exits by itself does not come here."""
         with contextlib.suppress(OSError):
             # Where the folder is gone or the disk is full, the agent still hears of it from the owner.
-            mark_stopped(self.runtime.folder, self.runtime.proc)
+            mark_stopped(self.node.folder, self.node.proc)
 
     def _on_level(self, level: m.Level) -> None:
         # Loggers may be of the user's classes, and the lock of logging may be held by code of the user.
-        self.runtime.lanes.post("logging", partial(self._level, level))
+        self.node.lanes.post("logging", partial(self._level, level))
 
     def _level(self, level: m.Level) -> None:
         logging.getLogger().setLevel(level.level)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.peers import Gateway
 from monarch._node.service import service
 from monarch._procs.session_folder import host_of
@@ -27,29 +27,29 @@ def adopt(root: str, former: list[str]) -> tuple[Any, list[str]]:
     Returns:
         The procs of its mesh, and the keys of the actors here that the program owns now.
     """
-    runtime = get_runtime()
-    config = runtime.config
+    node = current_node()
+    config = node.config
     assert config is not None
     gone = {*former}
-    with runtime.peer_lock:
-        known = runtime.peers.get(root)
+    with node.peers.lock:
+        known = node.peers.known.get(root)
         if known is not None and known.dead is not None:
             # It had lost its connection, and is back.
-            del runtime.peers[root]
-    way = runtime._gateways.get(host_of(runtime.root))
-    if runtime.root in gone and way is not None and host_of(root) not in runtime._gateways:
+            del node.peers.known[root]
+    way = node.hosts.gateways.get(host_of(node.root))
+    if node.root in gone and way is not None and host_of(root) not in node.hosts.gateways:
         # By the same way as before, so that what was printed last does not overtake what was printed before.
-        runtime._gateways[host_of(root)] = Gateway(way._link, f"{host_of(root)}/agent", False)
-    if runtime.root in gone:
-        runtime.root = root
+        node.hosts.gateways[host_of(root)] = Gateway(way._link, f"{host_of(root)}/agent", False)
+    if node.root in gone:
+        node.root = root
     # What the program before has not taken, it never will.
-    runtime.output_lost()
+    node.output_lost()
     if config.root in gone:
         config.root = root
     if config.owner in gone:
         config.owner = config.procs.owner = root
     mine: list[str] = []
-    for cell in list(runtime.actors.values()):
+    for cell in list(node.actors.values()):
         if cell.spec is not None:
             if cell.spec.owner in gone:
                 cell.spec.owner = root
@@ -61,7 +61,7 @@ def adopt(root: str, former: list[str]) -> tuple[Any, list[str]]:
 @service("threaded")
 def spec_of(key: str) -> tuple[bool, list[bytes], list[list[bytes]]]:
     """What an actor here is made of: whether with its arguments, and in pieces its pickled spec and the buffers."""
-    cell = get_runtime().actors.get(key)
+    cell = current_node().actors.get(key)
     if cell is None or cell.spec is None:
         raise StoppedError(f"actor {key} was stopped meanwhile")
     body, buffers = dumps(cell.spec, cell.spec.name)

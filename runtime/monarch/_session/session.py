@@ -17,10 +17,10 @@ import zmq
 
 from monarch._actors.executors import ThreadExecutor
 from monarch._actors.mailbox import NOTHING, Cell
-from monarch._node.current import get_runtime, has_runtime
+from monarch._node.current import current_node, has_node
 from monarch._node.future import Future, Promise, in_thread
 from monarch._node.limits import check_session
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 from monarch._node.peers import Gateway
 from monarch._procs.agent.children import how_it_ended
 from monarch._procs.agent.request import AgentConfig
@@ -75,8 +75,8 @@ class Session:
         host = host_id(self.folder)
         proc = f"{host}/c{secrets.token_hex(3)}"
         try:
-            self.runtime = runtime = Runtime(proc, self.folder, proc)
-            runtime.secret = secrets.token_bytes(32)
+            self.node = node = Node(proc, self.folder, proc)
+            node.secret = secrets.token_bytes(32)
         except BaseException:
             remove_folder(self.folder)
             raise
@@ -105,33 +105,33 @@ class Session:
         self._listening: Promise[m.Listening] | None = None
         self._table: dict[str, tuple[str, str]] = {}
         self._greeted: dict[str, Promise[m.Listening]] = {}
-        self.output = OutputView(runtime)
+        self.output = OutputView(node)
         # Before the faults: what a rank wrote last is shown before it is told that it has died.
-        runtime.died.subscribe(self._on_dead)
-        self._faults = Faults(runtime)
-        runtime.on_create = self._create
-        runtime.on_halt = self._halt
-        runtime.need_agent = self.need_agent
-        runtime.base_env = self._base_env
-        runtime.on_listening = self._on_listening
-        runtime.session = self
-        runtime.actors[CONTROLLERS] = cast("Cell", Desk(runtime))
-        runtime.pump.start()
+        node.events.died.subscribe(self._on_dead)
+        self._faults = Faults(node)
+        node.on_create = self._create
+        node.on_halt = self._halt
+        node.need_agent = self.need_agent
+        node.base_env = self._base_env
+        node.on_listening = self._on_listening
+        node.session = self
+        node.actors[CONTROLLERS] = cast("Cell", Desk(node))
+        node.pump.start()
         self._tend()
 
     def _tend(self) -> None:
-        if not self.runtime.closed:
-            self.runtime.tend()
-            self.runtime.pump.call_later(TEND, self._tend)
+        if not self.node.closed:
+            self.node.tend()
+            self.node.pump.call_later(TEND, self._tend)
 
     # The agent of this host
 
     def need_agent(self) -> None:
         """Starts the agent of this host, unless it runs; it meets the other hosts that there are."""
-        if self._start_agent() and self._interfaces and self.runtime.hosts:
-            assert self.runtime.keys is not None
+        if self._start_agent() and self._interfaces and self.node.hosts.known:
+            assert self.node.hosts.keys is not None
             for interface in list(self._interfaces):
-                self._open_own_agent(self.runtime.keys, interface)
+                self._open_own_agent(self.node.hosts.keys, interface)
             self._tell_all()
 
     @property
@@ -145,12 +145,12 @@ class Session:
         with self._lock:
             if self._agent is not None:
                 return False
-            runtime = self.runtime
+            node = self.node
             # A new agent after one that died has its name, so what is known of that one goes; ranks have new names.
             start = proc_start_time(os.getpid()) or 0
-            config = AgentConfig(runtime.host, self.folder, runtime.proc, os.getpid(), start, PRELOAD, later=LATER)
-            runtime.peers.pop(runtime.agent, None)
-            runtime.peer(runtime.agent, starting=True)
+            config = AgentConfig(node.host, self.folder, node.proc, os.getpid(), start, PRELOAD, later=LATER)
+            node.peers.known.pop(node.agent, None)
+            node.peers.get(node.agent, starting=True)
             self._agent_errors = memfd("agent-stderr")
             self._agent_env = dict(os.environ)
             self._agent = agent = HostAgent(config, self._agent_errors)
@@ -166,7 +166,7 @@ class Session:
         agent.attend()
         tail = read_tail(errors, 4096).data.decode(errors="replace").strip()
         os.close(errors)
-        if self.runtime.closed or self._agent is not agent:
+        if self.node.closed or self._agent is not agent:
             return
         self._remove_sockets()
         how = how_it_ended(agent.status) if agent.status is not None else "has ended"
@@ -175,12 +175,12 @@ class Session:
         def lost() -> None:
             # Whoever learns of the loss and starts another one, of the same name, waits for the end of this.
             with self._lock:
-                self.runtime.host_died(self.runtime.host, reason)
+                self.node.peers.lose_host(self.node.host, reason)
                 self._agent, self._former = None, agent
                 self._opened.clear()
-                self._table.pop(self.runtime.host, None)
+                self._table.pop(self.node.host, None)
 
-        self.runtime.pump.post(lost)
+        self.node.pump.post(lost)
         # Its zygote does this too, unless it was killed with it. Ranks end a moment after their agent.
         for pause in _SWEEPS:
             time.sleep(pause)
@@ -188,15 +188,15 @@ class Session:
 
     def _remove_sockets(self) -> None:
         """The ranks of an agent that has died die with it, and cannot remove what they listened on."""
-        own = self.runtime.proc.partition("/")[2]
+        own = self.node.proc.partition("/")[2]
         # An agent that was told to end has removed the folder as well.
         with suppress(OSError):
             for name in os.listdir(self.folder):
                 if not name.startswith(own):
-                    remove_socket(self.folder, f"{self.runtime.host}/{name}")
+                    remove_socket(self.folder, f"{self.node.host}/{name}")
 
     def _base_env(self, host: str) -> dict[str, str | None]:
-        if host != self.runtime.host:
+        if host != self.node.host:
             return {}
         now, then = os.environ, self._agent_env
         changed: dict[str, str | None] = {key: now[key] for key in now if then.get(key) != now[key]}
@@ -206,16 +206,16 @@ class Session:
     # Actors in this process
 
     def _create(self, create: m.Create, more: Sequence[Any]) -> None:
-        cell = Cell(self.runtime, create.actor, ThreadExecutor(self.runtime, f"monarch-{create.actor}"))
-        self.runtime.actors[create.actor] = cell
+        cell = Cell(self.node, create.actor, ThreadExecutor(self.node, f"monarch-{create.actor}"))
+        self.node.actors[create.actor] = cell
         cell.executor.post(lambda: cell.construct(create, more))
 
     def _halt(self, halt: m.Halt) -> None:
-        cell = self.runtime.actors.get(halt.actor)
+        cell = self.node.actors.get(halt.actor)
 
         def answer(failure: bytes | None) -> None:
             status, body = (m.RESULT, NOTHING) if failure is None else (m.ERROR, failure)
-            self.runtime.reply(halt.src, halt.port, 0, status, body)
+            self.node.replies.send(halt.src, halt.port, 0, status, body)
 
         if cell is None:
             answer(None)
@@ -224,7 +224,7 @@ class Session:
 
     def _on_dead(self, dead: m.Dead, calls: list[str]) -> None:
         host, _, name = dead.proc.partition("/")
-        if name == "agent" and host in self.runtime.hosts:
+        if name == "agent" and host in self.node.hosts.known:
             # It has said that it takes nothing from here.
             self.host_lost(host, dead.reason)
         self.output.ended(dead)
@@ -239,22 +239,22 @@ class Session:
             interface: address of this machine.
             allowed: public keys.
         """
-        runtime = self.runtime
+        node = self.node
         with self._lock:
-            if runtime.keys is None:
-                runtime.keys = keys
+            if node.hosts.keys is None:
+                node.hosts.keys = keys
             if self._door is None:
-                self._door = Doorkeeper(runtime.context)
+                self._door = Doorkeeper(node.context)
             self._door.allow("controller", [public.encode() for public in allowed])
             if interface not in self._interfaces:
-                with runtime.inbox.binding:
+                with node.inbox.binding:
                     self._interfaces[interface] = self._door.bind(
-                        runtime.inbox.socket, f"tcp://{interface}", runtime.keys, "controller", runtime.lease
+                        node.inbox.socket, f"tcp://{interface}", node.hosts.keys, "controller", node.hosts.lease
                     )
             if not self._address or not interface.startswith("127."):
                 # From this machine the others can be reached as well.
                 self._address = self._interfaces[interface]
-            self._table[runtime.proc] = (self._address, runtime.keys.public.decode())
+            self._table[node.proc] = (self._address, node.hosts.keys.public.decode())
 
     def attach(self, hosts: list[m.Listening], keys: KeyPair, interface: str, own: bool = True) -> None:
         """Connects to agents that listen on tcp, and tells all of each other.
@@ -265,23 +265,23 @@ class Session:
             interface: address of this machine at which they reach it.
             own: whether the agent of this host is started for it, if it does not run.
         """
-        runtime = self.runtime
+        node = self.node
         self.listen(keys, interface, [host.public for host in hosts])
         for listening in hosts:
             host = host_of(listening.src)
             self._users[host] += 1
-            runtime.hosts[host] = (listening.owner_address, listening.public)
+            node.hosts.known[host] = (listening.owner_address, listening.public)
             self._table[host] = (listening.peer_address, listening.public)
         if own or self._agent is not None:
             self._open_own_agent(keys, interface)
-        for host in runtime.hosts:
+        for host in node.hosts.known:
             self._watch_host(host)
         self._tell_all()
 
     def _tell_all(self) -> None:
         """Tells all hosts of each other."""
-        for host in [*self.runtime.hosts, *([self.runtime.host] if self._opened else [])]:
-            self.runtime.to_agent(host, m.Hosts(self._table))
+        for host in [*self.node.hosts.known, *([self.node.host] if self._opened else [])]:
+            self.node.peers.to_agent(host, m.Hosts(self._table))
 
     def greet(self, address: str, keys: KeyPair, timeout: float) -> m.Listening:
         """Learns who listens at an address, which holds the same key pair as this program, and keeps the connection.
@@ -289,8 +289,8 @@ class Session:
         Raises:
             SpawnError: nobody answers in time.
         """
-        runtime = self.runtime
-        link = Link(runtime.context, address, runtime.hello, keys, keys.public, runtime.lease)
+        node = self.node
+        link = Link(node.context, address, node.hello, keys, keys.public, node.hosts.lease)
         try:
             listening = self._ask_who(link, address, timeout)
         except BaseException:
@@ -300,12 +300,12 @@ class Session:
         machine = address.rpartition(":")[0]
         peer = f"{machine}:{listening.peer_address.rpartition(':')[2]}"
         host = host_of(listening.src)
-        if host in runtime.hosts and host not in self._released:
+        if host in node.hosts.known and host not in self._released:
             # This program has it already, and goes on by that connection.
             link.close()
-            return m.Listening(listening.src, runtime.hosts[host][0], self._table[host][0], listening.public)
-        runtime.hosts[host] = (address, listening.public)
-        runtime.adopt_gateway(host, link)
+            return m.Listening(listening.src, node.hosts.known[host][0], self._table[host][0], listening.public)
+        node.hosts.known[host] = (address, listening.public)
+        node.hosts.adopt(host, link)
         return m.Listening(listening.src, address, peer, listening.public)
 
     def _ask_who(self, link: Link, address: str, timeout: float) -> m.Listening:
@@ -318,10 +318,10 @@ class Session:
                     f"another controller has it"
                 )
             token = secrets.token_hex(8)
-            answer = self._greeted[token] = Promise(self.runtime, f"the worker at {address}")
+            answer = self._greeted[token] = Promise(self.node, f"the worker at {address}")
             # What is said to an agent on its way out is lost with it, and the next one listens at the same address.
-            link.send(self.runtime.hello)
-            link.send(m.encode(m.Hosts({self.runtime.proc: self._table[self.runtime.proc]}, token)))
+            link.send(self.node.hello)
+            link.send(m.encode(m.Hosts({self.node.proc: self._table[self.node.proc]}, token)))
             try:
                 listening = answer.get(min(_AGAIN, left))
             except CallTimeoutError:
@@ -333,21 +333,21 @@ class Session:
 
     def _open_own_agent(self, keys: KeyPair, interface: str) -> None:
         """This host's agent joins in, so that its ranks and those of other hosts reach each other."""
-        runtime = self.runtime
+        node = self.node
         # Threads may start it and attach hosts at the same time.
         with self._opening:
             if interface in self._opened:
                 return
             self._start_agent()
-            self._listening = Promise(runtime, "the host agent")
-            runtime.to_agent(runtime.host, m.Listen(runtime.proc, f"tcp://{interface}", [keys.public.decode()]))
+            self._listening = Promise(node, "the host agent")
+            node.peers.to_agent(node.host, m.Listen(node.proc, f"tcp://{interface}", [keys.public.decode()]))
             listening = self._listening.get(10)
             self._opened.add(interface)
-            if runtime.host not in self._table or not interface.startswith("127."):
-                self._table[runtime.host] = (listening.peer_address, listening.public)
+            if node.host not in self._table or not interface.startswith("127."):
+                self._table[node.host] = (listening.peer_address, listening.public)
 
     def _on_listening(self, listening: m.Listening) -> None:
-        if host_of(listening.src) == self.runtime.host:
+        if host_of(listening.src) == self.node.host:
             if self._listening is not None:
                 self._listening.complete(lambda: listening)
             return
@@ -357,7 +357,7 @@ class Session:
 
     def _watch_host(self, host: str) -> None:
         """Notices when the connection to a host breaks; one thread does for all hosts."""
-        gateway = self.runtime.gateway(host)
+        gateway = self.node.hosts.gateway(host)
         if host in self._watched:
             return
         self._watched.add(host)
@@ -370,7 +370,7 @@ class Session:
         watched: dict[Any, tuple[str, Gateway]] = {}
         poller = zmq.Poller()
         try:
-            while not self.runtime.closed:
+            while not self.node.closed:
                 while self._monitors:
                     host, gateway, monitor = self._monitors.popleft()
                     watched[monitor] = (host, gateway)
@@ -380,7 +380,7 @@ class Session:
                     poller.unregister(monitor)
                     if not gateway.closed.is_set():
                         reason = f"was lost with its host {host}: the connection to it broke"
-                        self.runtime.pump.post(partial(self.host_lost, host, reason))
+                        self.node.pump.post(partial(self.host_lost, host, reason))
                 for monitor in [monitor for monitor, (_, gateway) in watched.items() if gateway.closed.is_set()]:
                     # ZeroMQ blocks where it cannot tell of an event, so this is closed after the link that it is of.
                     if monitor in poller:
@@ -400,20 +400,20 @@ class Session:
 
     def host_lost(self, host: str, reason: str) -> None:
         """The connection to a host broke: what was on its way may be gone, so nothing goes on there."""
-        self.runtime.hosts.pop(host, None)
+        self.node.hosts.known.pop(host, None)
         self._table.pop(host, None)
         self._watched.discard(host)
         self._users.pop(host, None)
         self.kept.pop(host, None)
-        self.runtime.host_died(host, reason, host in self._released)
+        self.node.peers.lose_host(host, reason, host in self._released)
 
     def forget(self, host: str) -> None:
         """Drops the connection to a host, and what is known of the processes there: it may be attached another time."""
-        runtime = self.runtime
-        gateway = runtime._gateways.pop(host, None)  # pyright: ignore[reportPrivateUsage]
+        node = self.node
+        gateway = node.hosts.gateways.pop(host, None)  # pyright: ignore[reportPrivateUsage]
         if gateway is not None:
             gateway.close(500)
-        runtime.hosts.pop(host, None)
+        node.hosts.known.pop(host, None)
         self._table.pop(host, None)
         self._watched.discard(host)
         self._users.pop(host, None)
@@ -423,8 +423,8 @@ class Session:
 
     def forget_peers(self, host: str) -> None:
         """Drops what is known of the processes of a host."""
-        peers = self.runtime.peers
-        with self.runtime.peer_lock:
+        peers = self.node.peers.known
+        with self.node.peers.lock:
             for proc in [proc for proc, peer in peers.items() if peer.host == host]:
                 del peers[proc]
 
@@ -432,9 +432,9 @@ class Session:
         """Hosts are not used any more by one of those that attached them: ends the agents of those nobody uses."""
         for host in hosts:
             self._users[host] -= 1
-            if self._users[host] <= 0 and host in self.runtime.hosts:
+            if self._users[host] <= 0 and host in self.node.hosts.known:
                 self._released.add(host)
-                self.runtime.to_agent(host, m.Bye(self.runtime.proc))
+                self.node.peers.to_agent(host, m.Bye(self.node.proc))
 
     def own_address(self) -> str:
         """The address, without a port, at which other hosts reach this program; empty if there are none."""
@@ -444,21 +444,21 @@ class Session:
 
     def close(self, timeout: float) -> None:
         """Ends everything: ranks, agents, sockets, folder."""
-        runtime = self.runtime
-        if os.getpid() != self.pid or runtime.closed:
+        node = self.node
+        if os.getpid() != self.pid or node.closed:
             # A fork of the program has the memory of a session, but not the session.
             return
         self._faults.flush()
         self.output.flush()
         self._users.clear()
-        self.release([host for host in runtime.hosts if host not in self.kept])
+        self.release([host for host in node.hosts.known if host not in self.kept])
         agent = self._agent
         self._agent = None
         if agent is not None:
-            runtime.to_agent(runtime.host, m.Bye(runtime.proc))
+            node.peers.to_agent(node.host, m.Bye(node.proc))
         if self._door is not None:
             self._door.close()
-        runtime.close(linger_ms=500)
+        node.close(linger_ms=500)
         self.output.close()
         if agent is not None:
             agent.close(timeout)
@@ -467,9 +467,9 @@ class Session:
         remove_folder(self.folder)
 
 
-def start() -> Runtime:
+def start() -> Node:
     """Makes the runtime of this program, which has none yet."""
-    return Session().runtime
+    return Session().node
 
 
 def shutdown_context(host_timeout: float | None = None) -> Future[None]:
@@ -483,15 +483,13 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
     """
     if host_timeout is not None and not host_timeout >= 0:
         raise ValueError(f"host_timeout is a number of seconds, not {host_timeout!r}")
-    if not has_runtime():
+    if not has_node():
         return _Nothing()
-    runtime = get_runtime()
-    session = runtime.session
+    node = current_node()
+    session = node.session
     if session is None:
         return _Nothing()
-    return in_thread(
-        runtime, "shutdown_context()", lambda: session.close(10.0 if host_timeout is None else host_timeout)
-    )
+    return in_thread(node, "shutdown_context()", lambda: session.close(10.0 if host_timeout is None else host_timeout))
 
 
 class _Nothing(Future[None]):
@@ -511,7 +509,7 @@ class _Nothing(Future[None]):
 
 @atexit.register
 def _at_exit() -> None:
-    if has_runtime():
-        session = get_runtime().session
+    if has_node():
+        session = current_node().session
         if session is not None and session.pid == os.getpid():
             session.close(1.0)

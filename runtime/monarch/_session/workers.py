@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from monarch._meshes.host_mesh import HostMesh, attached
-from monarch._node.current import get_runtime, open_runtime
+from monarch._node.current import current_node, open_node
 from monarch._node.future import Future
 from monarch._procs.agent.main import UNABLE
 from monarch._procs.agent.request import AgentConfig
@@ -78,20 +78,20 @@ class WorkerHosts:
         env: Mapping[str, str] | None = None,
         silence: float | None = None,
     ) -> None:
-        runtime = open_runtime()
-        session = runtime.session
+        node = open_node()
+        session = node.session
         if session is None:
             raise MonarchError("only the program itself attaches hosts, not one of its ranks")
         self._session = session
         lease = _lease(silence)
-        self.keys = runtime.keys or KeyPair.new()
+        self.keys = node.hosts.keys or KeyPair.new()
         self.processes: list[subprocess.Popen[bytes]] = []
         for index in range(count):
             address = addresses[index] if addresses else "127.0.0.1"
             config = AgentConfig(
                 "",
                 "",
-                runtime.proc,
+                node.proc,
                 *parent(),
                 PRELOAD,
                 f"tcp://{address}",
@@ -115,7 +115,7 @@ class WorkerHosts:
             listening.append(msgspec.json.decode(line, type=Listening))
         self.hosts = tuple(host_of(each.src) for each in listening)
         session.attach(listening, self.keys, controller)
-        self.mesh = attached(self.hosts, runtime, self.release)
+        self.mesh = attached(self.hosts, node, self.release)
 
     def release(self) -> None:
         """Ends the agents."""
@@ -167,8 +167,8 @@ def attach_to_workers(
     if not workers or isinstance(workers, str):
         raise ArgumentError(f"workers is a list of at least one address, and not {workers!r}")
     keys = read_key_file(ca)
-    runtime = open_runtime()
-    session = runtime.session
+    node = open_node()
+    session = node.session
     if session is None:
         raise MonarchError("only the program itself attaches hosts, not one of its ranks")
     addresses = [_address(each.get(timeout) if isinstance(each, Future) else each) for each in workers]
@@ -182,7 +182,7 @@ def attach_to_workers(
     listening = [session.greet(address, keys, timeout) for address in addresses]
     hosts = tuple(host_of(each.src) for each in listening)
     session.attach(listening, keys, here)
-    return attached(hosts, runtime, lambda: session.release(hosts), name or "")
+    return attached(hosts, node, lambda: session.release(hosts), name or "")
 
 
 def run_worker_loop_forever(
@@ -242,10 +242,10 @@ def _checked(silence: float | None) -> float:
 
 def _lease(silence: float | None) -> float:
     """Has this program hear of hosts at least so often, if that was said; the seconds that hold."""
-    runtime = get_runtime()
+    node = current_node()
     if silence is not None:
-        runtime.lease = _checked(silence)
-    return runtime.lease
+        node.hosts.lease = _checked(silence)
+    return node.hosts.lease
 
 
 def new_key_file(path: str) -> None:

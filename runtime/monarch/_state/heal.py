@@ -55,16 +55,16 @@ def heal_mesh(
     """
     if not isinstance(mesh, (ProcMesh, ActorMesh)):
         raise ArgumentError(f"heal_mesh takes a mesh of processes or of actors, and not {type(mesh).__name__}")
-    procs, runtime = mesh._state.procs, mesh._runtime
+    procs, node = mesh._state.procs, mesh._node
     if copy and (not isinstance(mesh, ActorMesh) or not callable(getattr(mesh._state.cls, copy, None))):
         raise ArgumentError(f"copy names a method of the actors of a mesh, and {copy!r} is none of {mesh!r}")
     numbered = isinstance(copy_from, int) and not isinstance(copy_from, bool) and 0 <= copy_from < len(mesh)
     if copy_from not in (None, "peer") and not numbered:
         raise ArgumentError(f'copy_from is "peer" or a rank from 0 to {len(mesh) - 1}, and not {copy_from!r}')
-    shared = runtime.shared_of(procs.uid, procs.name, "healed")
+    shared = node.shared_of(procs.uid, procs.name, "healed")
     if copy_from is not None and not copy:
         # Before anything is done that could not be asked for again.
-        givers = [mesh] if isinstance(mesh, ActorMesh) else actors_of(shared, runtime)
+        givers = [mesh] if isinstance(mesh, ActorMesh) else actors_of(shared, node)
         Handing.check(givers, isinstance(mesh, ActorMesh))
     if hosts is not None and not isinstance(hosts, HostMesh):
         raise ArgumentError(f"hosts is a mesh of hosts, and not {type(hosts).__name__}")
@@ -72,11 +72,11 @@ def heal_mesh(
     source = mesh._region.base_rank(copy_from) if isinstance(copy_from, int) else None
 
     def work() -> None:
-        replaced, renewed = heal(shared, runtime, timeout, others)
+        replaced, renewed = heal(shared, node, timeout, others)
         if replaced or renewed:
             _hand_over(mesh, shared, replaced, renewed, copy_from, source, copy, timeout)
 
-    to_its_end(runtime, "heal", work)
+    to_its_end(node, "heal", work)
     return mesh
 
 
@@ -95,7 +95,7 @@ def _hand_over(
         mine = [rank for each, rank in renewed if each._key == mesh._key]
         _copy(mesh, [*replaced, *mine], source, copy, timeout)
     elif copy_from is not None:
-        for each in [mesh] if isinstance(mesh, ActorMesh) else actors_of(shared, mesh._runtime):
+        for each in [mesh] if isinstance(mesh, ActorMesh) else actors_of(shared, mesh._node):
             mine = [rank for other, rank in renewed if other._key == each._key]
             Handing(each, [*replaced, *mine], source).run(timeout)
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._node.asking import Answers
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.gather import Gather
 from monarch._node.service import service
 from monarch._supervision.freeing import ahead_of
 
 if TYPE_CHECKING:
-    from monarch._node.node import Runtime
+    from monarch._node.node import Node
 
 SOON = 3.0
 """Seconds that somebody has waited for a call when it is looked for what is in front of it."""
@@ -37,7 +37,7 @@ def ahead(key: str, src: str, port: int) -> tuple[str, float] | None:
     Returns:
         None if the call does not wait for its turn.
     """
-    cell = get_runtime().actors.get(key)
+    cell = current_node().actors.get(key)
     front = ahead_of(key, src, port)
     if cell is None or front is None or cell.spec is None:
         return None
@@ -47,8 +47,8 @@ def ahead(key: str, src: str, port: int) -> tuple[str, float] | None:
 class Behind:
     """Says of calls that somebody waits for what is in front of them. All of it is leader only."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, node: Node) -> None:
+        self._node = node
         self._first: dict[int, float] = {}
         """By port, when somebody was first seen to wait for a call."""
         self._looks: dict[int, _Look] = {}
@@ -56,7 +56,7 @@ class Behind:
 
     def tick(self, now: float) -> None:
         """Look at the calls that are waited for; every second or so."""
-        waited = {each.port: each for each in _waited(self._runtime)}
+        waited = {each.port: each for each in _waited(self._node)}
         self._first = {port: self._first.get(port, now) for port in waited}
         for port in [port for port in self._looks if port not in waited]:
             self._looks.pop(port).close()
@@ -65,25 +65,25 @@ class Behind:
             if look is not None:
                 look.say()
             elif now - self._first[port] >= SOON and len(self._looks) < _MOST:
-                self._looks[port] = _Look(self._runtime, gather, True)
+                self._looks[port] = _Look(self._node, gather, True)
 
 
 class _Look:
     """Asks the ranks that have not answered a call what they run instead of it."""
 
-    def __init__(self, runtime: Runtime, gather: Gather[Any], tells: bool = False) -> None:
+    def __init__(self, node: Node, gather: Gather[Any], tells: bool = False) -> None:
         self._tells = tells
         self._label = gather.label
         self._count = len(gather.targets)
         self._ranks = {peer.proc: rank for rank, peer in enumerate(gather.targets)}
         self._pending = {peer.proc for peer in gather.waits_for() if peer.dead is None}
-        self._runtime = runtime
+        self._node = node
         self._said = False
         self.found: dict[int, tuple[str, float]] = {}
         """By rank, what is in front, and for how many seconds. Leader only, but for a look at a timeout's end."""
         self.thread: Any = None
-        args = (gather.actor, runtime.proc, gather.port)
-        self._answers = Answers(runtime, sorted(self._pending), "monarch._supervision.behind:ahead", args, self._heard)
+        args = (gather.actor, node.proc, gather.port)
+        self._answers = Answers(node, sorted(self._pending), "monarch._supervision.behind:ahead", args, self._heard)
 
     @property
     def done(self) -> bool:
@@ -95,7 +95,7 @@ class _Look:
             self.found[self._ranks[proc]] = (answer[0], answer[1])
         self._pending.discard(proc)
         if self.done:
-            self._runtime.pump.notify(self)
+            self._node.pump.notify(self)
             if self._tells:
                 self.say()
 
@@ -112,27 +112,27 @@ class _Look:
         self._answers.close()
 
 
-def _waited(runtime: Runtime) -> Iterator[Gather[Any]]:
+def _waited(node: Node) -> Iterator[Gather[Any]]:
     """Calls of actors that a thread or an event loop waits for; cells say by themselves what they wait for."""
-    for each in list(runtime._gathers.values()):
+    for each in list(node.ports.gathers.values()):
         waited = isinstance(each, Gather) and not each.done and (each.wanted or each._callbacks)
-        if waited and each.actor and each.method != "__init__" and not _is_notebook(runtime, each.actor):
+        if waited and each.actor and each.method != "__init__" and not _is_notebook(node, each.actor):
             yield each
 
 
-def _is_notebook(runtime: Runtime, key: str) -> bool:
-    mesh = runtime.meshes.get(key)
+def _is_notebook(node: Node, key: str) -> bool:
+    mesh = node.meshes.get(key)
     return mesh is not None and mesh._state.cls.__module__.startswith("monarch._cells")
 
 
 def ahead_now(gather: Gather[Any]) -> str:
     """What runs in front of a call, in words; empty if nothing is known to. It may take a moment."""
-    runtime = get_runtime()
-    if runtime.closed or not gather.actor or runtime.pump.receives_here():
+    node = current_node()
+    if node.closed or not gather.actor or node.pump.receives_here():
         return ""
-    look = _Look(runtime, gather)
+    look = _Look(node, gather)
     try:
-        runtime.pump.wait(look, _HEARING)
+        node.pump.wait(look, _HEARING)
         found = dict(look.found)
     finally:
         look.close()

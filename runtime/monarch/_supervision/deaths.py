@@ -12,7 +12,7 @@ from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.supervision import Begin, Collect, Command, Fail, Judge
 from monarch._node.gather import last_lines
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 from monarch._supervision.escalation import Escalation
 from monarch._supervision.mesh_failure import MeshFailure
 from monarch._supervision.state import TOGETHER
@@ -39,8 +39,8 @@ class _Death:
 class Deaths:
     """Does what ``Supervision`` says; its events come from several threads."""
 
-    def __init__(self, runtime: Runtime, escalation: Escalation) -> None:
-        self._runtime = runtime
+    def __init__(self, node: Node, escalation: Escalation) -> None:
+        self._node = node
         self._escalation = escalation
         self._lock = threading.RLock()
         """Of all Supervision machines too; held for their steps alone."""
@@ -48,27 +48,27 @@ class Deaths:
         """By mesh and rank, the death of its last process. Lock: ``_lock``."""
         self._collecting: dict[str, Hold[Promise[None]]] = {}
         """By mesh, what keeps its verdict open until its deaths are collected. Lock: ``_lock``."""
-        runtime.dying.subscribe(self.dies)
-        runtime.died.subscribe(self.died)
-        runtime.supervising = self
+        node.events.dying.subscribe(self.dies)
+        node.events.died.subscribe(self.died)
+        node.supervising = self
 
     def joined(self, uid: str, rank: int, proc: str) -> None:
         """A process has the place of this rank from now on."""
         with self._lock:
-            commands = self._runtime.own_procs[uid].supervision.joined(rank, proc)
+            commands = self._node.own_procs[uid].supervision.joined(rank, proc)
         self._do(uid, commands)
 
     def left(self, uid: str, rank: int) -> None:
         """A mesh has no such rank any more."""
         with self._lock:
-            commands = self._runtime.own_procs[uid].supervision.left(rank)
+            commands = self._node.own_procs[uid].supervision.left(rank)
         self._do(uid, commands)
 
     def dies(self, dead: m.Dead) -> None:
         """A process has died, and nobody was told yet."""
         uid, rank = split_proc(dead.proc)
-        shared = self._runtime.own_procs.get(uid)
-        if shared is None or self._runtime.closed:
+        shared = self._node.own_procs.get(uid)
+        if shared is None or self._node.closed:
             return
         expected = dead.expected or shared.stopped is not None
         awaited = not expected and self.is_supervised(uid, "", rank)
@@ -76,17 +76,15 @@ class Deaths:
             news = shared.supervision.living.get(rank) == dead.proc
             commands = shared.supervision.died(rank, dead.proc, expected)
             if news and not expected:
-                self._known[uid, rank] = _Death(dead, self._runtime.last_port)
+                self._known[uid, rank] = _Death(dead, self._node.ports.last)
                 if awaited and uid not in self._collecting:
-                    self._collecting[uid] = self._runtime.oversight.hold(uid, f"{describe_ranks([rank])} has just died")
+                    self._collecting[uid] = self._node.oversight.hold(uid, f"{describe_ranks([rank])} has just died")
         self._do(uid, commands)
 
     def is_supervised(self, uid: str, key: str, rank: int) -> bool:
         """Whether a failure may be dealt with, so that calls which meet it wait for that."""
-        shared = self._runtime.own_procs.get(uid)
-        return shared is not None and bool(
-            shared.supervision.restart or self._runtime.oversight.asked_of(uid, key, rank)
-        )
+        shared = self._node.own_procs.get(uid)
+        return shared is not None and bool(shared.supervision.restart or self._node.oversight.asked_of(uid, key, rank))
 
     def died(self, dead: m.Dead, calls: list[str]) -> None:
         """Those who waited for a process that has died were told: these calls."""
@@ -97,10 +95,10 @@ class Deaths:
                 known.calls = calls
 
     def _do(self, uid: str, commands: list[Command]) -> None:
-        oversight = self._runtime.oversight
+        oversight = self._node.oversight
         for command in commands:
             if isinstance(command, Collect):
-                self._runtime.pump.call_later(TOGETHER, partial(self._collect, uid))
+                self._node.pump.call_later(TOGETHER, partial(self._collect, uid))
             elif isinstance(command, Begin):
                 who = f"its restart rule replaces {describe_ranks(command.ranks)}, attempt {command.attempt}"
                 oversight.decide(uid, who, partial(self._restart, uid, command))
@@ -115,17 +113,17 @@ class Deaths:
 
     def _collect(self, uid: str) -> None:
         with self._lock:
-            commands = self._runtime.own_procs[uid].supervision.collect(time.monotonic())
+            commands = self._node.own_procs[uid].supervision.collect(time.monotonic())
             hold = self._collecting.pop(uid, None)
         try:
             self._do(uid, commands)
         finally:
             # Those who decide have holds of their own by now. If the rank was replaced meanwhile, nobody does.
-            self._runtime.oversight.release(uid, hold)
+            self._node.oversight.release(uid, hold)
 
     def begin_again(self, uid: str, ranks: tuple[int, ...], otherwise: Callable[[], None]) -> None:
         """Actors have failed in processes that live: they are made anew if the mesh has a rule that says so."""
-        shared = self._runtime.own_procs.get(uid)
+        shared = self._node.own_procs.get(uid)
         with self._lock:
             begin = shared.supervision.allow(ranks, time.monotonic()) if shared is not None else None
         if begin is None or shared is None:
@@ -139,27 +137,27 @@ class Deaths:
                 otherwise()
 
         who = f"its restart rule makes the actors of {describe_ranks(ranks)} again, attempt {begin.attempt}"
-        self._runtime.oversight.decide(uid, who, restart)
+        self._node.oversight.decide(uid, who, restart)
 
     def _heal(self, shared: _Shared, begin: Begin) -> None:
         """After the pause, if the mesh is still there by then."""
         from monarch._supervision.healing import heal
 
-        runtime = self._runtime
+        node = self._node
         until = time.monotonic() + begin.after
         pause = threading.Event()
-        while shared.stopped is None and not runtime.closed and time.monotonic() < until:
+        while shared.stopped is None and not node.closed and time.monotonic() < until:
             pause.wait(min(0.1, max(0.0, until - time.monotonic())))
-        if shared.stopped is None and not runtime.closed:
-            heal(shared, runtime, 60.0)
+        if shared.stopped is None and not node.closed:
+            heal(shared, node, 60.0)
             shared.restarts += 1
 
     def _restart(self, uid: str, begin: Begin) -> None:
-        shared = self._runtime.own_procs[uid]
+        shared = self._node.own_procs[uid]
         try:
             self._heal(shared, begin)
         except MonarchError as error:
-            if shared.stopped is not None or self._runtime.closed:
+            if shared.stopped is not None or self._node.closed:
                 # It was stopped meanwhile, so that there is nothing to be told of.
                 with self._lock:
                     for rank in begin.ranks:
@@ -176,27 +174,27 @@ class Deaths:
             self._do(uid, commands)
             if not commands and not isinstance(error, StoppedError):
                 # The processes are there again, and an actor is not.
-                owner = self._runtime.proc_meshes[uid][1]
-                latest = self._runtime.last_port
+                owner = self._node.proc_meshes[uid][1]
+                latest = self._node.ports.last
                 self._escalation.judge(partial(self._failure, uid), uid, "", begin.ranks, owner, latest)
 
     def _judge(self, uid: str, judge: Judge) -> None:
-        owner = self._runtime.proc_meshes[uid][1]
+        owner = self._node.proc_meshes[uid][1]
         with self._lock:
             names = {rank: self._known[uid, rank].dead.proc for rank in judge.ranks}
         for rank, name in names.items():
 
             def judged(handled: bool, rank: int = rank, name: str = name) -> None:
                 with self._lock:
-                    commands = self._runtime.own_procs[uid].supervision.judged(rank, name, handled)
+                    commands = self._node.own_procs[uid].supervision.judged(rank, name, handled)
                 self._do(uid, commands)
 
-            asked = self._runtime.oversight.asked_of(uid, "", rank)
+            asked = self._node.oversight.asked_of(uid, "", rank)
             self._escalation.ask(self._failure(uid, (rank,)), asked, owner, judged)
 
     def _fail(self, uid: str, fail: Fail) -> None:
         """Nobody handles it: all calls to the mesh fail, and if nobody has heard of it by a call the owner does."""
-        name, owner = self._runtime.proc_meshes[uid]
+        name, owner = self._node.proc_meshes[uid]
         reasons: dict[str, list[int]] = {}
         waited, latest = False, 0
         with self._lock:
@@ -210,7 +208,7 @@ class Deaths:
             for reason, ranks in reasons.items()
         )
         why = f"{what}, and nobody supervises {name}, so that all of its calls fail"
-        if not self._runtime.fail_calls(uid, "", why, latest) and not waited:
+        if not self._node.ports.fail_calls(uid, "", why, latest) and not waited:
             for ranks in reasons.values():
                 self._escalation.up(self._failure(uid, tuple(ranks)), owner)
 
@@ -223,5 +221,5 @@ class Deaths:
         tail = last_lines(dead)
         if tail:
             text += "\n" + "\n".join(["last lines of stderr:", *(f"  {line}" for line in tail)])
-        whole = self._runtime.own_procs[uid].whole(self._runtime)
-        return MeshFailure(self._runtime.proc_meshes[uid][0], whole, ranks, text, dead.reason, when, list(calls))
+        whole = self._node.own_procs[uid].whole(self._node)
+        return MeshFailure(self._node.proc_meshes[uid][0], whole, ranks, text, dead.reason, when, list(calls))

@@ -9,7 +9,7 @@ from threading import Timer
 
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.verdicts import Tally
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 from monarch._node.remote_errors import pack_failure
 from monarch._supervision.mesh_failure import MeshFailure
 from monarch._supervision.state import Judge
@@ -31,8 +31,8 @@ def describe_unhandled(failure: MeshFailure) -> str:
 class Escalation:
     """Takes failures of one process's meshes to those who are to know. It has no state, and holds no lock."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, node: Node) -> None:
+        self._node = node
 
     def judge(
         self,
@@ -53,7 +53,7 @@ class Escalation:
             owner: key of the actor that owns the mesh; empty if none does.
             latest: the last port that was given before it: calls that were made later are no concern of it.
         """
-        oversight = self._runtime.oversight
+        oversight = self._node.oversight
         asked = {rank: oversight.asked_of(uid, actor, rank) for rank in ranks}
         tally = Tally(ranks)
 
@@ -73,7 +73,7 @@ class Escalation:
 
     def _unhandled(self, failure: MeshFailure, uid: str, actor: str, owner: str, latest: int) -> None:
         head = failure.report().partition("\n")[0]
-        if not uid or not self._runtime.fail_calls(uid, actor, f"{head}; nobody handles that", latest):
+        if not uid or not self._node.ports.fail_calls(uid, actor, f"{head}; nobody handles that", latest):
             self.up(failure, owner)
 
     def ask(
@@ -84,7 +84,7 @@ class Escalation:
             if supervisor.judge(failure):
                 judged(True)
                 return
-        cell = self._runtime.actors.get(owner) if owner else None
+        cell = self._node.actors.get(owner) if owner else None
         if cell is not None and cell.supervises():
             cell.supervise(failure, judged)
         else:
@@ -92,19 +92,19 @@ class Escalation:
 
     def up(self, failure: MeshFailure, owner: str) -> None:
         """Nobody handles it: the owner has failed as well, and in a program its hook is called."""
-        runtime = self._runtime
-        cell = runtime.actors.get(owner) if owner else None
+        node = self._node
+        cell = node.actors.get(owner) if owner else None
         if cell is not None:
             cell.fail(_pack(failure))
-        elif runtime.config is None:
+        elif node.config is None:
             # Not here: the hook may do anything, and this thread receives messages.
             timer = Timer(0, call_hook, (failure,))
             timer.daemon = True
             timer.start()
         else:
             # Its owner is gone, or was no actor: then the one that owns this process is next.
-            fault = m.Fault(runtime.proc, runtime.config.procs.uid, runtime.rank, _pack(failure))
-            runtime.peer(runtime.config.owner).send(m.encode(fault))
+            fault = m.Fault(node.proc, node.config.procs.uid, node.rank, _pack(failure))
+            node.peers.get(node.config.owner).send(m.encode(fault))
 
 
 def call_hook(failure: MeshFailure) -> None:

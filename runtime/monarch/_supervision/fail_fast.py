@@ -62,7 +62,7 @@ class Party:
     def __init__(
         self, calls: Sequence[Watched], on_failure: Callable[[], None] | None = None, alike: bool = False
     ) -> None:
-        self._runtime = calls[0]._runtime
+        self._node = calls[0]._node
         self._on_failure = on_failure
         self._lock = RLock()
         # All of these with the lock.
@@ -177,11 +177,11 @@ class Party:
         if machine is not None and machine.freed:
             # Also those that were not called: they are of the same groups.
             # A spawn has no view, and its mesh may be gone.
-            known = self._runtime.meshes
+            known = self._node.meshes
             views = [known.get(call.actor) if call.view is None else call.view for call in self._calls]
             meshes = {view._state.procs for view in views if view is not None}
             ranks = [procs.proc(rank) for procs in meshes for rank in range(procs.size)]
-            Answers(self._runtime, ranks, _SPOIL, (self._reason(machine.freed), machine.round)).close()
+            Answers(self._node, ranks, _SPOIL, (self._reason(machine.freed), machine.round)).close()
 
     def _forget(self) -> None:
         answers, self._answers = self._answers, []
@@ -207,13 +207,13 @@ class Party:
         assert self._machine is not None
         self._serial += 1
         serial = self._serial
-        self._runtime.pump.call_later(max(0.0, self._machine.due - time.monotonic()), lambda: self._tick(serial))
+        self._node.pump.call_later(max(0.0, self._machine.due - time.monotonic()), lambda: self._tick(serial))
 
     def _tick(self, serial: int) -> None:
         told = False
         with self._lock:
             machine = self._machine
-            if machine is None or serial != self._serial or self._runtime.closed:
+            if machine is None or serial != self._serial or self._node.closed:
                 return
             self._note_ended(machine)
             # Those that do not say that they know are not waited for any longer.
@@ -320,10 +320,10 @@ class Party:
             places_of.setdefault(self._tasks[task][0], {})[self._proc(task)] = task
         for call, places in places_of.items():
             # Nobody waits for a broadcast, which may be of any process.
-            named = (call.actor, self._runtime.proc if call.port else "", call.port)
+            named = (call.actor, self._node.proc if call.port else "", call.port)
             made.append(
                 Answers(
-                    self._runtime,
+                    self._node,
                     list(places),
                     service,
                     (*named, *args),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.birth import Booting, booting, forsake
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 from monarch._node.remote_errors import unpack_failure, with_source
 from monarch._supervision.deaths import Deaths
 from monarch._supervision.escalation import Escalation, call_hook
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 class Faults:
     """Takes the faults of one process's meshes to those who are to know."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._escalation = Escalation(runtime)
-        self._deaths = Deaths(runtime, self._escalation)
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._escalation = Escalation(node)
+        self._deaths = Deaths(node, self._escalation)
         self._lock = threading.RLock()
         self._failed: list[m.Fault] = []
         """Faults that are being collected. Lock: ``_lock``."""
@@ -37,12 +37,12 @@ class Faults:
         """The last port that was given before the last of them. Lock: ``_lock``."""
         self._collecting: dict[str, Hold[Promise[None]]] = {}
         """By mesh of processes, what keeps its verdict open until its faults are collected. Lock: ``_lock``."""
-        runtime.faulted.subscribe(self.on_fault)
-        runtime.oversight.settled.subscribe(partial(forsake, runtime))
+        node.events.faulted.subscribe(self.on_fault)
+        node.oversight.settled.subscribe(partial(forsake, node))
 
     def on_fault(self, fault: m.Fault) -> None:
         """An actor of a mesh has failed where nobody waited."""
-        mesh = self._runtime.meshes.get(fault.actor)
+        mesh = self._node.meshes.get(fault.actor)
         uid = mesh._state.procs.uid if mesh is not None else ""
         awaited = bool(uid) and self._deaths.is_supervised(uid, fault.actor, fault.rank)
         # What a process said before another one took its place says nothing of that, whichever is heard first.
@@ -56,25 +56,25 @@ class Faults:
             mesh._state.failed.add(fault.rank)
         with self._lock:
             self._failed.append(fault)
-            self._latest = self._runtime.last_port
+            self._latest = self._node.ports.last
             first = len(self._failed) == 1
             if awaited and uid not in self._collecting:
                 who = f"an actor of {describe_ranks([fault.rank])} has just failed"
-                self._collecting[uid] = self._runtime.oversight.hold(uid, who)
+                self._collecting[uid] = self._node.oversight.hold(uid, who)
         if first:
-            self._runtime.pump.call_later(TOGETHER, self._report)
+            self._node.pump.call_later(TOGETHER, self._report)
 
     def _is_judged_by_owner(self, actor: str) -> bool:
-        cell = self._runtime.actors.get(self._runtime.owners.get(actor, ""))
+        cell = self._node.actors.get(self._node.owners.get(actor, ""))
         return cell is not None and cell.supervises()
 
     def flush(self) -> None:
         """The program ends: tells its hook, in this thread, of constructors that have raised a moment ago."""
-        for mesh in list(self._runtime.meshes.values()):
+        for mesh in list(self._node.meshes.values()):
             birth = mesh._state.birth
             for fault in birth.untold() if birth is not None else ():
                 call_hook(self._failure(mesh._name, mesh, fault, (fault.rank,)))
-        for shared in list(self._runtime.own_procs.values()):
+        for shared in list(self._node.own_procs.values()):
             boot = shared.initialized
             for fault in boot.untold() if isinstance(boot, Booting) else ():
                 call_hook(self._failure(shared.procs.name, None, fault, (fault.rank,)))
@@ -94,15 +94,15 @@ class Faults:
         finally:
             for uid, hold in holds.items():
                 # Those who decide have holds of their own by now.
-                self._runtime.oversight.release(uid, hold)
+                self._node.oversight.release(uid, hold)
 
     def _report_one(self, actor: str, faults: list[m.Fault], latest: int) -> None:
         """Actors of one mesh that failed alike."""
-        runtime = self._runtime
-        mesh = runtime.meshes.get(actor)
-        name = mesh._name if mesh is not None else runtime.proc_meshes.get(actor, (actor, ""))[0]
-        owner = runtime.owners.get(actor) or runtime.proc_meshes.get(actor, ("", ""))[1]
-        uid = mesh._state.procs.uid if mesh is not None else actor if booting(runtime, actor, faults[0].rank) else ""
+        node = self._node
+        mesh = node.meshes.get(actor)
+        name = mesh._name if mesh is not None else node.proc_meshes.get(actor, (actor, ""))[0]
+        owner = node.owners.get(actor) or node.proc_meshes.get(actor, ("", ""))[1]
+        uid = mesh._state.procs.uid if mesh is not None else actor if booting(node, actor, faults[0].rank) else ""
         made = partial(self._failure, name, mesh, faults[0])
         ranks = tuple(sorted({fault.rank for fault in faults}))
         judge = partial(self._escalation.judge, made, uid, actor, ranks, owner, latest)
@@ -114,13 +114,13 @@ class Faults:
         trace = "\n".join(with_source(failure.trace))
         text, port = f"{failure.kind}: {failure.text}\n{trace}", 0
         whole: Any = mesh
-        if mesh is None and booting(self._runtime, fault.actor, fault.rank):
+        if mesh is None and booting(self._node, fault.actor, fault.rank):
             text = f"bootstrap raised {text}"
-            whole = self._runtime.own_procs[fault.actor].whole(self._runtime)
+            whole = self._node.own_procs[fault.actor].whole(self._node)
         elif mesh is not None and _was_not_made(mesh, fault.rank):
             assert mesh._state.birth is not None
             port = mesh._state.birth.port
-            if not booting(self._runtime, mesh._state.procs.uid, fault.rank):
+            if not booting(self._node, mesh._state.procs.uid, fault.rank):
                 text = f"__init__() raised {text}"
         return MeshFailure(name, whole, ranks, text, when=time.time(), port=port)
 

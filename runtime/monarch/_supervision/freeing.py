@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from monarch._core.fail_fast import Standing
 from monarch._core.stop_ladder import Freed
 from monarch._groups.rendezvous import membership, spoil
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.future import Future
 from monarch._node.service import service
 from monarch._procs.os.blocked import Blocked, Wait, blocked
@@ -41,7 +41,7 @@ def running(key: str, src: str, port: int) -> tuple[Cell, Call] | None:
         src: proc that has called; empty for any.
         port: where it waits for the answer; 0 if nobody does.
     """
-    cell = get_runtime().actors.get(key)
+    cell = current_node().actors.get(key)
     calls = [cell.running, *list(cell.turns.tasks.values())] if cell is not None else []
     return next(
         ((cell, call) for call in calls if call is not None and _is(call, src, port) and cell is not None), None
@@ -50,14 +50,14 @@ def running(key: str, src: str, port: int) -> tuple[Cell, Call] | None:
 
 def waiting(key: str, src: str, port: int) -> Cell | None:
     """The actor of this process that has a call in its queue; None if none has."""
-    cell = get_runtime().actors.get(key)
+    cell = current_node().actors.get(key)
     queued = list(cell.queue) if cell is not None else []
     return cell if any(_is(call, src, port) for call in queued) else None
 
 
 def _is_idle(key: str, src: str, port: int) -> bool:
     """Whether a call neither runs here nor waits; that of a constructor waits until the actor is made."""
-    cell = get_runtime().actors.get(key)
+    cell = current_node().actors.get(key)
     return cell is None or (not cell.is_coming and waiting(key, src, port) is None)
 
 
@@ -88,10 +88,10 @@ def standing(key: str, src: str, port: int) -> Standing:
     """
     from monarch._groups.rendezvous import uses_collectives
 
-    runtime, world = get_runtime(), membership().world
+    node, world = current_node(), membership().world
     found = running(key, src, port)
     number = membership().round
-    busy = any(_is_busy(each) for each in list(runtime.actors.values()))
+    busy = any(_is_busy(each) for each in list(node.actors.values()))
     idle = found is None and _is_idle(key, src, port)
     groups: dict[str, tuple[tuple[int, ...], int]] = {}
     if world is not None or uses_collectives():
@@ -100,7 +100,7 @@ def standing(key: str, src: str, port: int) -> Standing:
         groups = counts()
     making = [] if world is None else [tuple(ranks) for ranks in list(world.making)]
     if found is None:
-        return Standing(runtime.rank, groups, tuple(making), round=number, idle=idle, busy=busy)
+        return Standing(node.rank, groups, tuple(making), round=number, idle=idle, busy=busy)
     ident = thread_of(found[0])
     frame = sys._current_frames().get(ident)
     if _makes_group(frame) and not making:
@@ -108,7 +108,7 @@ def standing(key: str, src: str, port: int) -> Standing:
     at = _caller_of_wait(frame) or frame
     place = (id(at), at.f_lasti, at.f_lineno) if at is not None else ()
     sleeps = blocked(ident).wait is Wait.SLEEP
-    return Standing(runtime.rank, groups, tuple(making), place, sleeps, number, idle, busy)
+    return Standing(node.rank, groups, tuple(making), place, sleeps, number, idle, busy)
 
 
 def _caller_of_wait(frame: FrameType | None) -> FrameType | None:
@@ -190,7 +190,7 @@ def free(key: str, src: str, port: int, reason: str) -> Freed:
 
 def _explain(reason: str) -> None:
     """Whatever runs here and is in a collective learns why that broke: the call, or one that it waits for."""
-    for cell in list(get_runtime().actors.values()):
+    for cell in list(current_node().actors.values()):
         for call in (cell.running, *list(cell.turns.tasks.values())):
             if call is not None:
                 membership().free_call(call.src, call.port, reason)

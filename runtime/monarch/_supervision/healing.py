@@ -17,7 +17,7 @@ from monarch._meshes.queries import actors_of, dead_ranks, reaches
 from monarch._meshes.replace import create, replace
 from monarch._node.future import Future, Ready
 from monarch._node.gather import Gather
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 from monarch._wire import messages as m
 from monarch.exceptions import MonarchError, SpawnError, StoppedError
 
@@ -26,13 +26,13 @@ _TRIES = 5
 
 
 def heal(
-    shared: _Shared, runtime: Runtime, timeout: float, hosts: Sequence[str] = ()
+    shared: _Shared, node: Node, timeout: float, hosts: Sequence[str] = ()
 ) -> tuple[list[int], list[tuple[ActorMesh, int]]]:
     """Puts new processes in the place of those that have died, and new actors in that of those that have failed.
 
     Args:
         shared: of the mesh.
-        runtime: of this process, which owns it.
+        node: of this process, which owns it.
         timeout: seconds for all of it.
         hosts: ids of hosts that may take the place of those that are lost.
 
@@ -46,11 +46,11 @@ def heal(
         SupervisionError: another heal or resize of the mesh is still under way when the time is over.
     """
     until = time.monotonic() + timeout
-    with changing(shared, runtime, "healed", timeout):
-        replaced = _replace_dead(shared, runtime, until, hosts)
-        renewed = _renew_failed(shared, runtime, until, replaced)
+    with changing(shared, node, "healed", timeout):
+        replaced = _replace_dead(shared, node, until, hosts)
+        renewed = _renew_failed(shared, node, until, replaced)
         if replaced and (shared.initialized is None or shared.initialized.done):
-            shared.initialized = Ready(runtime, shared.procs.name, True)
+            shared.initialized = Ready(node, shared.procs.name, True)
         if shared.starting is not None:
             shared.starting.fill()
         return sorted(replaced), renewed
@@ -58,47 +58,47 @@ def heal(
 
 def replace_ranks(mesh: ProcMesh, ranks: Sequence[int], timeout: float) -> None:
     """Replace the processes of some ranks, living ones included, and restart their actors."""
-    _replace(mesh._state, mesh._runtime, ranks, timeout)
+    _replace(mesh._state, mesh._node, ranks, timeout)
 
 
-def replace_procs(runtime: Runtime, procs: Sequence[str], timeout: float) -> None:
+def replace_procs(node: Node, procs: Sequence[str], timeout: float) -> None:
     """Replace living processes of meshes that this process owns, and restart their actors."""
     ranks: dict[str, list[int]] = {}
     for uid, rank in map(split_proc, procs):
         ranks.setdefault(uid, []).append(rank)
     for uid, each in ranks.items():
-        _replace(runtime.own_procs[uid], runtime, sorted(set(each)), timeout)
+        _replace(node.own_procs[uid], node, sorted(set(each)), timeout)
 
 
-def _replace(shared: _Shared, runtime: Runtime, ranks: Sequence[int], timeout: float) -> None:
+def _replace(shared: _Shared, node: Node, ranks: Sequence[int], timeout: float) -> None:
     until = time.monotonic() + timeout
-    with changing(shared, runtime, "healed", timeout):
-        for each in replace(shared, runtime, ranks):
+    with changing(shared, node, "healed", timeout):
+        for each in replace(shared, node, ranks):
             each.get(max(0.0, until - time.monotonic()))
 
 
-def _replace_dead(shared: _Shared, runtime: Runtime, until: float, hosts: Sequence[str]) -> set[int]:
+def _replace_dead(shared: _Shared, node: Node, until: float, hosts: Sequence[str]) -> set[int]:
     """The ranks that have new processes."""
     replaced: set[int] = set()
     for attempt in range(_TRIES):
-        dead = dead_ranks(shared, runtime)
+        dead = dead_ranks(shared, node)
         if not dead:
             break
-        if shared.stopped is not None or runtime.closed:
+        if shared.stopped is not None or node.closed:
             raise StoppedError(f"{shared.procs.name} was stopped before it was healed", mesh=shared.procs.name)
-        moved = _move(shared, runtime, dead, hosts)
-        made = replace(shared, runtime, dead, moved)
+        moved = _move(shared, node, dead, hosts)
+        made = replace(shared, node, dead, moved)
         replaced.update(dead)
         error = _first_error(made, until)
-        if error is not None and (attempt == _TRIES - 1 or not dead_ranks(shared, runtime)):
+        if error is not None and (attempt == _TRIES - 1 or not dead_ranks(shared, node)):
             raise error
     return replaced
 
 
-def _renew_failed(shared: _Shared, runtime: Runtime, until: float, replaced: set[int]) -> list[tuple[ActorMesh, int]]:
+def _renew_failed(shared: _Shared, node: Node, until: float, replaced: set[int]) -> list[tuple[ActorMesh, int]]:
     """The actors that were restarted in a process that lives on."""
     renewed: list[tuple[ActorMesh, int]] = []
-    for mesh in actors_of(shared, runtime):
+    for mesh in actors_of(shared, node):
         state = mesh._state
         failed = set(state.failed)
         for rank in sorted(failed - replaced):
@@ -108,16 +108,16 @@ def _renew_failed(shared: _Shared, runtime: Runtime, until: float, replaced: set
         birth = state.birth
         if birth is None or (birth.done and birth.raised.keys() <= failed | replaced):
             # What is still being made, or was not made again, has its own to say.
-            state.birth, state.initialized = None, Ready(runtime, mesh._name, True)
+            state.birth, state.initialized = None, Ready(node, mesh._name, True)
     return renewed
 
 
-def _move(shared: _Shared, runtime: Runtime, dead: Sequence[int], hosts: Sequence[str]) -> dict[str, str]:
+def _move(shared: _Shared, node: Node, dead: Sequence[int], hosts: Sequence[str]) -> dict[str, str]:
     """Of the hosts that are lost, which ones take their place."""
     procs = shared.procs
-    lost = [rank for rank in dead if not reaches(runtime, procs.host(rank))]
+    lost = [rank for rank in dead if not reaches(node, procs.host(rank))]
     gone = list(dict.fromkeys(procs.host(rank) for rank in lost))
-    free = [host for host in dict.fromkeys(hosts) if host not in procs.hosts and reaches(runtime, host)]
+    free = [host for host in dict.fromkeys(hosts) if host not in procs.hosts and reaches(node, host)]
     if len(free) < len(gone):
         raise SpawnError(
             f"{describe_ranks(lost)} of {procs.name} cannot be replaced: their host is lost; give as many others as "
@@ -140,16 +140,16 @@ def _first_error(made: list[Future[Any]], until: float) -> BaseException | None:
 
 def _make_again(mesh: ActorMesh, rank: int, until: float) -> None:
     """A failed actor whose process lives: it is ended, and another is made there."""
-    runtime = mesh._runtime
+    node = mesh._node
     position = mesh._state.region.position_of(rank)
     if position is None:
         return
     member = mesh._view(mesh._state.region)._member(position)
     peers = member._members_at().peers
     ended: Gather[None] = Gather(
-        runtime, peers, Extent((), ()), mesh._name, "stop", lambda _, __: None, mesh._key, patient=True
+        node, peers, Extent((), ()), mesh._name, "stop", lambda _, __: None, mesh._key, patient=True
     )
-    peers[0].send(m.encode(m.Halt(runtime.proc, mesh._key, ended.port, member._view_bytes, "made anew, as it failed")))
+    peers[0].send(m.encode(m.Halt(node.proc, mesh._key, ended.port, member._view_bytes, "made anew, as it failed")))
     ended.check()
     with suppress(MonarchError):
         # What its cleanup says does not matter: its state is not to be trusted.

@@ -15,7 +15,7 @@ from monarch._wire.receiving.aside import tell_error
 from monarch.exceptions import SupervisionError
 
 if TYPE_CHECKING:
-    from monarch._node.node import Runtime
+    from monarch._node.node import Node
     from monarch._supervision.mesh_failure import MeshFailure
 
 TOGETHER = 0.05
@@ -37,9 +37,9 @@ class Oversight:
     No lock of it is held while a supervisor runs, nor while what waits for a verdict is woken.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._verdicts: Verdicts[Promise[None]] = Verdicts(lambda: Promise(runtime, "a verdict"))
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._verdicts: Verdicts[Promise[None]] = Verdicts(lambda: Promise(node, "a verdict"))
         self._lock = threading.RLock()
         self._supervisors: tuple[Judge, ...] = ()
         """Those whose ``with`` block runs, outermost first. Replaced as a whole under ``_lock``."""
@@ -98,7 +98,7 @@ class Oversight:
             try:
                 work()
             except Exception:
-                if not self._runtime.closed:
+                if not self._node.closed:
                     traceback.print_exc()
             finally:
                 self.release(uid, hold)
@@ -129,7 +129,7 @@ class Oversight:
         waited = verdict is not None
         deadline = time.monotonic() + VERDICT_S
         while verdict is not None:
-            if not self._runtime.wait(verdict, max(0.0, deadline - time.monotonic())):
+            if not self._node.wait(verdict, max(0.0, deadline - time.monotonic())):
                 holders = "; ".join(dict.fromkeys(self._verdicts.holders(uid)))
                 if holders:
                     raise SupervisionError(

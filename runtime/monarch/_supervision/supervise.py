@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._core.later import asyncio
 from monarch._meshes.actor_mesh import ActorMesh
 from monarch._meshes.proc_mesh import ProcMesh
-from monarch._node.node import Runtime
+from monarch._node.node import Node
 from monarch._supervision.mesh_failure import MeshFailure
 from monarch.exceptions import ArgumentError, SupervisionError
 
@@ -45,7 +45,7 @@ def supervise(mesh: Any, on_failure: Callable[[MeshFailure], Any] | None = None)
     if on_failure is not None and not callable(on_failure):
         raise ArgumentError(f"on_failure is a function that takes a MeshFailure, and not {on_failure!r}")
     procs = mesh._state.procs
-    mesh._runtime.shared_of(procs.uid, procs.name, "supervised")
+    mesh._node.shared_of(procs.uid, procs.name, "supervised")
     return Supervisor(mesh, on_failure)
 
 
@@ -59,7 +59,7 @@ class Supervisor:
     def __init__(self, mesh: ProcMesh | ActorMesh, on_failure: Callable[[MeshFailure], Any] | None) -> None:
         self._mesh = mesh
         self._on_failure = on_failure
-        self._runtime: Runtime = mesh._runtime
+        self._node: Node = mesh._node
         self._key = mesh._key if isinstance(mesh, ActorMesh) else ""
         self._uid = mesh._state.procs.uid
         self._entered = 0
@@ -87,7 +87,7 @@ class Supervisor:
 
     def __enter__(self) -> Self:
         if not self._entered:
-            self._runtime.oversight.enter(self)
+            self._node.oversight.enter(self)
         self._entered += 1
         return self
 
@@ -96,7 +96,7 @@ class Supervisor:
     ) -> None:
         try:
             # What on_failure has begun belongs to the block.
-            self._runtime.oversight.wait(self._uid, self._mesh._state.procs.name, "the end of supervise()")
+            self._node.oversight.wait(self._uid, self._mesh._state.procs.name, "the end of supervise()")
         except SupervisionError as late:
             if error is None:
                 raise
@@ -105,7 +105,7 @@ class Supervisor:
         finally:
             self._entered -= 1
             if not self._entered:
-                self._runtime.oversight.leave(self)
+                self._node.oversight.leave(self)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()

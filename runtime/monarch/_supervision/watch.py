@@ -15,7 +15,7 @@ from monarch._core.roster import split_proc
 from monarch._node.owed import Unanswered, Watched
 
 if TYPE_CHECKING:
-    from monarch._node.node import Runtime
+    from monarch._node.node import Node
     from monarch._supervision.fail_fast import Party
     from monarch._wire import messages as m
 
@@ -24,18 +24,18 @@ class Watch:
     """The parties of a process that calls have come into by failing, by mesh of processes.
 
     Args:
-        runtime: of this process.
+        node: of this process.
     """
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, node: Node) -> None:
+        self._node = node
         self._lock = RLock()
         self._parties: dict[str, Party] = {}
         """Lock: ``_lock``, as the next one; a dict that is empty is seen so without it."""
         self._unread: dict[str, dict[str, ref[Watched]]] = {}
         """Of each proc, the last call that has failed there, if nobody has read its error: calls that follow may wait
         for it."""
-        runtime.faulted.subscribe(self.faulted)
+        node.events.faulted.subscribe(self.faulted)
 
     def failed(self, call: Watched, position: int) -> None:
         """The code of a rank of a call has raised; in the receiving thread."""
@@ -63,13 +63,13 @@ class Watch:
 
     def faulted(self, fault: m.Fault) -> None:
         """An actor has failed where nobody waits for an answer: others may wait for it; in the receiving thread."""
-        mesh = self._runtime.meshes.get(fault.actor)
+        mesh = self._node.meshes.get(fault.actor)
         birth = mesh._state.birth if mesh is not None else None
         if mesh is None or (birth is not None and fault.rank in birth.raised):
             return
         targets = mesh._members_at()
         failed = {position for position, peer in enumerate(targets.peers) if peer.proc == fault.src}
-        call = Unanswered(self._runtime, mesh, targets.peers, failed)
+        call = Unanswered(self._node, mesh, targets.peers, failed)
         if failed and call.owed:
             uid = _uid_of(call)
             self._join(uid, [call, *self._under_way(uid)])
@@ -100,7 +100,7 @@ class Watch:
 
     def _under_way(self, uid: str) -> Iterator[Watched]:
         """The calls to a mesh that wait for answers, and that nothing else watches over."""
-        calls: list[Any] = list(self._runtime._gathers.values())
+        calls: list[Any] = list(self._node.ports.gathers.values())
         for call in calls:
             is_call = getattr(call, "party", self) is None and call.watched and call.actor
             if is_call and call.waits_for() and _uid_of(call) == uid:

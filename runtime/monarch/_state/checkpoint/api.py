@@ -108,7 +108,7 @@ def restore(
         answer.get(max(0.0, until - time.monotonic()))
         return folder
 
-    return in_thread(mesh._runtime, "restore", wait)
+    return in_thread(mesh._node, "restore", wait)
 
 
 def folder_of(path: str | os.PathLike[str]) -> str:
@@ -170,11 +170,11 @@ class Save:
         self._stage = "taking the copies"
         self.names: list[list[str]] = []
         """Of each rank, what its state has at the top, once the copies are taken."""
-        runtime = mesh._runtime
-        self._copies = send(mesh, "checkpoint", f"{_MODULE}:stage", runtime.proc, self._token, state, args)
+        node = mesh._node
+        self._copies = send(mesh, "checkpoint", f"{_MODULE}:stage", node.proc, self._token, state, args)
         with _lock:
             self._before = _last.get(path)
-            self.future: Promise[str] = in_thread(runtime, "checkpoint", self._run)
+            self.future: Promise[str] = in_thread(node, "checkpoint", self._run)
             """Done when the version is complete; its path."""
             _last[path] = self.future
         self.future._when_done(self._leave)
@@ -244,12 +244,12 @@ def _steps(
         step: its name.
         args: gives the arguments for a position.
     """
-    runtime = mesh._runtime
+    node = mesh._node
     targets = mesh._members_at()
-    gather: Gather[Any] = Gather(runtime, targets.peers, mesh.extent, mesh._name, what, lambda _, values: list(values))
+    gather: Gather[Any] = Gather(node, targets.peers, mesh.extent, mesh._name, what, lambda _, values: list(values))
     for place, peer in enumerate(targets.peers):
         # In one piece: a service gets nothing beside its message.
-        body = pickle.dumps((Port(runtime, runtime.proc, gather.port), place, token, step, *args(place)))
-        peer.send(m.encode(m.Ask(runtime.proc, 0, b"", f"{_MODULE}:step", body)))
+        body = pickle.dumps((Port(node, node.proc, gather.port), place, token, step, *args(place)))
+        peer.send(m.encode(m.Ask(node.proc, 0, b"", f"{_MODULE}:step", body)))
     gather.check()
     return gather

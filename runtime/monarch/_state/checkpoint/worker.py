@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.ports import Port
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.remote_errors import pack_failure
 from monarch._node.service import function_of, service
 from monarch._procs.os.helpers import be_helper
@@ -199,10 +199,10 @@ def still_open() -> int:
 def _watch() -> None:
     """Without who conducts it, a checkpoint comes to no end."""
     global _watching
-    runtime = get_runtime()
-    if _watching is not runtime:
-        _watching = runtime
-        runtime.at_death.append(_died)
+    node = current_node()
+    if _watching is not node:
+        _watching = node
+        node.events.proc_died.append(_died)
 
 
 def _died(proc: str) -> None:

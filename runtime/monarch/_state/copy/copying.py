@@ -16,7 +16,7 @@ from monarch._core.shapes.boxes import elements
 from monarch._meshes.actor_mesh import ActorMesh
 from monarch._meshes.adverbs import Endpoint, Undecorated
 from monarch._node.asking import ask
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.future import Future, in_thread
 from monarch._state.copy.endpoints import Shared, Side, end, share_state
 from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError
@@ -56,7 +56,7 @@ def copy_state(source: Any, target: Any, *, timeout: float = 60.0) -> Future[Cop
         ArgumentError: these are no methods of actors.
     """
     _check(source, target, timeout)
-    return in_thread(get_runtime(), "copy_state", lambda: _Copy(source, target, timeout).run())
+    return in_thread(current_node(), "copy_state", lambda: _Copy(source, target, timeout).run())
 
 
 def _check(source: Any, target: Any, timeout: float) -> None:

@@ -10,7 +10,7 @@ import numpy
 
 from monarch._core.reshard import Fetch
 from monarch._core.shapes.boxes import Box, runs
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.service import service
 from monarch._state.rdma.plane import plane
 from monarch._tensors.checkpoints.states import Local, locals_of
@@ -66,7 +66,7 @@ def share_state(state: Any, token: str) -> Side:
         memory = memory_of(local.tensor, repr(name))
         shared[name] = Shared(here.share(memory), local.box, local.dtype, local.tensor.element_size())
     _open[token] = (tensors, [each.remote.key for each in shared.values()])
-    return Side(get_runtime().host, shared)
+    return Side(current_node().host, shared)
 
 
 def fetch(actor: Any, token: str, fetches: list[tuple[Fetch, Remote, Box]], timeout: float) -> int:

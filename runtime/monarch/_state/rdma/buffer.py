@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch._node.asking import ask_proc
-from monarch._node.current import get_runtime, open_runtime
+from monarch._node.current import current_node, open_node
 from monarch._node.future import Future, Ready, in_thread, then
 from monarch._procs.os.helpers import be_helper
 from monarch._state.rdma.plane import plane
@@ -46,7 +46,7 @@ class RDMABuffer:
 
     def __init__(self, data: Any) -> None:
         # A program may make a buffer before anything else.
-        open_runtime()
+        open_node()
         self._remote = plane().share(memory_of(data, "the memory of a buffer"))
 
     @classmethod
@@ -152,9 +152,9 @@ class RDMABuffer:
 
     def drop(self) -> Future[None]:
         """Lets go of the memory, in its owner; any holder of a handle may. Reads and writes fail from then on."""
-        runtime = get_runtime()
+        node = current_node()
         remote = self._remote
-        if remote.proc == runtime.proc:
+        if remote.proc == node.proc:
             plane().drop(remote.key)
             return _done(None)
         answer = ask_proc(remote.proc, "monarch._state.rdma.plane:drop", remote.key)
@@ -188,7 +188,7 @@ def submit(reads: Sequence[Move], writes: Sequence[Move], timeout: float) -> Fut
         be_helper()
         work()
 
-    return in_thread(get_runtime(), "transfer", as_helper)
+    return in_thread(current_node(), "transfer", as_helper)
 
 
 def _quick(moves: Sequence[Move]) -> bool:
@@ -203,7 +203,7 @@ def _quick(moves: Sequence[Move]) -> bool:
 
 
 def _done(error: Exception | None) -> Future[None]:
-    return Ready(get_runtime(), "transfer", None, error)
+    return Ready(current_node(), "transfer", None, error)
 
 
 def _received(remote: tuple[Any, ...]) -> RDMABuffer:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch._core.roster import split_proc
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 from monarch._node.service import service
 from monarch._state.rdma.plane import plane
 from monarch._tensors.memory.registry import Remote
@@ -34,14 +34,14 @@ def lend(tensor: torch.Tensor, receivers: Sequence[str]) -> Reduced | None:
         return None
     import torch
 
-    runtime = get_runtime()
+    node = current_node()
     _watch()
     flat = tensor.detach().clone(memory_format=torch.contiguous_format).view(-1)
     remote = plane().share(memory_of(flat.view(torch.uint8), "a tensor"), forever=True)
     with _lock:
         _lent[remote.key] = set(receivers)
     for proc in receivers:
-        peer = runtime.peers.get(proc)
+        peer = node.peers.known.get(proc)
         if peer is not None and peer.dead is not None:
             # Its death was told of before.
             returned(remote.key, proc)
@@ -73,12 +73,12 @@ def take(packed: tuple[Any, ...], dtype: str, shape: tuple[int, ...], requires_g
 
 
 def _give_back(remote: Remote) -> None:
-    runtime = get_runtime()
-    if remote.proc == runtime.proc:
-        returned(remote.key, runtime.proc)
+    node = current_node()
+    if remote.proc == node.proc:
+        returned(remote.key, node.proc)
         return
-    body = dumps((remote.key, runtime.proc))[0]
-    runtime.peer(remote.proc).send(m.encode(m.Ask(runtime.proc, 0, b"", f"{__name__}:returned", body)))
+    body = dumps((remote.key, node.proc))[0]
+    node.peers.get(remote.proc).send(m.encode(m.Ask(node.proc, 0, b"", f"{__name__}:returned", body)))
 
 
 @service("threaded")
@@ -104,10 +104,10 @@ def lent() -> int:
 def _watch() -> None:
     """Those that die need nothing any more."""
     global _watching
-    runtime = get_runtime()
-    if _watching is not runtime:
-        _watching = runtime
-        runtime.at_death.append(_died)
+    node = current_node()
+    if _watching is not node:
+        _watching = node
+        node.events.proc_died.append(_died)
 
 
 def _died(proc: str) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch._node.asking import ask_proc
-from monarch._node.current import get_runtime
-from monarch._node.node import Runtime, current
+from monarch._node.current import current_node
+from monarch._node.node import Node, current
 from monarch._node.service import service
 from monarch._procs.os.posix import allow_reading_by
 from monarch._procs.session_folder import host_of
@@ -37,17 +37,17 @@ _ORDER = ("local", "attach", "cuda_ipc", "nixl", "stream")
 class Plane:
     """The transfers of one process."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(self, node: Node) -> None:
+        self._node = node
         self.registry = Registry()
         self._lock = threading.Lock()
         self._server: StreamServer | None = None
-        self._nixl = Nixl(runtime.proc, self.registry, self._ask_exposed)
-        self._stream = Stream(runtime.secret, self._find_stream)
+        self._nixl = Nixl(node.proc, self.registry, self._ask_exposed)
+        self._stream = Stream(node.secret, self._find_stream)
         ways: list[Transport] = [
-            SameProcess(runtime.proc, self.registry),
-            Attach(runtime.host),
-            CudaIpc(runtime.host),
+            SameProcess(node.proc, self.registry),
+            Attach(node.host),
+            CudaIpc(node.host),
             self._nixl,
             self._stream,
         ]
@@ -56,16 +56,16 @@ class Plane:
         """The actors that have shared something, by its key."""
         self._chosen: dict[tuple[str, str, bool, str], Transport] = {}
         """By the owner, where its memory is, whether others can open that on a GPU, and where ours is."""
-        runtime.at_close.append(self._close)
-        runtime.at_death.append(self._forget)
+        node.events.closing.append(self._close)
+        node.events.proc_died.append(self._forget)
 
     # What this process shares
 
     def share(self, memory: Memory, forever: bool = False) -> Remote:
         """Lets others read and write some memory until it is dropped, or unless forever the actor that runs ends."""
-        runtime = self._runtime
-        _let_others_read(runtime)
-        remote = self.registry.add(memory, runtime.proc, _title(runtime), open_handle_of(memory))
+        node = self._node
+        _let_others_read(node)
+        remote = self.registry.add(memory, node.proc, _title(node), open_handle_of(memory))
         here = current.get()
         if here is not None and not forever:
             cell = self._cells[remote.key] = here[0]
@@ -86,7 +86,7 @@ class Plane:
         """Where this process serves what it shares by TCP."""
         with self._lock:
             if self._server is None:
-                self._server = StreamServer(self.registry, self._runtime.secret, _own_address(self._runtime))
+                self._server = StreamServer(self.registry, self._node.secret, _own_address(self._node))
             return self._server.address
 
     def expose(self, keys: list[int]) -> tuple[str, bytes] | None:
@@ -142,7 +142,7 @@ class Plane:
             self.way_to(remote, local.device).move(several, writing, timeout)
 
     def _check_alive(self, remote: Remote) -> None:
-        peer = self._runtime.peers.get(remote.proc)
+        peer = self._node.peers.known.get(remote.proc)
         if peer is not None and peer.dead is not None:
             raise TransferError(
                 f"{remote.title}, the owner of the buffer, {peer.dead.reason}. Nothing was written", mesh=remote.proc
@@ -182,16 +182,16 @@ class Plane:
 
 
 _lock = threading.Lock()
-_own: tuple[Runtime, Plane] | None = None
+_own: tuple[Node, Plane] | None = None
 
 
 def plane() -> Plane:
     """That of this process."""
     global _own
-    runtime = get_runtime()
+    node = current_node()
     with _lock:
-        if _own is None or _own[0] is not runtime:
-            _own = (runtime, Plane(runtime))
+        if _own is None or _own[0] is not node:
+            _own = (node, Plane(node))
         return _own[1]
 
 
@@ -226,26 +226,26 @@ def _kind_of(remote: Remote, local_device: str) -> tuple[str, str, bool, str]:
     return remote.proc, remote.device, bool(remote.gpu), local_device
 
 
-def _title(runtime: Runtime) -> str:
-    config = runtime.config
-    return f"rank {runtime.rank} of {config.procs.name}" if config is not None else "the program"
+def _title(node: Node) -> str:
+    config = node.config
+    return f"rank {node.rank} of {config.procs.name}" if config is not None else "the program"
 
 
-def _own_address(runtime: Runtime) -> str:
-    config = runtime.config
+def _own_address(node: Node) -> str:
+    config = node.config
     if config is not None and config.addresses:
-        return config.addresses[runtime.rank // config.procs.per_host] or "0.0.0.0"
-    session = runtime.session
+        return config.addresses[node.rank // config.procs.per_host] or "0.0.0.0"
+    session = node.session
     return (session.own_address() if session is not None else "") or "127.0.0.1"
 
 
-def _let_others_read(runtime: Runtime) -> None:
+def _let_others_read(node: Node) -> None:
     """Where the kernel lets only ancestors read the memory of a process, it is told of those of the session."""
-    if runtime.config is None:
+    if node.config is None:
         allow_reading_by(os.getpid())
         return
     agent = os.getppid()
-    if host_of(runtime.root) == runtime.host:
+    if host_of(node.root) == node.host:
         # The agent is a child of the program, which may read as well.
         allow_reading_by(_parent_of(agent) or agent)
     else:
