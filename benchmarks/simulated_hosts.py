@@ -20,7 +20,8 @@ import zmq
 
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
-from monarch._wire.links import LEASE_S, Link, make_context, over_network
+from monarch._wire.links import Link, make_context
+from monarch._wire.tcp import LEASE_S, over_network
 
 _NOTHING = b"\x80\x05N."
 """A pickled None."""

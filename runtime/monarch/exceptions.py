@@ -27,10 +27,8 @@ Everything below is a MonarchError:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from monarch._core.shapes.value_mesh import ValueMesh
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 __all__ = [
     "ActorError",
@@ -57,6 +55,18 @@ __all__ = [
     "TakenError",
     "TransferError",
 ]
+
+
+class PartialResults(Protocol):
+    """The results of the ranks that did answer; a ``ValueMesh``."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[tuple[Any, Any]]: ...
+    def __getitem__(self, key: Any, /) -> Any: ...
+    def get(self, rank: int) -> Any: ...
+    def item(self, /, **coords: int) -> Any: ...
+    def values(self) -> Iterator[Any]: ...
+    def items(self) -> Iterator[tuple[Any, Any]]: ...
 
 
 class MonarchError(Exception):
@@ -114,7 +124,7 @@ class ActorError(MonarchError):
         rank: int | None = None,
         point: Any = None,
         failures: dict[int, str] | None = None,
-        results: ValueMesh[Any] | None = None,
+        results: PartialResults | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -144,7 +154,7 @@ class DeviceMeshError(MonarchError, RuntimeError):
         *,
         mesh: str = "",
         ranks: tuple[int, ...] = (),
-        results: ValueMesh[Any] | None = None,
+        results: PartialResults | None = None,
         when: float = 0.0,
     ) -> None:
         super().__init__(message)

@@ -23,7 +23,8 @@ from monarch._node.current import current_node
 from monarch._node.peers import Gateway
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
-from monarch._wire.links import make_context, over_network
+from monarch._wire.links import make_context
+from monarch._wire.tcp import over_network
 from monarch.actor import Actor, current_rank, endpoint, supervise, this_host
 from monarch.exceptions import SupervisionError
 from monarch.testing import local_hosts

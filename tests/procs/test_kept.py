@@ -24,7 +24,8 @@ from monarch._procs.session_folder import make_folder, remove_folder
 from monarch._session import detached as keeping
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
-from monarch._wire.links import make_context, over_network
+from monarch._wire.links import make_context
+from monarch._wire.tcp import over_network
 from monarch.actor import shutdown_context
 from monarch.exceptions import ArgumentError, MonarchError, NotKeptError, TakenError
 

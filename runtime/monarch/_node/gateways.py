@@ -10,7 +10,8 @@ import zmq
 from monarch._node.peers import Gateway
 from monarch._procs.session_folder import ipc_address
 from monarch._wire import messages as m
-from monarch._wire.links import LEASE_S, Link
+from monarch._wire.links import Link
+from monarch._wire.tcp import LEASE_S
 from monarch.exceptions import SupervisionError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from monarch._procs.os.posix import proc_start_time
 from monarch._procs.session_folder import host_of
 from monarch._session.session import LATER, PRELOAD
 from monarch._wire.keys import KeyPair
-from monarch._wire.links import LEASE_S
+from monarch._wire.tcp import LEASE_S
 from monarch._wire.messages import Listening
 from monarch.exceptions import ArgumentError, MonarchError, SpawnError
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from monarch._wire.links import over_network
+from monarch._wire.tcp import over_network
 from monarch._wire.split import LARGEST
 
 HANDSHAKE_MS = 10_000

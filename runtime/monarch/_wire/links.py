@@ -19,15 +19,11 @@ import zmq
 from monarch._wire.accepting import tolerate_full_table
 from monarch._wire.descriptors import limit_of, reserve
 from monarch._wire.held import Held
+from monarch._wire.keys import KeyPair
 from monarch._wire.split import PIECE, split
-
-if TYPE_CHECKING:
-    from monarch._wire.keys import KeyPair
+from monarch._wire.tcp import over_network
 
 RECONNECT_MS = 10
-HEARTBEAT_MS = 1000
-LEASE_S = 5.0
-"""Seconds of silence after which a host counts as lost."""
 IPC_PATH_LIMIT = 107
 _MAIN = main_thread().ident
 _held = Held(lambda: None)
@@ -64,15 +60,6 @@ def _push(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[b
                 ) from error
         reserve.give_up()
     raise AssertionError
-
-
-def over_network(socket: zmq.Socket[bytes], lease: float) -> None:
-    """Keepalive for tcp: ZeroMQ's own heartbeats, which go on while Python is busy."""
-    socket.set(zmq.HEARTBEAT_IVL, min(HEARTBEAT_MS, int(lease * 250)))
-    socket.set(zmq.HEARTBEAT_TIMEOUT, int(lease * 1000))
-    socket.set(zmq.HEARTBEAT_TTL, int(lease * 1000))
-    socket.set(zmq.TCP_KEEPALIVE, 1)
-    socket.set(zmq.HANDSHAKE_IVL, int(lease * 1000))
 
 
 def lasting(buffers: Sequence[bytes | memoryview]) -> list[zmq.Frame]:

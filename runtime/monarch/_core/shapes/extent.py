@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from operator import index
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from monarch.exceptions import AxisError, PointError, ShapeError
-
-if TYPE_CHECKING:
-    from monarch._core.shapes.region import Region
 
 put = object.__setattr__
 
@@ -45,6 +42,8 @@ class Extent(Frozen, Mapping[str, int]):
     nelements: int
     """How many points there are: the product of the sizes."""
     _strides: tuple[int, ...]
+    region: Any
+    """The Region of all ranks of a mesh with this extent; a property that region.py adds, since it builds on this."""
 
     def __init__(self, labels: Iterable[str], sizes: Iterable[int]) -> None:
         names, counts = check_axes(labels, sizes)
@@ -57,13 +56,6 @@ class Extent(Frozen, Mapping[str, int]):
     def of(cls, sizes: Mapping[str, int]) -> Extent:
         """The extent of a mapping of label to size, such as ``{"hosts": 2, "gpus": 4}``."""
         return sizes if isinstance(sizes, Extent) else cls(sizes.keys(), sizes.values())
-
-    @property
-    def region(self) -> Region:
-        """The region of all ranks of a mesh with this extent."""
-        from monarch._core.shapes.region import Region
-
-        return Region.full(self)
 
     def point(self, rank: int) -> Point:
         """The point of a rank, from 0 to ``nelements - 1``; PointError for any other."""

@@ -307,3 +307,6 @@ def _fill(extent: Extent, label: str, names: tuple[str, ...], sizes: dict[str, i
     if given < 1 or extent[label] % given or (not missing and given != extent[label]):
         raise ShapeError(f"{what}; this mesh has {axes_text(extent)}: choose sizes that multiply to {extent[label]}")
     return tuple(sizes.get(name, extent[label] // given) for name in names)
+
+
+Extent.region = property(Region.full)
