@@ -39,12 +39,12 @@ def _account(proc: str) -> tuple[int, int] | None:
     """What a process has finished of this one's messages, and what it holds; None if that changes just now."""
     from monarch._node.asking import ask_proc
 
-    return ask_proc(proc, "monarch._node.statistics:account_of", _node().proc).get(timeout=2)
+    return ask_proc(proc, "monarch._session.statistics:account_of", _node().proc).get(timeout=2)
 
 
 def credit_lost(seconds: float) -> list[str]:
     """Living processes that do not give back the credit for what they finished, once they had time to."""
-    from monarch._node.statistics import statistics_of
+    from monarch._session.statistics import statistics_of
 
     node = _node()
     if node is None:
@@ -86,7 +86,7 @@ def _wrong(node: Any, proc: str) -> str:
 
 def unsettled() -> list[str]:
     """What is under way in the session of this process, in words."""
-    from monarch._node.statistics import statistics_of
+    from monarch._session.statistics import statistics_of
 
     node = _node()
     if node is None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from monarch._actors.endpoint import methods_of
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
+from monarch._meshes.registry import meshes_of
 from monarch._node.gather import Gather
 from monarch._node.node import Node
 
@@ -127,7 +128,7 @@ class Calls:
 
     def is_left(self, port: int, proc: str) -> bool:
         """Whether a stop has not ended a call somewhere, so that the next one replaces the process."""
-        return proc in self._left.get(port, ()) and split_proc(proc)[0] in self._node.own_procs
+        return proc in self._left.get(port, ()) and split_proc(proc)[0] in meshes_of(self._node).own_procs
 
     def of_cell(self, calls: Iterable[Gather[Any]]) -> list[Gather[Any]]:
         """Those of some calls that can be stopped."""

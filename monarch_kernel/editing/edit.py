@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from monarch._actors.actor import Actor
 from monarch._meshes.actor_mesh import ActorMesh
 from monarch._meshes.class_updates import changes, update_class
+from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node, has_node
 from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.editing.reload import reload_module
@@ -125,7 +126,11 @@ def _living() -> list[ActorMesh]:
     """The meshes of actors of the notebook's own classes that can be used."""
     if not has_node():
         return []
-    return [mesh for mesh in list(current_node().meshes.values()) if mesh._stopped is None and not mesh._node.closed]
+    return [
+        mesh
+        for mesh in list(meshes_of(current_node()).actor_meshes.values())
+        if mesh._stopped is None and not mesh._node.closed
+    ]
 
 
 def _whole(mesh: ActorMesh) -> ActorMesh:

@@ -19,6 +19,7 @@ from monarch._meshes.actor_mesh import ActorMesh
 from monarch._node.current import open_node
 from monarch._node.future import in_thread
 from monarch._notebook.execute import CellResult
+from monarch._session.session import need_session
 from monarch._supervision.healing import replace_procs
 from monarch.exceptions import DeviceMeshError, MonarchError
 from monarch_kernel.cells.checkpoints import Saving
@@ -340,8 +341,8 @@ class MeshMagics(Magics):
 
     def _attach_streams(self) -> Streams:
         node = open_node()
-        if self._streams is None or node.session.output.on_blocks != self._streams.take:
+        if self._streams is None or need_session(node).output.on_blocks != self._streams.take:
             self._streams = Streams(node, getattr(self.shell, "kernel", None))
             self._streams.begin()
-            self._streams.attach(node.session.output)
+            self._streams.attach(need_session(node).output)
         return self._streams

@@ -12,10 +12,13 @@ from typing import Any
 from monarch._actors.ports import Channel
 from monarch._core.steps import in_step
 from monarch._meshes.actor_mesh import ActorMesh
+from monarch._meshes.ask import ask
 from monarch._meshes.proc_mesh import ProcMesh
-from monarch._node.asking import Answers, ask
+from monarch._meshes.registry import meshes_of
+from monarch._node.asking import Answers
 from monarch._node.current import current_node
 from monarch._node.future import Future, in_thread, to_its_end
+from monarch._node.liveness import Silence
 from monarch._notebook.execute import CellResult
 from monarch._notebook.namespace import Namespace
 from monarch._state.handoff.sender import Handing
@@ -98,7 +101,7 @@ class Mesh:
 
     def actors(self) -> list[ActorMesh]:
         """The meshes of actors that live in its processes, besides the namespaces."""
-        found = list(current_node().meshes.values())
+        found = list(meshes_of(current_node()).actor_meshes.values())
         return [
             mesh
             for mesh in found
@@ -186,9 +189,9 @@ class Mesh:
     def look(self) -> None:
         """Learns which ranks answer now, for a table to show."""
         node, procs = current_node(), self.procs._state.procs
-        if node.liveness is not None:
+        if (silence := node.find_part(Silence)) is not None:
             peers = [node.peers.get(procs.proc(rank)) for rank in range(len(self.procs))]
-            node.liveness.look([peer.proc for peer in peers if peer.dead is None], _LOOK)
+            silence.look([peer.proc for peer in peers if peer.dead is None], _LOOK)
 
     def end(self) -> None:
         """Ends its processes, and gives the hosts back."""
@@ -205,7 +208,7 @@ class Mesh:
 def choose(actors: ActorMesh, header: Header) -> list[ActorMesh]:
     """The actors that a cell is for: one view, or one of each if they make no regular view."""
     if header.role:
-        shared = current_node().own_procs.get(actors._state.procs.uid)
+        shared = meshes_of(current_node()).own_procs.get(actors._state.procs.uid)
         roles = shared.roles if shared is not None else {}
         if header.role not in roles:
             raise HeaderError(

@@ -10,6 +10,7 @@ from typing import Any
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.actor_mesh import ActorMesh
 from monarch._meshes.proc_mesh import ProcMesh
+from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
 from monarch_kernel.editing.edit import Editor, actor_classes
 from monarch_kernel.magics.header import HeaderError, parse, ranks_of
@@ -100,7 +101,7 @@ class Spawning:
             living.stop().get(15)
         args, kwargs = self._arguments(order)
         place = self._place(order)
-        before = set(current_node().meshes)
+        before = set(meshes_of(current_node()).actor_meshes)
         try:
             actors = place.spawn(order.name, cls, *args, **kwargs)
             actors.initialized.get()
@@ -150,6 +151,6 @@ class Spawning:
 
 def _forsake(name: str, before: set[str], reason: str) -> None:
     """Stops actors that nobody can use, so that no heal makes them again and no later spawn takes them for living."""
-    for key, mesh in list(current_node().meshes.items()):
+    for key, mesh in list(meshes_of(current_node()).actor_meshes.items()):
         if key not in before and mesh._name == name and mesh._stopped is None:
             mesh.stop(reason)

@@ -77,7 +77,7 @@ class Streams:
         self._watching = False
         self._hiding: dict[int, bool] = {}
         """Threads whose calls are to be hidden from their beginning; whether their output is collected."""
-        node.on_open = self.opened
+        node.ports.opened.subscribe(self.opened)
 
     def attach(self, output: Any) -> None:
         """Takes what a view of output shows."""

@@ -15,6 +15,7 @@ import pytest
 import monarch.actor
 from leaks import wait_until
 from monarch._meshes.birth import HEARD_S
+from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
 from monarch.actor import Actor, MeshFailure, Restart, current_rank, endpoint, heal_mesh, supervise, this_host
 from monarch.exceptions import ActorError, DeviceMeshError, SupervisionError
@@ -95,7 +96,7 @@ class Owner(Actor):
 def told(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
     """What has gone up to the program of the meshes of this test."""
     found: list[MeshFailure] = []
-    earlier = set(current_node().own_procs)
+    earlier = set(meshes_of(current_node()).own_procs)
 
     def tell(failure: MeshFailure) -> None:
         if failure.mesh is None or failure.mesh._state.procs.uid not in earlier:
@@ -122,7 +123,7 @@ def test_spawn_whose_constructors_raise_reaches_the_hook_once(
     picky = mesh.spawn("picky", Picky)
     assert wait_until(lambda: sum(len(failure.ranks) for failure in told) == 3)
     for failure in told:
-        assert failure.mesh_name == "picky" and failure.mesh is current_node().meshes[picky._key]
+        assert failure.mesh_name == "picky" and failure.mesh is meshes_of(current_node()).actor_meshes[picky._key]
         assert "FileNotFoundError" in failure.reason and failure.reason.startswith("__init__() raised")
         assert failure.port and before <= failure.when <= time.time()
         assert 'in __init__\n    raise FileNotFoundError(2, "No such file", path)' in failure.text

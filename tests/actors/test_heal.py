@@ -552,7 +552,7 @@ class Refuses(Hooked):
 
 
 def open_states(mesh: Any) -> list[int]:
-    from monarch._node.asking import ask
+    from monarch._meshes.ask import ask
 
     return list(ask(mesh, "monarch._state.handoff.receiver:still_given").get(20).values())
 

@@ -16,11 +16,12 @@ import pytest
 
 from leaks import wait_until
 from monarch._core.shapes.region import Region
+from monarch._meshes.registry import meshes_of
 from monarch._node import bulk
 from monarch._node.current import current_node
 from monarch._node.peers import Gateway
-from monarch._node.statistics import statistics_of
 from monarch._procs.session_folder import ipc_address
+from monarch._session.statistics import statistics_of
 from monarch._wire import messages as m
 from monarch._wire.links import Link
 from monarch.actor import Actor, endpoint
@@ -119,10 +120,10 @@ def test_two_threads_start_one_runner(procs: Any, often: None) -> None:
     for _ in range(3):
         mesh = procs(1)
         node = current_node()
-        before = set(node.meshes)
+        before = set(meshes_of(node).actor_meshes)
         results = together(lambda number, mesh=mesh: list(mesh.execute(int, number).values()))
         assert results == [[0], [1], [2], [3]]
-        assert len(set(node.meshes) - before) == 1
+        assert len(set(meshes_of(node).actor_meshes) - before) == 1
 
 
 def test_two_threads_make_one_connection_to_a_process(host: Any, often: None) -> None:

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from monarch._node.current import current_node
-from monarch._node.statistics import statistics_of
+from monarch._session.statistics import statistics_of
 from monarch.actor import Actor, Channel, endpoint
 from state import credit_lost, strange_threads, unsettled
 

@@ -14,6 +14,7 @@ import pytest
 
 import monarch.actor
 from leaks import wait_until
+from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
 from monarch.actor import Actor, MeshFailure, endpoint, heal_mesh, supervise, this_host
 from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError, StoppedError, SupervisionError
@@ -97,7 +98,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
     """What has gone up to the program."""
     found: list[MeshFailure] = []
     # A death at the end of the test before may be told in this one.
-    earlier = set(current_node().own_procs)
+    earlier = set(meshes_of(current_node()).own_procs)
 
     def tell(failure: MeshFailure) -> None:
         if failure.mesh is None or failure.mesh._state.procs.uid not in earlier:

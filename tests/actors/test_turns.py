@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from monarch._node.asking import ask
+from monarch._actors.table import actors_of
+from monarch._meshes.ask import ask
 from monarch._node.current import current_node
 from monarch.actor import Actor, Port, concurrent_endpoint, endpoint
 from monarch.exceptions import ActorError
@@ -173,7 +174,7 @@ class Neighbour(Actor):
     @endpoint
     def interleave(self, target: Any) -> None:
         """The first to queue a call for the target goes on once another thread has delivered one after it."""
-        executor = current_node().actors[target._key].executor
+        executor = actors_of(current_node()).here[target._key].executor
         deliver, first, other = executor.deliver, threading.Lock(), threading.Event()
 
         def wait_first(*args: Any) -> None:

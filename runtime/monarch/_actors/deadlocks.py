@@ -29,8 +29,9 @@ _SHORT = 1.0
 class Circles:
     """The waits of the actors of one process, and the probes that follow them: see monarch._core.deadlock."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, actor_of: Callable[[str], Cell | None]) -> None:
         self._node = node
+        self._actor_of = actor_of
         self._waits = Waits(node.proc, self._state_of)
         self._lock = RLock()
         self._stuck: dict[int, _Blocked | Awaits] = {}
@@ -152,7 +153,7 @@ class Circles:
         return [Request(self._node.proc, waiter.port, peer.proc, actor) for peer in waiter.waits_for()]
 
     def _state_of(self, request: Request) -> Any:
-        cell = self._node.actors.get(request.actor)
+        cell = self._actor_of(request.actor)
         return cell.state_of(request.proc, request.port) if cell is not None else None
 
     def _send_probes(self, probes: list[Probe]) -> None:

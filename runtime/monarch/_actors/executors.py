@@ -12,6 +12,7 @@ from threading import get_ident, main_thread
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.interrupts import ThreadInterrupts
+from monarch._actors.table import actors_of
 from monarch._core.later import asyncio
 from monarch._node.node import Node
 from monarch._wire.receiving.leadership import Gate
@@ -255,7 +256,7 @@ class ThreadExecutor(Executor):
             self.run()
         except BaseException as error:
             # Such as a selector that the user's code has closed: no thread handles what is sent to the actor any more.
-            for cell in [each for each in list(self.node.actors.values()) if each.executor is self]:
+            for cell in [each for each in list(actors_of(self.node).here.values()) if each.executor is self]:
                 cell.lose_thread(error)
 
     def _notify(self) -> None:

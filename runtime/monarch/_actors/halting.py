@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._actors.executors import start_task
 from monarch._actors.interrupts import force
+from monarch._actors.running import current
 from monarch._core.later import asyncio
-from monarch._node.node import current
 from monarch._node.remote_errors import pack_failure
 from monarch._wire import messages as m
 from monarch.config import STOP_CANCEL, STOP_CLEANUP, STOP_DRAIN, STOP_OWNED

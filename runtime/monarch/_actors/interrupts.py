@@ -8,6 +8,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from monarch._actors.table import actors_of
 from monarch._core.later import asyncio
 from monarch._node.service import service
 from monarch._procs.rank.foreground import interrupt_programs
@@ -131,11 +132,11 @@ def interrupt(key: str, src: str, port: int, front: bool = False) -> bool:
     """
     from monarch._node.current import current_node
 
-    cell = current_node().actors.get(key)
+    cell = actors_of(current_node()).here.get(key)
     if cell is None:
         return False
     # Its output is not waited for.
-    cell.node.interrupts += 1
+    actors_of(cell.node).interrupts += 1
     loop = cell.executor.loop
     if loop is not None:
         return _on_loop(cell, src, port, front)

@@ -15,11 +15,13 @@ from monarch._actors.endpoint import Method, methods_of
 from monarch._actors.executors import start_task
 from monarch._actors.halting import Halting
 from monarch._actors.ports import ReplyPort
+from monarch._actors.running import current
+from monarch._actors.table import actors_of
 from monarch._actors.turns import Turns
 from monarch._core.later import asyncio
 from monarch._core.shapes.extent import Point
 from monarch._groups.rendezvous import note_failure
-from monarch._node.node import Node, current
+from monarch._node.node import Node
 from monarch._node.rank_config import ActorSpec
 from monarch._node.remote_errors import Outcome, is_ours, pack_failure, unpack_failure
 from monarch._node.service import function_of
@@ -484,8 +486,8 @@ class Cell:
         node = self.node
         self.left = True
         self.refuse_rest(reason)
-        node.gone[self.key] = reason
-        node.actors.pop(self.key, None)
+        actors_of(node).gone[self.key] = reason
+        actors_of(node).here.pop(self.key, None)
         with contextlib.suppress(IndexError):
             while True:
                 refuse(node, self.queue.popleft(), reason)

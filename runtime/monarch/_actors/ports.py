@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from monarch._actors.running import current
 from monarch._node.current import node_for, open_node
 from monarch._node.future import Future, Promise
-from monarch._node.node import Node, current
+from monarch._node.node import Node
 from monarch._node.remote_errors import exception_of, pack_failure, unpack_failure
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m

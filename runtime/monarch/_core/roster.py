@@ -25,7 +25,7 @@ class Roster:
     """How many procs each of them has."""
     sizes: tuple[int, ...]
     """Of the axes of the whole mesh."""
-    names: Mapping[int, str] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict[int, str])
     """By rank, the processes that are not called ``<uid>.<rank>``: those that came in the place of others."""
 
     def proc(self, uid: str, rank: int) -> str:

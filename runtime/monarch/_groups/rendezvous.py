@@ -13,11 +13,12 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from monarch._actors.running import current
+from monarch._actors.table import actors_of
 from monarch._core.roster import Procs
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._node.current import current_node
 from monarch._node.future import Promise
-from monarch._node.node import current
 from monarch._node.service import service
 from monarch._procs.os.helpers import be_helper
 from monarch._wire import messages as m
@@ -339,7 +340,7 @@ def renew(procs: Procs, roster: int) -> None:
         # The program knows those that the owner does not, if that is a rank.
         tell_of_new_ones(procs)
         return
-    for cell in list(node.actors.values()):
+    for cell in list(actors_of(node).here.values()):
         spec = cell.spec
         if spec is not None and spec.whole and spec.procs == procs:
             spec.region = procs.region()
@@ -395,7 +396,7 @@ def doom(key: str, src: str, port: int, reason: str, failed: Sequence[int]) -> i
     Returns:
         The round of this rank whose groups it may wait in; 0 if there are none.
     """
-    cell = current_node().actors.get(key)
+    cell = actors_of(current_node()).here.get(key)
     if cell is not None and cell.is_coming:
         _own.doom(src, port, reason, failed)
         _own.free_call(src, port, reason)

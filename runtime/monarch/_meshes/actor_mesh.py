@@ -17,9 +17,12 @@ from monarch._groups.groups import Grouped
 from monarch._meshes.adverbs import Endpoint, Undecorated
 from monarch._meshes.async_resource import Managed
 from monarch._meshes.birth import Birth
+from monarch._meshes.registry import meshes_of
+from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import node_for
 from monarch._node.future import Future
 from monarch._node.gather import Gather, died
+from monarch._node.liveness import Silence
 from monarch._node.node import Node
 from monarch._node.peers import Shape, Targets
 from monarch._wire import messages as m
@@ -185,7 +188,7 @@ class ActorMesh(Grouped, MeshView, Managed):
     def _locate(self, shape: Shape, version: int) -> Targets:
         node, procs, region = self._node, self._state.procs, shape.region
         procs.check(region, self._name)
-        return Targets(node, [node.peers.get(procs.proc(rank)) for rank in region.base_ranks()], shape, version)
+        return Targets(node.hosts, [node.peers.get(procs.proc(rank)) for rank in region.base_ranks()], shape, version)
 
     def _member(self, position: int) -> ActorMesh:
         """The mesh of one member."""
@@ -223,7 +226,7 @@ class ActorMesh(Grouped, MeshView, Managed):
     def _awaits_verdict(self) -> bool:
         """Whether a call waits now for what is decided about its members."""
         node = self._node
-        if node.closed or not node.oversight.is_open(self._state.procs.uid):
+        if node.closed or not verdicts_of(node).is_open(self._state.procs.uid):
             return False
         return bool(self._state.failed) or bool(node.peers.deaths and self._lost())
 
@@ -234,7 +237,7 @@ class ActorMesh(Grouped, MeshView, Managed):
 
     def _wait_for_verdict(self, method: str) -> bool:
         procs = self._state.procs
-        return self._node.oversight.wait(procs.uid, procs.name, f"{self._called}.{method}()")
+        return verdicts_of(self._node).wait(procs.uid, procs.name, f"{self._called}.{method}()")
 
     def _check_open(self) -> None:
         node = self._node
@@ -282,7 +285,7 @@ class ActorMesh(Grouped, MeshView, Managed):
         return state.stopping
 
     def _forget(self) -> None:
-        self._node.meshes.pop(self._state.key, None)
+        meshes_of(self._node).actor_meshes.pop(self._state.key, None)
 
     # Showing
 
@@ -355,8 +358,8 @@ def member_rows(node: Node, procs: Procs, region: Region) -> tuple[list[str], li
         state = "alive"
         if peer is not None and peer.dead is not None:
             state = "stopped" if peer.dead.expected else peer.dead.reason
-        elif node.liveness is not None:
-            state = node.liveness.text(proc) or state
+        elif (silence := node.find_part(Silence)) is not None:
+            state = silence.text(proc) or state
         host, _, name = proc.partition("/")
         rows.append([rank, *(point[label] for label in extent), host, name, state])
         if count > SHOWN and rank == SHOWN // 2 - 1:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, ca
 from monarch._actors.endpoint import Arity, methods_of
 from monarch._actors.mailbox import EXPLICIT, UNDECORATED
 from monarch._actors.ports import Port
+from monarch._actors.running import current
 from monarch._core.shapes.extent import axes_text
 from monarch._core.shapes.value_mesh import ValueMesh
+from monarch._meshes.backpressure import take_room
 from monarch._meshes.deferred_calls import call_later, must_wait, send_later, stream_later
-from monarch._node.backpressure import take_room
 from monarch._node.future import Future
 from monarch._node.gather import Gather, died, replaced
-from monarch._node.node import Node, current
+from monarch._node.node import Node
 from monarch._node.owed import Owed
 from monarch._node.peers import cost_of
 from monarch._supervision.escalation import call_hook

@@ -10,6 +10,8 @@ from weakref import ref
 from monarch._core.later import asyncio
 from monarch._core.shapes.extent import Extent
 from monarch._meshes.doom import Doom
+from monarch._meshes.registry import meshes_of
+from monarch._meshes.verdicts import verdicts_of
 from monarch._node.gather import Gather, Lost
 from monarch._node.remote_errors import unpack_failure
 from monarch._wire import messages as m
@@ -214,7 +216,7 @@ class Birth(Gather[None]):
 
     def _is_unwanted(self) -> bool:
         """Whether nobody cares any more: the mesh was stopped, or a heal has made its actors again."""
-        mesh = self._node.meshes.get(self.actor)
+        mesh = meshes_of(self._node).actor_meshes.get(self.actor)
         return mesh is None or mesh._state.birth is not self or mesh._stopped is not None
 
     def lost(self, peer: Peer, dead: m.Dead) -> bool:
@@ -293,11 +295,11 @@ class Booting(Birth):
             self._node.events.faulted.tell(fault)
 
     def _is_unwanted(self) -> bool:
-        shared = self._node.own_procs.get(self._whose)
+        shared = meshes_of(self._node).own_procs.get(self._whose)
         if shared is None or shared.stopped is not None:
             return True
         # Its actors are not made there, and tell of it.
-        return any(mesh._state.procs.uid == self._whose for mesh in list(self._node.meshes.values()))
+        return any(mesh._state.procs.uid == self._whose for mesh in list(meshes_of(self._node).actor_meshes.values()))
 
 
 def _true(*_: Any) -> Any:
@@ -306,7 +308,7 @@ def _true(*_: Any) -> Any:
 
 def booting(node: Node, uid: str, rank: int) -> bool:
     """Whether the bootstrap of a process has raised."""
-    shared = node.own_procs.get(uid)
+    shared = meshes_of(node).own_procs.get(uid)
     known = shared.initialized if shared is not None else None
     return isinstance(known, Booting) and rank in known.raised
 
@@ -332,10 +334,10 @@ def _itself(sink: Any) -> Any:
 
 def forsake(node: Node, uid: str) -> None:
     """Ends the wait for actors in processes that are dead and stay so, once nobody heals or judges a mesh any more."""
-    shared = node.own_procs.get(uid)
-    if shared is None or shared.changes.now is not None or node.oversight.is_open(uid):
+    shared = meshes_of(node).own_procs.get(uid)
+    if shared is None or shared.changes.now is not None or verdicts_of(node).is_open(uid):
         return
-    for mesh in list(node.meshes.values()):
+    for mesh in list(meshes_of(node).actor_meshes.values()):
         birth = mesh._state.birth
         if birth is not None and mesh._state.procs.uid == uid:
             birth.forsake()

@@ -33,7 +33,7 @@ def changing(shared: _Shared, node: Node, what: str, timeout: float) -> Iterator
     name, deadline = shared.procs.name, time.monotonic() + timeout
     change = Change(what, time.monotonic(), Promise[None](node, f"{name} to be {what}"))
     while (other := shared.changes.begin(change)) is not None:
-        if not node.wait(other.end, max(0.0, deadline - time.monotonic())):
+        if not node.waits.wait(other.end, max(0.0, deadline - time.monotonic())):
             raise SupervisionError(
                 f"{name} was not {what}: it has been being {other.what} for {time.monotonic() - other.since:.1f} s, "
                 f"which goes on; try again when that is done",

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from monarch._actors.actor import is_async
 from monarch._actors.endpoint import EndpointProperty, arity_of, methods_of
 from monarch._actors.mailbox import FUNCTION
+from monarch._actors.running import current
+from monarch._actors.table import actors_of
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.adverbs import Endpoint
-from monarch._node.asking import ask
+from monarch._meshes.ask import ask
 from monarch._node.current import current_node
-from monarch._node.node import current
 from monarch._node.service import service
 from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import ActorError, ArgumentError, CallTimeoutError, DeviceMeshError, EditError
@@ -163,7 +164,7 @@ def _kept(mesh: ActorMesh) -> str:
 @service("threaded")
 def prepare(key: str, number: int, body: bytes) -> None:
     """Make the new class and try it on the actor, which keeps the one that it has; in a thread of its own."""
-    cell = current_node().actors.get(key)
+    cell = actors_of(current_node()).here.get(key)
     if cell is None or cell.instance is None:
         raise ArgumentError("the actor is not there, so there is nothing to edit")
     new = loads(body)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.running import current
 from monarch._core.shapes.extent import Extent, Point
 from monarch._core.shapes.region import Region
 from monarch._node.current import open_node
-from monarch._node.node import current
 from monarch._wire import messages as m
 
 if TYPE_CHECKING:

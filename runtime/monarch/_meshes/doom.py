@@ -11,6 +11,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from monarch._core.shapes.ranks import describe_ranks
+from monarch._meshes.registry import meshes_of
 from monarch._node.asking import Answers
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Doom:
 
     def __init__(self, node: Node, birth: Birth, then: Callable[[], None]) -> None:
         self._node, self._then = node, then
-        mesh = node.meshes.get(birth.actor)
+        mesh = meshes_of(node).actor_meshes.get(birth.actor)
         failed = sorted(birth.raised)
         self._reason = (
             f"the collective could not end, since the constructor of {birth.mesh} failed on {describe_ranks(failed)}; "

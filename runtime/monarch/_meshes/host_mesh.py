@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.running import current
 from monarch._core.roster import Procs, Roster
 from monarch._core.shapes.extent import Extent, axes_text
 from monarch._core.shapes.mesh_view import MeshView
@@ -20,15 +21,16 @@ from monarch._core.text.tables import html_table, text_table
 from monarch._meshes.async_resource import Managed
 from monarch._meshes.birth import Booting
 from monarch._meshes.context import own_by_current
+from monarch._meshes.limits import check_room
 from monarch._meshes.proc_mesh import ProcMesh, _Shared
+from monarch._meshes.registry import meshes_of
 from monarch._meshes.roles import Role, axes_of, environments, ranges_of
 from monarch._meshes.starting import Starting
 from monarch._node.current import node_for, open_node
 from monarch._node.future import Future, Promise, in_thread
 from monarch._node.gather import Gather
-from monarch._node.limits import check_room
 from monarch._node.liveness import Silence, check_bound
-from monarch._node.node import Node, current
+from monarch._node.node import Node
 from monarch._wire.pickling import dumps
 from monarch.exceptions import ArgumentError, EnvError, ShapeError, SpawnError, StoppedError
 
@@ -156,11 +158,8 @@ class HostMesh(MeshView, Managed):
         shared = _Shared(procs, True)
         shared.initialized = gather
         mesh = ProcMesh(shared, procs.region(), node)
-        if node.liveness is None:
-            node.liveness = Silence(node)
-        node.liveness.watch(uid, silence)
-        node.proc_meshes[uid] = (called, own_by_current(mesh))
-        node.own_procs[uid] = shared
+        node.part(Silence).watch(uid, silence)
+        meshes_of(node).add_procs(uid, called, own_by_current(mesh), shared)
         packed = dumps(bootstrap, "bootstrap")[0] if bootstrap is not None else None
         path = [path for path in sys.path if isinstance(path, str)]
         owner, cwd = here[0].key if here else "", _cwd()
@@ -169,7 +168,7 @@ class HostMesh(MeshView, Managed):
         shared.starting = Starting(node, procs, packed, owner, variables, differing, binds, path, cwd, spares)
         shared.supervision.restart = rule
         for rank in range(extent.nelements):
-            node.supervising.joined(uid, rank, procs.proc(rank))
+            meshes_of(node).joined.tell(uid, rank, procs.proc(rank))
         shared.starting.start(range(extent.nelements), gather.port)
         shared.starting.fill()
         gather.check()
@@ -255,7 +254,7 @@ def attached(hosts: tuple[str, ...], node: Node, release: Callable[[], None], na
 def this_host() -> HostMesh:
     """The host that this code runs on, as a mesh without axes."""
     node = open_node()
-    node.need_agent()
+    meshes_of(node).agents.need_agent()
     return HostMesh.of_hosts((node.host,), Region((), 0, (), ()), node)
 
 

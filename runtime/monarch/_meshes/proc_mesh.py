@@ -20,8 +20,10 @@ from monarch._core.text.tables import html_table, rich_table, text_table
 from monarch._groups.groups import Grouped
 from monarch._meshes.actor_mesh import SHOWN, member_rows
 from monarch._meshes.async_resource import Managed
+from monarch._meshes.registry import meshes_of
 from monarch._meshes.spawning import spawn_actors
 from monarch._meshes.starting import Starting
+from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import current_node, node_for, open_node
 from monarch._node.future import Future, Promise, judging
 from monarch._node.gather import died
@@ -252,7 +254,7 @@ class ProcMesh(Grouped, MeshView, Managed):
     def _is_decided(self) -> bool:
         """Whether nobody heals the mesh or judges its deaths; also in what does that, which waits for nobody."""
         uid, now = self._state.procs.uid, self._state.changes.now
-        return judging.get() or (now is None and not self._node.oversight.is_open(uid))
+        return judging.get() or (now is None and not verdicts_of(self._node).is_open(uid))
 
     def _coming(self) -> dict[int, m.Dead]:
         """Of its processes those that are dead and that somebody may replace, by base rank."""
@@ -307,7 +309,7 @@ class ProcMesh(Grouped, MeshView, Managed):
         return ended
 
     def _forget_actors(self) -> None:
-        meshes = self._node.meshes
+        meshes = meshes_of(self._node).actor_meshes
         for key in [key for key, mesh in list(meshes.items()) if mesh._state.procs == self._state.procs]:
             meshes.pop(key, None)
 
@@ -329,7 +331,7 @@ class ProcMesh(Grouped, MeshView, Managed):
             raise ValueError(f"aggregate_window_sec is a number of seconds, not {aggregate_window_sec!r}")
         if not 0 <= level <= 255:
             raise ValueError(f"level is from 0 to 255, not {level}")
-        self._node.output_options(self._state.procs.uid, stream_to_client, aggregate_window_sec)
+        meshes_of(self._node).agents.output_options(self._state.procs.uid, stream_to_client, aggregate_window_sec)
         halt = m.encode(m.Level(self._node.proc, level))
         for rank in self._region.base_ranks():
             self._node.peers.get(self._state.procs.proc(rank)).send(halt)

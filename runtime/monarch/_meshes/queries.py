@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from monarch._meshes.registry import meshes_of
 from monarch._node.node import Node
 
 if TYPE_CHECKING:
@@ -17,11 +18,11 @@ def dead_ranks(shared: _Shared, node: Node) -> list[int]:
     return [rank for rank in range(procs.size) if node.peers.get(procs.proc(rank)).dead is not None]
 
 
-def actors_of(shared: _Shared, node: Node) -> list[ActorMesh]:
+def actor_meshes_on(shared: _Shared, node: Node) -> list[ActorMesh]:
     """The meshes of actors that live on a mesh of processes, and can be made again there."""
     return [
         each
-        for each in list(node.meshes.values())
+        for each in list(meshes_of(node).actor_meshes.values())
         if each._state.procs == shared.procs and each._stopped is None and each._state.spec is not None
     ]
 

@@ -10,10 +10,11 @@ from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._groups.rendezvous import tell_of_new_ones
 from monarch._meshes.actor_mesh import ActorMesh
 from monarch._meshes.birth import Birth
-from monarch._meshes.queries import actors_of
+from monarch._meshes.limits import check_room
+from monarch._meshes.queries import actor_meshes_on
+from monarch._meshes.registry import meshes_of
 from monarch._node.future import Future
 from monarch._node.gather import Gather
-from monarch._node.limits import check_room
 from monarch._node.node import Node
 from monarch._node.peers import Peer
 from monarch._node.remote_errors import Failure, unpack_failure
@@ -65,9 +66,9 @@ def replace(
         new = [node.peers.get(roster.proc(procs.uid, rank), starting=True) for rank in ranks]
         procs.learn(roster)
         # A mesh that is spawned later looks the new processes up.
-        actors = actors_of(shared, node)
+        actors = actor_meshes_on(shared, node)
     for rank in ranks:
-        node.supervising.joined(procs.uid, rank, procs.proc(rank))
+        meshes_of(node).joined.tell(procs.uid, rank, procs.proc(rank))
     there = Arrival(node, procs.name, new)
     cold = [rank for rank in ranks if not spares[rank]]
     if cold:

@@ -15,11 +15,12 @@ from monarch._meshes.actor_mesh import ActorMesh
 from monarch._meshes.adverbs import Endpoint
 from monarch._meshes.changes import changing
 from monarch._meshes.host_mesh import HostMesh
+from monarch._meshes.limits import check_room
 from monarch._meshes.proc_mesh import Ended, ProcMesh, _Shared
-from monarch._meshes.queries import actors_of, dead_ranks, reaches
+from monarch._meshes.queries import actor_meshes_on, dead_ranks, reaches
+from monarch._meshes.registry import meshes_of
 from monarch._meshes.replace import Arrival, create
 from monarch._node.future import Future, to_its_end
-from monarch._node.limits import check_room
 from monarch._node.peers import Peer
 from monarch._wire import messages as m
 from monarch.config import STOP_REACT
@@ -36,7 +37,7 @@ def resize(mesh: ProcMesh, onto: HostMesh | None, sizes: Mapping[str, int]) -> P
     if onto is not None and not isinstance(onto, HostMesh):
         raise ArgumentError(f"resize takes a mesh of hosts and sizes of axes, and not {type(onto).__name__}")
     state, node = mesh._state, mesh._node
-    shared = node.shared_of(state.procs.uid, state.procs.name, "resized")
+    shared = meshes_of(node).shared_of(state.procs.uid, state.procs.name, "resized")
     if mesh._region != shared.procs.region() or not shared.owned:
         raise StoppedError(f"this is a slice of {mesh.name}, or a reference; resize the mesh itself", mesh=mesh.name)
     return to_its_end(node, "resize", lambda: _resize(mesh, shared, onto, sizes))
@@ -69,7 +70,9 @@ def _resize(mesh: ProcMesh, shared: _Shared, onto: HostMesh | None, sizes: Mappi
             peers = [node.peers.get(roster.proc(procs.uid, rank), starting=True) for rank in come]
             # A mesh that is spawned later is on the new processes from the beginning.
             actors = [
-                each for each in actors_of(shared, node) if each._state.spec is not None and each._state.spec.whole
+                each
+                for each in actor_meshes_on(shared, node)
+                if each._state.spec is not None and each._state.spec.whole
             ]
             procs.learn(roster)
             for actor in actors:
@@ -143,7 +146,7 @@ def _let_go(mesh: ProcMesh, going: Sequence[str], hosts: Sequence[str]) -> None:
     node, shared = mesh._node, mesh._state
     assert shared.starting is not None
     for rank in range(shared.procs.size, shared.procs.size + len(going)):
-        node.supervising.left(shared.procs.uid, rank)
+        meshes_of(node).left.tell(shared.procs.uid, rank)
     living = [proc for proc in going if node.peers.get(proc).dead is None]
     ended = Ended(node, f"{mesh.name}.resize()", living)
     by_host: dict[str, list[str]] = {}
@@ -167,7 +170,7 @@ def _let_go(mesh: ProcMesh, going: Sequence[str], hosts: Sequence[str]) -> None:
 def _grow(mesh: ProcMesh, new: list[Peer], ranks: range, actors: list[ActorMesh]) -> list[Future[Any]]:
     node, shared = mesh._node, mesh._state
     for rank, peer in zip(ranks, new, strict=True):
-        node.supervising.joined(shared.procs.uid, rank, peer.proc)
+        meshes_of(node).joined.tell(shared.procs.uid, rank, peer.proc)
     there = Arrival(node, mesh.name, new)
     assert shared.starting is not None
     if shared.procs.host_axes:

@@ -6,10 +6,11 @@ import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.running import current
 from monarch._meshes.actor_mesh import ActorMesh, _State
 from monarch._meshes.birth import Birth, forsake
 from monarch._meshes.context import own_by_current
-from monarch._node.node import current
+from monarch._meshes.registry import meshes_of
 from monarch._node.peers import Targets
 from monarch._node.rank_config import ActorSpec
 from monarch._wire import messages as m
@@ -48,8 +49,8 @@ def spawn_actors(
         ranks = state.region.base_ranks()
         birth = Birth(node, targets.peers, ranks, mesh.extent, name, key, coming)
         state.birth = state.initialized = birth
-        node.meshes[key] = mesh
-    node.owners[key] = own_by_current(mesh)
+        meshes_of(node).actor_meshes[key] = mesh
+    meshes_of(node).owners[key] = own_by_current(mesh)
     _send(mesh, targets, m.Create(node.proc, key, birth.port, targets.shape.packed, body), buffers)
     birth.check()
     if coming:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from monarch._node.mishaps import Mishaps
+from monarch._node.node_like import NodeLike
+from monarch._node.remote_errors import pack_failure
 from monarch._node.service import Service, known_service, service_of
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps, loads
 from monarch._wire.plain import loads_plain
 
-if TYPE_CHECKING:
-    from monarch._node.node import Node
+
+class Answerer(NodeLike, Protocol):
+    """A node that counts its mishaps."""
+
+    mishaps: Mishaps
 
 
-def on_ask(node: Node, ask: m.Ask) -> None:
+def on_ask(node: Answerer, ask: m.Ask) -> None:
     """Have a service run: a quick one here, unless others of its module are still to run in their thread."""
     service = known_service(ask.service)
     lane = f"service-{ask.service.partition(':')[0].rpartition('.')[2]}"
@@ -29,7 +35,7 @@ def on_ask(node: Node, ask: m.Ask) -> None:
         _answer_error(node, ask, error)
 
 
-def _run(node: Node, ask: m.Ask, service: Service | None, load: Callable[[bytes], Any] = loads) -> None:
+def _run(node: Answerer, ask: m.Ask, service: Service | None, load: Callable[[bytes], Any] = loads) -> None:
     try:
         if service is None:
             service = service_of(ask.service)
@@ -40,15 +46,13 @@ def _run(node: Node, ask: m.Ask, service: Service | None, load: Callable[[bytes]
         _answer(node, ask, m.RESULT, body)
 
 
-def _answer_error(node: Node, ask: m.Ask, error: BaseException) -> None:
-    from monarch._node.remote_errors import pack_failure
-
+def _answer_error(node: Answerer, ask: m.Ask, error: BaseException) -> None:
     if ask.port:
         _answer(node, ask, m.ERROR, pack_failure(error))
     else:
         node.mishaps.failed(ask, error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
 
-def _answer(node: Node, ask: m.Ask, status: int, body: bytes) -> None:
+def _answer(node: Answerer, ask: m.Ask, status: int, body: bytes) -> None:
     if ask.port:
         node.replies.answer(ask.src, ask.port, ask.view, status, body)

@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch._core.shapes.extent import Extent
 from monarch._node.current import current_node
 from monarch._node.future import Future
 from monarch._node.gather import Gather
+from monarch._node.node_like import NodeLike
 from monarch._node.remote_errors import unpack_failure
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 from monarch._wire.plain import loads_plain
-
-if TYPE_CHECKING:
-    from monarch._meshes.actor_mesh import ActorMesh
-    from monarch._node.node import Node
-
-
-def ask(mesh: ActorMesh, service: str, *args: Any) -> Future[dict[int, Any]]:
-    """Asks the processes of a mesh of actors; the result has what each answered, by position."""
-    node = mesh._node
-    targets = mesh._members_at()
-
-    def finish(_: Gather[Any], values: list[Any]) -> dict[int, Any]:
-        return dict(enumerate(values))
-
-    gather: Gather[Any] = Gather(node, targets.peers, targets.shape.region.extent, mesh._name, service, finish)
-    frame = m.encode(m.Ask(node.proc, gather.port, targets.shape.packed, service, dumps(args)[0]))
-    for peer in targets.peers:
-        peer.send(frame)
-    gather.check()
-    return gather
 
 
 def ask_proc(proc: str, service: str, *args: Any) -> Future[Any]:
@@ -59,7 +40,7 @@ class Answers:
 
     def __init__(
         self,
-        node: Node,
+        node: NodeLike,
         procs: Sequence[str],
         service: str,
         args: tuple[Any, ...],
@@ -87,7 +68,7 @@ class Answers:
         self._node.ports.close(self._port)
 
 
-def send_signal(node: Node, procs: Iterable[str], number: int) -> None:
+def send_signal(node: NodeLike, procs: Iterable[str], number: int) -> None:
     """Sends a signal to some processes, in one message for each host."""
     hosts: dict[str, list[str]] = {}
     for proc in procs:

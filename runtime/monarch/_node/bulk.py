@@ -16,7 +16,6 @@ from monarch._wire.pickling import loads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from monarch._node.peers import Peer
     from monarch._wire.receiving.loop import Pump, Waiter
 
 _SWEEP = 0.5
@@ -27,49 +26,54 @@ buffers go through the socket."""
 _LENDING = "monarch._state.rdma.exports"
 
 
-class Bulk:
-    """Mixin of the runtime: what it has of shared memory."""
+class BulkData:
+    """The shared memory of one process: what it has written for others, and what it has mapped of theirs.
 
-    if TYPE_CHECKING:
-        proc: str
-        pump: Pump
-        deferred: deque[Callable[[], None]]
+    Args:
+        proc: id of this process.
+        pump: that receives here.
+        send: sends a message to a process.
+    """
 
-        def peer(self, proc: str) -> Peer: ...
-        def wait(self, waiter: Waiter, timeout: float | None = None) -> bool: ...
-
-    def begin_bulk(self) -> None:
-        """Before anything is sent."""
+    def __init__(self, proc: str, pump: Pump, send: Callable[[str, bytes], None]) -> None:
+        self._proc = proc
+        self._pump = pump
+        self._send = send
+        self.wait: Callable[[Waiter, float], bool] = pump.wait
+        """How a sender waits for room; set once, before anything is sent."""
         self.segments = Segments()
         # Appended to by garbage collections, in any thread, so no lock.
         self.releases: deque[tuple[int, int]] = deque()
         """Shared memory that was let go of here, and that its owner was not told of yet: pid and segment."""
+        self.deferred: deque[Callable[[], None]] = deque()
+        """What a garbage collection found to do, for when there is time."""
         self.mappings = Mappings(self._on_release)
-        self._bulk_lock = RLock()
-        # These three under _bulk_lock.
-        self._spaces: set[_Space] = set()
-        self._mapped = 0
+        self._lock = RLock()
+        self.spaces: set[_Space] = set()
+        """Those that wait for room; under ``_lock``."""
+        self.mapped = 0
+        """Messages in shared memory of others that are mapped here; under ``_lock``."""
         self._sweeping = False
         # By pid; an entry is written again with the same value only.
-        self._bulk_owners: dict[int, str] = {}
+        self._owners: dict[int, str] = {}
 
     def put(self, buffers: Sequence[memoryview], receivers: Sequence[str]) -> m.PackedBulk | None:
         """Writes large buffers into shared memory, once for all receivers; None if that is and stays full."""
         if self.segments.over_limit and not self._wait_for_space():
             return None
         ref = self.segments.put(list(buffers), receivers)
-        return (self.proc, ref.pid, ref.fd, ref.segment, list(ref.spans))
+        return (self._proc, ref.pid, ref.fd, ref.segment, list(ref.spans))
 
     def _wait_for_space(self) -> bool:
         """Waits until receivers hold less shared memory than its bound; False if they do not in time."""
         space = _Space(self.segments)
-        with self._bulk_lock:
-            self._spaces.add(space)
+        with self._lock:
+            self.spaces.add(space)
         try:
             return self.wait(space, SPACE_S)
         finally:
-            with self._bulk_lock:
-                self._spaces.discard(space)
+            with self._lock:
+                self.spaces.discard(space)
 
     def load(self, message: m.Call | m.Create | m.Reply, frames: Sequence[Any] = ()) -> Any:
         """Unpickles the body of a message, with what came beside it."""
@@ -78,13 +82,13 @@ class Bulk:
             return loads(message.body, frames)
         owner, pid, fd, segment, spans = bulk
         ref = BulkRef(pid, fd, segment, tuple((offset, length) for offset, length in spans))
-        self._bulk_owners[pid] = owner
-        with self._bulk_lock:
-            self._mapped += 1
+        self._owners[pid] = owner
+        with self._lock:
+            self.mapped += 1
             sweeping, self._sweeping = self._sweeping, True
         if not sweeping:
             # For what is let go of while this process sends nothing.
-            self.pump.call_later(_SWEEP, self._sweep)
+            self._pump.call_later(_SWEEP, self._sweep)
         return loads(message.body, self.mappings.open(ref))
 
     def _on_release(self, what: tuple[int, int]) -> None:
@@ -93,10 +97,10 @@ class Bulk:
 
     def _sweep(self) -> None:
         self.settle()
-        with self._bulk_lock:
-            self._sweeping = again = self._mapped > 0
+        with self._lock:
+            self._sweeping = again = self.mapped > 0
         if again:
-            self.pump.call_later(_SWEEP, self._sweep)
+            self._pump.call_later(_SWEEP, self._sweep)
 
     def settle(self) -> None:
         """Does what was put off: tells the owners of shared memory what is not used here any more, and the like."""
@@ -117,16 +121,17 @@ class Bulk:
                 pid, segment = self.releases.popleft()
             except IndexError:
                 break
-            owners.setdefault(self._bulk_owners[pid], []).append(segment)
-        with self._bulk_lock:
-            self._mapped -= sum(map(len, owners.values()))
+            owners.setdefault(self._owners[pid], []).append(segment)
+        with self._lock:
+            self.mapped -= sum(map(len, owners.values()))
         for owner, segments in owners.items():
-            if owner == self.proc:
-                self._on_released(m.Release(owner, segments), ())
+            if owner == self._proc:
+                self.released(m.Release(owner, segments), ())
             else:
-                self.peer(owner).send(m.encode(m.Release(self.proc, segments)))
+                self._send(owner, m.encode(m.Release(self._proc, segments)))
 
-    def _on_released(self, release: m.Release, _: Sequence[Any]) -> None:
+    def released(self, release: m.Release, _: Sequence[Any]) -> None:
+        """A receiver has let go of shared memory of this process."""
         for segment in release.segments:
             self.segments.release(segment, release.src)
         self._tell_of_space()
@@ -138,11 +143,11 @@ class Bulk:
 
     def _tell_of_space(self) -> None:
         """Wakes all that wait for room in shared memory, if there is some."""
-        if self._spaces and not self.segments.over_limit:
-            with self._bulk_lock:
-                spaces = list(self._spaces)
+        if self.spaces and not self.segments.over_limit:
+            with self._lock:
+                spaces = list(self.spaces)
             for space in spaces:
-                self.pump.notify(cast("Waiter", space))
+                self._pump.notify(cast("Waiter", space))
 
 
 class Lending:

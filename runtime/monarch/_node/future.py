@@ -13,11 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._core.later import asyncio
+from monarch._node.node_like import NodeLike
 from monarch._wire.receiving.aside import tell_error
 from monarch.exceptions import CallTimeoutError, DeadlockError
 
 if TYPE_CHECKING:
-    from monarch._node.node import Node
     from monarch._wire.receiving.loop import Turn
 
 R = TypeVar("R")
@@ -50,7 +50,7 @@ class Future(Generic[R]):
         "wanted",
     )
 
-    def __init__(self, node: Node, label: str = "") -> None:
+    def __init__(self, node: NodeLike, label: str = "") -> None:
         self._node = node
         self.label = label
         """What is waited for, as errors say it."""
@@ -88,7 +88,7 @@ class Future(Generic[R]):
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self.done:
             self.wanted = True
-        if not self.done and not self._node.wait(self, timeout) and timeout is not None:
+        if not self.done and not self._node.waits.wait(self, timeout) and timeout is not None:
             self.wanted = False
             why = f"{self._missing()}{self._front(timeout)}"
             raise CallTimeoutError(
@@ -253,7 +253,7 @@ class Future(Generic[R]):
         onlooker = _Onlooker(self._node, f"another thread, which unpickles the result of {self.label or 'a call'}")
         if not self._look_on(onlooker.tell):
             return
-        if not self._node.wait(onlooker, None if deadline is None else max(0.0, deadline - time.monotonic())):
+        if not self._node.waits.wait(onlooker, None if deadline is None else max(0.0, deadline - time.monotonic())):
             raise CallTimeoutError(
                 f"the answer to {self.label or 'the call'} is there, but another thread has not finished unpickling it "
                 f"in time; get() can be called again"
@@ -297,7 +297,7 @@ class _Onlooker:
 
     __slots__ = ("_node", "done", "label", "thread")
 
-    def __init__(self, node: Node, label: str) -> None:
+    def __init__(self, node: NodeLike, label: str) -> None:
         self._node = node
         self.label = label
         self.done = False
@@ -313,7 +313,7 @@ class Promise(Future[R]):
 
     __slots__ = ("_completer",)
 
-    def __init__(self, node: Node, label: str = "") -> None:
+    def __init__(self, node: NodeLike, label: str = "") -> None:
         super().__init__(node, label)
         self._completer: Callable[[], R] | None = None
 
@@ -337,13 +337,13 @@ class Ready(Future[R]):
 
     __slots__ = ()
 
-    def __init__(self, node: Node, label: str, value: Any, error: BaseException | None = None) -> None:
+    def __init__(self, node: NodeLike, label: str, value: Any, error: BaseException | None = None) -> None:
         super().__init__(node, label)
         self._value, self._error = value, error
         self.done = True
 
 
-def in_thread(node: Node, label: str, work: Callable[[], R]) -> Promise[R]:
+def in_thread(node: NodeLike, label: str, work: Callable[[], R]) -> Promise[R]:
     """A future of what a function returns that waits for other futures, in a thread of its own."""
     promise: Promise[R] = Promise(node, label)
     judges = judging.get()
@@ -362,7 +362,7 @@ def in_thread(node: Node, label: str, work: Callable[[], R]) -> Promise[R]:
     return promise
 
 
-def to_its_end(node: Node, label: str, work: Callable[[], R]) -> R:
+def to_its_end(node: NodeLike, label: str, work: Callable[[], R]) -> R:
     """Does what must not be left half done: an interrupt of who waits for it here does not reach it."""
     # It is done on behalf of the same actor.
     here = copy_context()

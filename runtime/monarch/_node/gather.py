@@ -9,15 +9,16 @@ from monarch._core.roster import split_proc
 from monarch._core.shapes.extent import Extent
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.shapes.value_mesh import Deferred, ValueMesh
+from monarch._node.call_watch import Party
 from monarch._node.future import _PENDING, Future
+from monarch._node.liveness import Silence
+from monarch._node.node_like import NodeLike
 from monarch._node.remote_errors import Failure, group, pack_failure, unpack_failure
 from monarch._wire.messages import ERROR, FAILED, Dead, Reply
 from monarch.exceptions import ActorError, DeviceMeshError, ProtocolError, SpawnError, StoppedError, SupervisionError
 
 if TYPE_CHECKING:
-    from monarch._node.node import Node
     from monarch._node.peers import Peer
-    from monarch._supervision.fail_fast import Party
     from monarch._wire.receiving.loop import Waiter
 
 R = TypeVar("R")
@@ -76,7 +77,7 @@ class Gather(Future[R]):
 
     def __init__(
         self,
-        node: Node,
+        node: NodeLike,
         targets: Sequence[Peer],
         extent: Extent,
         mesh: str,
@@ -241,7 +242,7 @@ class Gather(Future[R]):
         if not ranks:
             return ""
         text = f": {describe_ranks(ranks, len(self._replies))} did not answer"
-        silence = self._node.liveness
+        silence = self._node.find_part(Silence)
         if silence is not None:
             said = [f"rank {rank}, which {why}" for rank in ranks if (why := silence.text(self.targets[rank].proc))]
             text += "".join(f" ({each})" for each in said[:8])
@@ -250,9 +251,7 @@ class Gather(Future[R]):
     def _front(self, waited: float) -> str:
         if waited < _WORTH or self.done:
             return ""
-        from monarch._supervision.behind import ahead_now
-
-        text = ahead_now(self)
+        text = self._node.watch.ahead(self)
         return f"; {text}" if text else ""
 
     def _make(self) -> R:
@@ -322,7 +321,7 @@ def replaced(reply: Reply, targets: Sequence[Peer], label: str) -> Reply:
 class _Load:
     __slots__ = ("_frames", "_reply", "_node")
 
-    def __init__(self, node: Node, reply: Reply, frames: Sequence[bytes]) -> None:
+    def __init__(self, node: NodeLike, reply: Reply, frames: Sequence[bytes]) -> None:
         self._node, self._reply, self._frames = node, reply, frames
 
     def __call__(self) -> Any:

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from monarch._core.events import Event
 from monarch._core.roster import split_proc
-from monarch._node.node import Node
+from monarch._node.node_like import NodeLike
 from monarch._node.service import service
 from monarch._procs.session_folder import host_of
-from monarch._supervision.behind import Behind
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
-from monarch._wire.receiving.aside import tell
+from monarch._wire.receiving.aside import tell, tell_error
 from monarch.exceptions import ArgumentError
 
 USUAL = 5.0
@@ -44,15 +44,16 @@ class Silence:
         since: of the processes that do not answer, the time of the first question that was not answered.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: NodeLike) -> None:
         self._node = node
-        self._behind = Behind(node)
+        self.ticked: Event[[float]] = Event(tell_error)
+        """Told the time of each look; in the receiving thread."""
         self.bounds: dict[str, float] = {}
         self.since: dict[str, float] = {}
         self._asked: dict[str, float] = {}
         self._ticking = False
         self._port = 0
-        node.events.proc_died.append(self.forget)
+        node.events.proc_died.subscribe(self.forget)
 
     def watch(self, uid: str, bound: float | None) -> None:
         """Watches a mesh from now on."""
@@ -66,7 +67,7 @@ class Silence:
         node, now = self._node, time.monotonic()
         if node.closed:
             return
-        self._behind.tick(now)
+        self.ticked.tell(now)
         self.ask(node.ports.waited_for(), now)
         for proc, asked in list(self._asked.items()):
             if proc not in self.since and now - asked >= self.bounds.get(split_proc(proc)[0], USUAL):
@@ -135,7 +136,7 @@ class Silence:
 
     def _title(self, proc: str) -> str:
         uid, rank = split_proc(proc)
-        return f"rank {rank} of {self._node.proc_meshes.get(uid, (uid, ''))[0]}"
+        return f"rank {rank} of {self._node.names.get(uid, uid)}"
 
     def _say(self, text: str) -> None:
         tell(f"monarch: {text}")

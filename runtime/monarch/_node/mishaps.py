@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 import traceback
-from typing import TYPE_CHECKING
 
 from monarch._core.roster import split_proc
 from monarch._core.text.seldom import Seldom
+from monarch._node.node_like import NodeLike
 from monarch._node.remote_errors import pack_failure, unpack_failure
 from monarch._wire import messages as m
 from monarch._wire.receiving.aside import tell
 from monarch.exceptions import MonarchError
 
-if TYPE_CHECKING:
-    from monarch._node.node import Node
-
 
 class Mishaps:
     """Errors of this process's own handlers, and messages that it cannot understand. Any thread may use it."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: NodeLike) -> None:
         self._node = node
         self._seldom = Seldom()
 
@@ -69,12 +66,12 @@ class Mishaps:
 
     def _say(self, proc: str, text: str, count: int) -> None:
         uid, rank = split_proc(proc)
-        mesh = self._node.proc_meshes.get(uid, (uid, ""))[0]
+        mesh = self._node.names.get(uid, uid)
         who = f"rank {rank} of {mesh}" if uid else "this program" if proc == self._node.proc else proc
         tell(f"monarch: internal error in {who}: {text}{_times(count)}")
 
 
-def _refuse(node: Node, call: m.Call, error: Exception) -> None:
+def _refuse(node: NodeLike, call: m.Call, error: Exception) -> None:
     """Answer a call that could not be delivered; its cost is given back all the same."""
     node.replies.finished(call.src, call.cost, bool(call.port))
     if call.port:

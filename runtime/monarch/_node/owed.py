@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._core.roster import split_proc
+from monarch._node.call_watch import Party
+from monarch._node.node_like import NodeLike
 
 if TYPE_CHECKING:
-    from monarch._node.node import Node
     from monarch._node.peers import Peer
-    from monarch._supervision.fail_fast import Party
     from monarch._wire import messages as m
 
 
@@ -31,7 +31,7 @@ class Watched(Protocol):
     @property
     def unread(self) -> bool: ...
     @property
-    def _node(self) -> Node: ...
+    def _node(self) -> NodeLike: ...
     def waits_for(self) -> list[Peer]: ...
     def failed_positions(self) -> list[int]: ...
     def base_rank(self, position: int) -> int: ...
@@ -53,7 +53,7 @@ class Owed:
     watched = True
     """Whether others are looked after if it fails."""
 
-    def __init__(self, node: Node, view: Any, targets: Sequence[Peer]) -> None:
+    def __init__(self, node: NodeLike, view: Any, targets: Sequence[Peer]) -> None:
         self._node = node
         self.view = view
         self.actor: str = view._key
@@ -113,7 +113,7 @@ class Unanswered(Owed):
     It is over when its ranks are seen to run nothing of the kind any more.
     """
 
-    def __init__(self, node: Node, view: Any, targets: Sequence[Peer], failed: set[int]) -> None:
+    def __init__(self, node: NodeLike, view: Any, targets: Sequence[Peer], failed: set[int]) -> None:
         super().__init__(node, view, targets)
         self.owed -= failed
         self._failed = set(failed)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import Event
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from monarch._core.flow import WINDOW, Window
 from monarch._core.shapes.region import Region
@@ -15,8 +15,11 @@ from monarch._wire.messages import Cast, Dead, Route, encode, pack
 from monarch._wire.pickling import SHARED
 
 if TYPE_CHECKING:
-    from monarch._node.node import Node
-    from monarch._wire.receiving.loop import Turn
+    from contextlib import AbstractContextManager
+
+    import zmq
+
+    from monarch._wire.receiving.loop import Pump, Turn
 
 __all__ = ["WINDOW", "Gateway", "IpcPeer", "LocalPeer", "Peer", "RemotePeer", "Shape", "Targets", "cost_of"]
 
@@ -30,13 +33,31 @@ def cost_of(body: bytes, buffers: Sequence[memoryview]) -> int:
     return cost + (total >> (16 if total >= SHARED else 12))
 
 
+class Table(Protocol):
+    """What a peer needs of the table that it is in."""
+
+    proc: str
+    folder: str
+    hello: bytes
+    context: zmq.Context[zmq.Socket[bytes]]
+    pump: Pump
+    lock: AbstractContextManager[bool]
+    deliver: Callable[[bytes, Sequence[Any]], None]
+
+
+class Gateways(Protocol):
+    """The ways to other hosts."""
+
+    def gateway(self, host: str) -> Gateway: ...
+
+
 class Peer:
     """Another process, or this one; ``send`` puts a message on the one path to it."""
 
-    __slots__ = ("dead", "host", "proc", "runtime", "starting", "thread", "window")
+    __slots__ = ("dead", "host", "proc", "starting", "table", "thread", "window")
 
-    def __init__(self, node: Node, proc: str) -> None:
-        self.node = node
+    def __init__(self, table: Table, proc: str) -> None:
+        self.table = table
         self.proc = proc
         self.host = host_of(proc)
         # Set once, by the receiving thread; any thread reads it.
@@ -66,12 +87,12 @@ class Peer:
     def finished(self, total: int) -> None:
         """It has finished messages of this process, of that cost in all."""
         if self.window.finished(total):
-            self.node.pump.notify(self)
+            self.table.pump.notify(self)
 
     def give_back(self, cost: int) -> None:
         """Room that was reserved for a message is not needed."""
         if self.window.give_back(cost):
-            self.node.pump.notify(self)
+            self.table.pump.notify(self)
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
         """Sends a message, whatever the window."""
@@ -86,7 +107,7 @@ class Peer:
         self.dead = dead
         self.window.open()
         self.starting = False
-        self.node.pump.notify(self)
+        self.table.pump.notify(self)
 
 
 class LocalPeer(Peer):
@@ -96,7 +117,7 @@ class LocalPeer(Peer):
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
         # What came beside it is shared with those that it is still being sent to, and the actor may write to it.
-        self.node.dispatch.deliver(frame, [memoryview(bytearray(part)) for part in more])
+        self.table.deliver(frame, [memoryview(bytearray(part)) for part in more])
 
 
 class GonePeer(Peer):
@@ -104,8 +125,8 @@ class GonePeer(Peer):
 
     __slots__ = ()
 
-    def __init__(self, node: Node, proc: str, dead: Dead | None = None) -> None:
-        super().__init__(node, proc)
+    def __init__(self, table: Table, proc: str, dead: Dead | None = None) -> None:
+        super().__init__(table, proc)
         self.dead = dead
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
@@ -117,20 +138,20 @@ class IpcPeer(Peer):
 
     __slots__ = ("_early", "_link")
 
-    def __init__(self, node: Node, proc: str, starting: bool = False) -> None:
-        super().__init__(node, proc)
+    def __init__(self, table: Table, proc: str, starting: bool = False) -> None:
+        super().__init__(table, proc)
         # Connecting before it listens would cost a retry's pause.
         self._early: deque[tuple[bytes, Sequence[Any]]] | None = deque() if starting else None
         self._link: Link | None = None if starting else self._connect()
 
     def _connect(self) -> Link:
-        node = self.node
-        return Link(node.context, ipc_address(node.folder, self.proc), node.hello)
+        table = self.table
+        return Link(table.context, ipc_address(table.folder, self.proc), table.hello)
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
         link = self._link
         if link is None:
-            with self.node.peers.lock:
+            with self.table.lock:
                 if self._early is not None:
                     self._early.append((frame, more))
                     return
@@ -144,7 +165,7 @@ class IpcPeer(Peer):
         if self._early is None:
             return
         link = self._connect()
-        with self.node.peers.lock:
+        with self.table.lock:
             # A __del__ that runs in the middle of this adds to what is early, which keeps the order.
             while self._early:
                 link.send(*self._early.popleft())
@@ -157,7 +178,7 @@ class IpcPeer(Peer):
 
     def end(self, dead: Dead) -> None:
         super().end(dead)
-        with self.node.peers.lock:
+        with self.table.lock:
             self._early = None
         if self._link is not None:
             self._link.close()
@@ -169,8 +190,8 @@ class RemotePeer(Peer):
 
     __slots__ = ("_gateway",)
 
-    def __init__(self, node: Node, proc: str, gateway: Gateway) -> None:
-        super().__init__(node, proc)
+    def __init__(self, table: Table, proc: str, gateway: Gateway) -> None:
+        super().__init__(table, proc)
         self._gateway = gateway
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
@@ -245,15 +266,15 @@ class Targets:
 
     __slots__ = ("far", "near", "peers", "shape", "version")
 
-    def __init__(self, node: Node, peers: Iterable[Peer], shape: Shape, version: int) -> None:
+    def __init__(self, hosts: Gateways, peers: Iterable[Peer], shape: Shape, version: int) -> None:
         self.shape = shape
         self.version = version
         self.peers = list(peers)
         self.near: list[Peer] = []
-        hosts: dict[str, list[str]] = {}
+        procs_of: dict[str, list[str]] = {}
         for peer in self.peers:
             if isinstance(peer, RemotePeer):
-                hosts.setdefault(peer.host, []).append(peer.proc)
+                procs_of.setdefault(peer.host, []).append(peer.proc)
             else:
                 self.near.append(peer)
-        self.far = [(node.hosts.gateway(host), procs) for host, procs in hosts.items()]
+        self.far = [(hosts.gateway(host), procs) for host, procs in procs_of.items()]

@@ -9,6 +9,7 @@ import re
 import sys
 from typing import Any
 
+from monarch._actors.table import actors_of
 from monarch._node.current import current_node
 from monarch._node.service import service
 
@@ -35,7 +36,7 @@ def inspect_here(name: str, key: str) -> str | None:
 
 def _variables(key: str) -> dict[str, Any]:
     variables = sys.modules["__main__"].__dict__
-    cell = current_node().actors.get(key) if key else None
+    cell = actors_of(current_node()).here.get(key) if key else None
     return variables if cell is None else {**variables, "self": cell.instance}
 
 

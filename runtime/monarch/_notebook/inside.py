@@ -7,7 +7,7 @@ import sys
 from collections.abc import Coroutine
 from typing import Any
 
-from monarch._node.node import current
+from monarch._actors.running import current
 from monarch._notebook.execute import CellResult, run, run_async, steps_of
 from monarch._notebook.show import Display
 

@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from monarch._actors.running import current
+from monarch._actors.table import actors_of
 from monarch._node.current import current_node, has_node
-from monarch._node.node import current
 from monarch._procs.rank.text_streams import RankText
 
 # Held while a text is written and sent with its call; nothing waits for the program with it, nor is user code run.
@@ -62,7 +63,7 @@ class CellText(RankText):
                 super().write(text)
             return
         node = current_node()
-        busy = next(((cell, cell.running) for cell in list(node.actors.values()) if cell.running), None)
+        busy = next(((cell, cell.running) for cell in list(actors_of(node).here.values()) if cell.running), None)
         # What was printed before is the call's that runs. This may wait for the program to take it.
         _send_as(busy, node.idle)
         with _lock:

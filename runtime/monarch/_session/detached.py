@@ -17,6 +17,7 @@ from monarch._meshes.actor_mesh import ActorMesh, _State
 from monarch._meshes.execute import Runner
 from monarch._meshes.host_mesh import HostMesh, _SharedHosts
 from monarch._meshes.proc_mesh import ProcMesh, _Shared
+from monarch._meshes.registry import meshes_of
 from monarch._meshes.starting import Starting
 from monarch._node.asking import ask_proc
 from monarch._node.current import open_node
@@ -31,7 +32,7 @@ from monarch._procs.os.posix import memfd, outlives
 from monarch._procs.rank.output import read_tail
 from monarch._procs.session_folder import host_of
 from monarch._session.reattach import make_spec
-from monarch._session.session import LATER, PRELOAD, Session
+from monarch._session.session import LATER, PRELOAD, Session, need_session, session_of
 from monarch._session.workers import start_agent
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
@@ -204,7 +205,7 @@ def attach(name: str, timeout: float = _PATIENCE) -> Kept:
         _take(kept, known, timeout)
     except BaseException:
         # Another try, or another program, may have it.
-        node.session.forget(host)
+        need_session(node).forget(host)
         raise
     return kept
 
@@ -222,7 +223,7 @@ def end(name: str) -> None:
 
 
 def _session() -> Session:
-    session: Session | None = open_node().session
+    session: Session | None = session_of(open_node())
     if session is None:
         raise MonarchError("only the program itself keeps and attaches meshes, not one of its ranks")
     return session
@@ -263,7 +264,7 @@ def _connect(record: Record) -> tuple[Kept, dict[str, Any]]:
 def _take(kept: Kept, known: dict[str, Any], timeout: float) -> None:
     """Makes meshes of what is there, and has the ranks belong to this program."""
     node, host = kept._node, kept._record.host
-    output = node.session.output
+    output = need_session(node).output
     # What a program before has shown is not to be shown again, and its end not taken for a loss.
     output.know({(proc, stream): offset for proc, stream, offset in known["passed"]})
     _ask(node, host, "listen", None)
@@ -296,7 +297,7 @@ def _add_procs(kept: Kept, order: m.Spawn, told: bytes, alive: list[str]) -> Non
     config: RankConfig = loads(order.config)
     procs = config.procs
     procs.owner = node.proc
-    if not node.own_procs:
+    if not meshes_of(node).own_procs:
         # Nobody has that of this program yet, so it may be theirs: with it buffers are read and written.
         node.secret = config.secret
     # Where the program has died before it could tell, all ranks are alike.
@@ -310,13 +311,10 @@ def _add_procs(kept: Kept, order: m.Spawn, told: bytes, alive: list[str]) -> Non
     start.spares[host] = [name for name in _names(alive, f"{procs.uid}.s") if name not in procs.roster.names.values()]
     shared.starting = start
     shared.supervision.restart = restart
-    if node.liveness is None:
-        node.liveness = Silence(node)
-    node.liveness.watch(procs.uid, None)
-    node.proc_meshes[procs.uid] = (procs.name, "")
-    node.own_procs[procs.uid] = shared
+    node.part(Silence).watch(procs.uid, None)
+    meshes_of(node).add_procs(procs.uid, procs.name, "", shared)
     for rank in procs.region().base_ranks():
-        node.supervising.joined(procs.uid, rank, procs.proc(rank))
+        meshes_of(node).joined.tell(procs.uid, rank, procs.proc(rank))
     kept.procs.append(shared.whole(node))
     for rank in procs.region().base_ranks():
         # Asks to be told of its death, be it long ago.
@@ -345,10 +343,10 @@ def _add_actors(kept: Kept, key: str, procs: list[str], timeout: float) -> None:
     # Without its arguments an actor cannot be made again.
     state.spec = spec if whole else None
     mesh = ActorMesh(state, spec.region, node)
-    node.meshes[key] = mesh
-    node.owners[key] = ""
+    meshes_of(node).actor_meshes[key] = mesh
+    meshes_of(node).owners[key] = ""
     if spec.cls is Runner:
-        shared = node.own_procs.get(spec.procs.uid)
+        shared = meshes_of(node).own_procs.get(spec.procs.uid)
         if shared is not None:
             shared.runner = mesh
     else:

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from monarch._node.node import Node, current
+from monarch._actors.running import current
+from monarch._actors.table import actors_of
+from monarch._node.node import Node
 from monarch._procs.rank.output import CHUNK_LIMIT, TAIL, Capture, Chunk, cost_of, flush_own, flush_streams
 from monarch._procs.rank.text_streams import set_pace
 from monarch._wire import messages as m
@@ -64,13 +66,13 @@ class Outbox:
         self.thread: Turn | None = None
         """Of who waits for room: the pump's, as of everything that is waited for."""
         node.dispatch.handle(m.OutputCredit, self._on_credit)
-        node.output_lost = self.reset
+        node.events.controller_changed.subscribe(self.reset)
         # Opens when streams are to be flushed: their locks may be held by code that prints, so a thread does that.
         self._due = Gate()
         # Set once: that thread, which is not slowed down.
         self._flusher = threading.Thread(target=self._flush_when_due, name="monarch-flush", daemon=True)
         self._flusher.start()
-        node.events.closing.append(self._due.open)
+        node.events.closing.subscribe(self._due.open)
         set_pace(self._pace)
 
     @property
@@ -86,7 +88,7 @@ class Outbox:
             self._send()
         if self._capture.left:
             self._catch_up()
-        self._interrupts = self._node.interrupts
+        self._interrupts = actors_of(self._node).interrupts
 
     def tick(self) -> bool:
         """Send what was printed in the middle of a call; for the receiving thread. Whether there was anything.
@@ -174,7 +176,7 @@ class Outbox:
         """Wait for the program to take what an answer must not overtake, as long as it does so."""
         begun = moved = time.monotonic()
         received = self._received
-        while self._node.interrupts == self._interrupts:
+        while actors_of(self._node).interrupts == self._interrupts:
             now = time.monotonic()
             if now - moved > _STALLED_S or now - begun > _ANSWER_S:
                 break

@@ -75,9 +75,8 @@ class OutputView:
         """Told how many bytes of a rank's output were left out, since it was too far ahead."""
         self.on_end: Callable[[int], None] = lambda port: None
         """Told of the port of each call that has printed, once all of that was shown."""
-        node.on_output = self.take
-        node.on_done = self.done
-        node.output_options = self.configure
+        node.dispatch.handle(m.Output, lambda output, _: self.take(output))
+        node.ports.closed.subscribe(self.done)
         node.waits.await_shown = self.await_shown
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="monarch-output", daemon=True)

@@ -6,6 +6,7 @@ from functools import partial
 
 from monarch._node.current import current_node
 from monarch._node.service import service
+from monarch._session.session import need_session, session_of
 
 
 @service("quick")
@@ -16,7 +17,7 @@ def parted(one: str, other: str) -> None:
     lost as a whole, the program notices by itself within the time that a host may be silent.
     """
     node = current_node()
-    if node.session is not None:
+    if session_of(node) is not None:
         node.pump.call_later(node.hosts.lease + 1.0, partial(_decide, one, other))
 
 
@@ -28,4 +29,4 @@ def _decide(one: str, other: str) -> None:
     lost = max(host for host in (one, other) if host != node.host)
     kept = one if lost == other else other
     reason = f"was given up with its host {lost}: the connection between that and host {kept} broke"
-    node.session.host_lost(lost, reason)
+    need_session(node).host_lost(lost, reason)

@@ -18,7 +18,8 @@ from monarch._actors.executors import Executor, MainExecutor, ThreadExecutor
 from monarch._actors.halting import is_stuck, longest
 from monarch._actors.interrupts import NOTICE, listen, notice
 from monarch._actors.mailbox import NOTHING, Cell
-from monarch._core.roster import Procs
+from monarch._actors.table import actors_of
+from monarch._core.roster import Procs, split_proc
 from monarch._groups import rendezvous
 from monarch._node.current import set_node
 from monarch._node.node import Node
@@ -54,6 +55,7 @@ class Rank:
         self.node = node = Node(proc, folder, config.root)
         node.rank = place
         node.config = config
+        node.hosts.in_rank = True
         self._assumed: int | None = None if place < 0 else config.port
         """Where the owner learns that this rank is set up; None as long as it has no place in the mesh."""
         self._set_up: tuple[int, bytes] | None = None
@@ -69,7 +71,7 @@ class Rank:
             # The agent may run on all cores that the host lets the session use.
             let_helpers_use(os.sched_getaffinity(os.getppid()))
             free_gloo_threads()
-        node.on_sibling_died = rendezvous.member_died
+        node.events.lost.subscribe(self._sibling_died)
         set_node(node)
         self.main = MainExecutor(node)
         self.outbox = Outbox(node, config.procs.region().nelements, self._busy_call)
@@ -79,13 +81,17 @@ class Rank:
         self._stuck = False
         """Whether an actor has been given up while its code goes on; set under ``_halt_lock``, for good."""
         self._halt_lock = threading.Lock()
-        node.on_create = self._create
-        node.on_halt = self._halt
-        node.on_level = self._on_level
+        actors_of(node).on_create = self._create
+        actors_of(node).on_halt = self._halt
+        node.dispatch.handle(m.Level, lambda level, _: self._on_level(level))
         node.idle = self.outbox.flush
         node.send_printed = self.outbox.send_printed
         Faults(node)
         node.pump.start()
+
+    def _sibling_died(self, dead: m.Dead) -> None:
+        if split_proc(dead.proc)[0] == self.config.procs.uid:
+            rendezvous.member_died(dead)
 
     def run(self) -> None:
         """Works until it is stopped."""
@@ -143,7 +149,7 @@ class Rank:
         """Handles SIGINT: it is for the endpoint that runs; if none does, there is nothing to interrupt."""
         main = self.main
         notice()
-        self.node.interrupts += 1
+        actors_of(self.node).interrupts += 1
         meant, main.meant = main.meant, None
         if meant is not None and meant[0].running is not meant[1]:
             return
@@ -164,7 +170,7 @@ class Rank:
         self.node.pump.call_later(self._pause, self._tick)
 
     def _busy_call(self) -> tuple[Cell, m.Call] | None:
-        for cell in list(self.node.actors.values()):
+        for cell in list(actors_of(self.node).here.values()):
             running = cell.running
             if running is not None:
                 return cell, running
@@ -180,7 +186,7 @@ class Rank:
             self.main.busy = True
             executor = self.main
         cell = Cell(self.node, create.actor, executor)
-        self.node.actors[create.actor] = cell
+        actors_of(self.node).here[create.actor] = cell
         executor.post(lambda: self._construct(cell, create, more))
 
     def _construct(self, cell: Cell, create: m.Create, more: Sequence[Any]) -> None:
@@ -191,7 +197,7 @@ class Rank:
     def _halt(self, halt: m.Halt) -> None:
         node = self.node
         if halt.actor:
-            cell = node.actors.get(halt.actor)
+            cell = actors_of(node).here.get(halt.actor)
 
             def answer(failure: bytes | None) -> None:
                 status = m.RESULT if failure is None else m.ERROR
@@ -205,7 +211,7 @@ class Rank:
             else:
                 cell.halt(halt.reason, answer)
             return
-        cells = list(node.actors.values())
+        cells = list(actors_of(node).here.values())
         self._halting = len(cells)
         if not cells:
             self._end_process()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from monarch._actors.table import actors_of
 from monarch._node.current import current_node
 from monarch._node.peers import Gateway
 from monarch._node.service import service
@@ -43,13 +44,13 @@ def adopt(root: str, former: list[str]) -> tuple[Any, list[str]]:
     if node.root in gone:
         node.root = root
     # What the program before has not taken, it never will.
-    node.output_lost()
+    node.events.controller_changed.tell()
     if config.root in gone:
         config.root = root
     if config.owner in gone:
         config.owner = config.procs.owner = root
     mine: list[str] = []
-    for cell in list(node.actors.values()):
+    for cell in list(actors_of(node).here.values()):
         if cell.spec is not None:
             if cell.spec.owner in gone:
                 cell.spec.owner = root
@@ -61,7 +62,7 @@ def adopt(root: str, former: list[str]) -> tuple[Any, list[str]]:
 @service("threaded")
 def spec_of(key: str) -> tuple[bool, list[bytes], list[list[bytes]]]:
     """What an actor here is made of: whether with its arguments, and in pieces its pickled spec and the buffers."""
-    cell = current_node().actors.get(key)
+    cell = actors_of(current_node()).here.get(key)
     if cell is None or cell.spec is None:
         raise StoppedError(f"actor {key} was stopped meanwhile")
     body, buffers = dumps(cell.spec, cell.spec.name)

@@ -17,9 +17,11 @@ import zmq
 
 from monarch._actors.executors import ThreadExecutor
 from monarch._actors.mailbox import NOTHING, Cell
+from monarch._actors.table import actors_of
+from monarch._meshes.limits import check_session
+from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node, has_node
 from monarch._node.future import Future, Promise, in_thread
-from monarch._node.limits import check_session
 from monarch._node.node import Node
 from monarch._node.peers import Gateway
 from monarch._procs.agent.children import how_it_ended
@@ -36,7 +38,7 @@ from monarch._wire import messages as m
 from monarch._wire.descriptors import raise_limit
 from monarch._wire.keys import Doorkeeper, KeyPair
 from monarch._wire.links import Link
-from monarch.exceptions import CallTimeoutError, SpawnError
+from monarch.exceptions import CallTimeoutError, MonarchError, SpawnError
 
 _AGAIN = 0.25
 """Seconds after which a worker that does not answer is asked again."""
@@ -109,13 +111,13 @@ class Session:
         # Before the faults: what a rank wrote last is shown before it is told that it has died.
         node.events.died.subscribe(self._on_dead)
         self._faults = Faults(node)
-        node.on_create = self._create
-        node.on_halt = self._halt
-        node.need_agent = self.need_agent
-        node.base_env = self._base_env
-        node.on_listening = self._on_listening
-        node.session = self
-        node.actors[CONTROLLERS] = cast("Cell", Desk(node))
+        actors_of(node).on_create = self._create
+        actors_of(node).on_halt = self._halt
+        meshes_of(node).agents = self
+        self.output_options = self.output.configure
+        node.dispatch.handle(m.Listening, lambda listening, _: self._on_listening(listening))
+        node.add_part(self)
+        actors_of(node).here[CONTROLLERS] = cast("Cell", Desk(node))
         node.pump.start()
         self._tend()
 
@@ -195,7 +197,7 @@ class Session:
                 if not name.startswith(own):
                     remove_socket(self.folder, f"{self.node.host}/{name}")
 
-    def _base_env(self, host: str) -> dict[str, str | None]:
+    def base_env(self, host: str) -> dict[str, str | None]:
         if host != self.node.host:
             return {}
         now, then = os.environ, self._agent_env
@@ -207,11 +209,11 @@ class Session:
 
     def _create(self, create: m.Create, more: Sequence[Any]) -> None:
         cell = Cell(self.node, create.actor, ThreadExecutor(self.node, f"monarch-{create.actor}"))
-        self.node.actors[create.actor] = cell
+        actors_of(self.node).here[create.actor] = cell
         cell.executor.post(lambda: cell.construct(create, more))
 
     def _halt(self, halt: m.Halt) -> None:
-        cell = self.node.actors.get(halt.actor)
+        cell = actors_of(self.node).here.get(halt.actor)
 
         def answer(failure: bytes | None) -> None:
             status, body = (m.RESULT, NOTHING) if failure is None else (m.ERROR, failure)
@@ -244,7 +246,7 @@ class Session:
             if node.hosts.keys is None:
                 node.hosts.keys = keys
             if self._door is None:
-                self._door = Doorkeeper(node.context)
+                self._door = Doorkeeper(node.hosts.context)
             self._door.allow("controller", [public.encode() for public in allowed])
             if interface not in self._interfaces:
                 with node.inbox.binding:
@@ -290,7 +292,7 @@ class Session:
             SpawnError: nobody answers in time.
         """
         node = self.node
-        link = Link(node.context, address, node.hello, keys, keys.public, node.hosts.lease)
+        link = Link(node.hosts.context, address, node.hosts.hello, keys, keys.public, node.hosts.lease)
         try:
             listening = self._ask_who(link, address, timeout)
         except BaseException:
@@ -320,7 +322,7 @@ class Session:
             token = secrets.token_hex(8)
             answer = self._greeted[token] = Promise(self.node, f"the worker at {address}")
             # What is said to an agent on its way out is lost with it, and the next one listens at the same address.
-            link.send(self.node.hello)
+            link.send(self.node.hosts.hello)
             link.send(m.encode(m.Hosts({self.node.proc: self._table[self.node.proc]}, token)))
             try:
                 listening = answer.get(min(_AGAIN, left))
@@ -467,6 +469,23 @@ class Session:
         remove_folder(self.folder)
 
 
+def session_of(node: Node) -> Session | None:
+    """Return the session of a program; None in a rank."""
+    return node.find_part(Session)
+
+
+def need_session(node: Node) -> Session:
+    """Return the session of a program.
+
+    Raises:
+        MonarchError: this process is a rank.
+    """
+    session = session_of(node)
+    if session is None:
+        raise MonarchError(f"{node.proc} is a rank; only the program has the session")
+    return session
+
+
 def start() -> Node:
     """Makes the runtime of this program, which has none yet."""
     return Session().node
@@ -486,7 +505,7 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
     if not has_node():
         return _Nothing()
     node = current_node()
-    session = node.session
+    session = session_of(node)
     if session is None:
         return _Nothing()
     return in_thread(node, "shutdown_context()", lambda: session.close(10.0 if host_timeout is None else host_timeout))
@@ -510,6 +529,6 @@ class _Nothing(Future[None]):
 @atexit.register
 def _at_exit() -> None:
     if has_node():
-        session = current_node().session
+        session = session_of(current_node())
         if session is not None and session.pid == os.getpid():
             session.close(1.0)

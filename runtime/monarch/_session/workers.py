@@ -19,10 +19,10 @@ from monarch._procs.agent.request import AgentConfig
 from monarch._procs.launch.local import hand_over
 from monarch._procs.os.posix import proc_start_time
 from monarch._procs.session_folder import host_of
-from monarch._session.session import LATER, PRELOAD
+from monarch._session.session import LATER, PRELOAD, session_of
 from monarch._wire.keys import KeyPair
-from monarch._wire.tcp import LEASE_S
 from monarch._wire.messages import Listening
+from monarch._wire.tcp import LEASE_S
 from monarch.exceptions import ArgumentError, MonarchError, SpawnError
 
 _LONGEST = 3600.0
@@ -79,7 +79,7 @@ class WorkerHosts:
         silence: float | None = None,
     ) -> None:
         node = open_node()
-        session = node.session
+        session = session_of(node)
         if session is None:
             raise MonarchError("only the program itself attaches hosts, not one of its ranks")
         self._session = session
@@ -168,7 +168,7 @@ def attach_to_workers(
         raise ArgumentError(f"workers is a list of at least one address, and not {workers!r}")
     keys = read_key_file(ca)
     node = open_node()
-    session = node.session
+    session = session_of(node)
     if session is None:
         raise MonarchError("only the program itself attaches hosts, not one of its ranks")
     addresses = [_address(each.get(timeout) if isinstance(each, Future) else each) for each in workers]

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 from monarch._meshes.actor_mesh import ActorMesh
 from monarch._meshes.host_mesh import HostMesh
 from monarch._meshes.proc_mesh import ProcMesh, _Shared
-from monarch._meshes.queries import actors_of
+from monarch._meshes.queries import actor_meshes_on
+from monarch._meshes.registry import meshes_of
 from monarch._node.future import to_its_end
 from monarch._state.handoff.sender import Handing, giver_of, member_of
 from monarch._supervision.healing import heal
@@ -61,10 +62,10 @@ def heal_mesh(
     numbered = isinstance(copy_from, int) and not isinstance(copy_from, bool) and 0 <= copy_from < len(mesh)
     if copy_from not in (None, "peer") and not numbered:
         raise ArgumentError(f'copy_from is "peer" or a rank from 0 to {len(mesh) - 1}, and not {copy_from!r}')
-    shared = node.shared_of(procs.uid, procs.name, "healed")
+    shared = meshes_of(node).shared_of(procs.uid, procs.name, "healed")
     if copy_from is not None and not copy:
         # Before anything is done that could not be asked for again.
-        givers = [mesh] if isinstance(mesh, ActorMesh) else actors_of(shared, node)
+        givers = [mesh] if isinstance(mesh, ActorMesh) else actor_meshes_on(shared, node)
         Handing.check(givers, isinstance(mesh, ActorMesh))
     if hosts is not None and not isinstance(hosts, HostMesh):
         raise ArgumentError(f"hosts is a mesh of hosts, and not {type(hosts).__name__}")
@@ -95,7 +96,7 @@ def _hand_over(
         mine = [rank for each, rank in renewed if each._key == mesh._key]
         _copy(mesh, [*replaced, *mine], source, copy, timeout)
     elif copy_from is not None:
-        for each in [mesh] if isinstance(mesh, ActorMesh) else actors_of(shared, mesh._node):
+        for each in [mesh] if isinstance(mesh, ActorMesh) else actor_meshes_on(shared, mesh._node):
             mine = [rank for other, rank in renewed if other._key == each._key]
             Handing(each, [*replaced, *mine], source).run(timeout)
 

@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.table import actors_of
 from monarch._core.shapes.ranks import describe_ranks
+from monarch._meshes.registry import meshes_of
 from monarch._node.asking import Answers
 from monarch._node.current import current_node
 from monarch._node.gather import Gather
@@ -37,7 +39,7 @@ def ahead(key: str, src: str, port: int) -> tuple[str, float] | None:
     Returns:
         None if the call does not wait for its turn.
     """
-    cell = current_node().actors.get(key)
+    cell = actors_of(current_node()).here.get(key)
     front = ahead_of(key, src, port)
     if cell is None or front is None or cell.spec is None:
         return None
@@ -121,7 +123,7 @@ def _waited(node: Node) -> Iterator[Gather[Any]]:
 
 
 def _is_notebook(node: Node, key: str) -> bool:
-    mesh = node.meshes.get(key)
+    mesh = meshes_of(node).actor_meshes.get(key)
     return mesh is not None and mesh._state.cls.__module__.startswith("monarch._cells")
 
 

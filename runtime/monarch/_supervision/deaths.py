@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.supervision import Begin, Collect, Command, Fail, Judge
+from monarch._meshes.registry import meshes_of
+from monarch._meshes.verdicts import verdicts_of
 from monarch._node.gather import last_lines
 from monarch._node.node import Node
 from monarch._supervision.escalation import Escalation
 from monarch._supervision.mesh_failure import MeshFailure
-from monarch._supervision.state import TOGETHER
+from monarch._supervision.state import TOGETHER, supervisors_of
 from monarch._wire import messages as m
 from monarch.exceptions import MonarchError, StoppedError
 
@@ -50,24 +52,25 @@ class Deaths:
         """By mesh, what keeps its verdict open until its deaths are collected. Lock: ``_lock``."""
         node.events.dying.subscribe(self.dies)
         node.events.died.subscribe(self.died)
-        node.supervising = self
+        meshes_of(node).joined.subscribe(self.joined)
+        meshes_of(node).left.subscribe(self.left)
 
     def joined(self, uid: str, rank: int, proc: str) -> None:
         """A process has the place of this rank from now on."""
         with self._lock:
-            commands = self._node.own_procs[uid].supervision.joined(rank, proc)
+            commands = meshes_of(self._node).own_procs[uid].supervision.joined(rank, proc)
         self._do(uid, commands)
 
     def left(self, uid: str, rank: int) -> None:
         """A mesh has no such rank any more."""
         with self._lock:
-            commands = self._node.own_procs[uid].supervision.left(rank)
+            commands = meshes_of(self._node).own_procs[uid].supervision.left(rank)
         self._do(uid, commands)
 
     def dies(self, dead: m.Dead) -> None:
         """A process has died, and nobody was told yet."""
         uid, rank = split_proc(dead.proc)
-        shared = self._node.own_procs.get(uid)
+        shared = meshes_of(self._node).own_procs.get(uid)
         if shared is None or self._node.closed:
             return
         expected = dead.expected or shared.stopped is not None
@@ -78,13 +81,15 @@ class Deaths:
             if news and not expected:
                 self._known[uid, rank] = _Death(dead, self._node.ports.last)
                 if awaited and uid not in self._collecting:
-                    self._collecting[uid] = self._node.oversight.hold(uid, f"{describe_ranks([rank])} has just died")
+                    self._collecting[uid] = verdicts_of(self._node).hold(uid, f"{describe_ranks([rank])} has just died")
         self._do(uid, commands)
 
     def is_supervised(self, uid: str, key: str, rank: int) -> bool:
         """Whether a failure may be dealt with, so that calls which meet it wait for that."""
-        shared = self._node.own_procs.get(uid)
-        return shared is not None and bool(shared.supervision.restart or self._node.oversight.asked_of(uid, key, rank))
+        shared = meshes_of(self._node).own_procs.get(uid)
+        return shared is not None and bool(
+            shared.supervision.restart or supervisors_of(self._node).asked_of(uid, key, rank)
+        )
 
     def died(self, dead: m.Dead, calls: list[str]) -> None:
         """Those who waited for a process that has died were told: these calls."""
@@ -95,17 +100,17 @@ class Deaths:
                 known.calls = calls
 
     def _do(self, uid: str, commands: list[Command]) -> None:
-        oversight = self._node.oversight
+        verdicts = verdicts_of(self._node)
         for command in commands:
             if isinstance(command, Collect):
                 self._node.pump.call_later(TOGETHER, partial(self._collect, uid))
             elif isinstance(command, Begin):
                 who = f"its restart rule replaces {describe_ranks(command.ranks)}, attempt {command.attempt}"
-                oversight.decide(uid, who, partial(self._restart, uid, command))
+                verdicts.decide(uid, who, partial(self._restart, uid, command))
             elif isinstance(command, Judge):
-                if any(oversight.asked_of(uid, "", rank) for rank in command.ranks):
+                if any(supervisors_of(self._node).asked_of(uid, "", rank) for rank in command.ranks):
                     who = f"its supervisors judge the death of {describe_ranks(command.ranks)}"
-                    oversight.decide(uid, who, partial(self._judge, uid, command))
+                    verdicts.decide(uid, who, partial(self._judge, uid, command))
                 else:
                     self._judge(uid, command)
             else:
@@ -113,17 +118,17 @@ class Deaths:
 
     def _collect(self, uid: str) -> None:
         with self._lock:
-            commands = self._node.own_procs[uid].supervision.collect(time.monotonic())
+            commands = meshes_of(self._node).own_procs[uid].supervision.collect(time.monotonic())
             hold = self._collecting.pop(uid, None)
         try:
             self._do(uid, commands)
         finally:
             # Those who decide have holds of their own by now. If the rank was replaced meanwhile, nobody does.
-            self._node.oversight.release(uid, hold)
+            verdicts_of(self._node).release(uid, hold)
 
     def begin_again(self, uid: str, ranks: tuple[int, ...], otherwise: Callable[[], None]) -> None:
         """Actors have failed in processes that live: they are made anew if the mesh has a rule that says so."""
-        shared = self._node.own_procs.get(uid)
+        shared = meshes_of(self._node).own_procs.get(uid)
         with self._lock:
             begin = shared.supervision.allow(ranks, time.monotonic()) if shared is not None else None
         if begin is None or shared is None:
@@ -137,7 +142,7 @@ class Deaths:
                 otherwise()
 
         who = f"its restart rule makes the actors of {describe_ranks(ranks)} again, attempt {begin.attempt}"
-        self._node.oversight.decide(uid, who, restart)
+        verdicts_of(self._node).decide(uid, who, restart)
 
     def _heal(self, shared: _Shared, begin: Begin) -> None:
         """After the pause, if the mesh is still there by then."""
@@ -153,7 +158,7 @@ class Deaths:
             shared.restarts += 1
 
     def _restart(self, uid: str, begin: Begin) -> None:
-        shared = self._node.own_procs[uid]
+        shared = meshes_of(self._node).own_procs[uid]
         try:
             self._heal(shared, begin)
         except MonarchError as error:
@@ -174,27 +179,27 @@ class Deaths:
             self._do(uid, commands)
             if not commands and not isinstance(error, StoppedError):
                 # The processes are there again, and an actor is not.
-                owner = self._node.proc_meshes[uid][1]
+                owner = meshes_of(self._node).proc_meshes[uid][1]
                 latest = self._node.ports.last
                 self._escalation.judge(partial(self._failure, uid), uid, "", begin.ranks, owner, latest)
 
     def _judge(self, uid: str, judge: Judge) -> None:
-        owner = self._node.proc_meshes[uid][1]
+        owner = meshes_of(self._node).proc_meshes[uid][1]
         with self._lock:
             names = {rank: self._known[uid, rank].dead.proc for rank in judge.ranks}
         for rank, name in names.items():
 
             def judged(handled: bool, rank: int = rank, name: str = name) -> None:
                 with self._lock:
-                    commands = self._node.own_procs[uid].supervision.judged(rank, name, handled)
+                    commands = meshes_of(self._node).own_procs[uid].supervision.judged(rank, name, handled)
                 self._do(uid, commands)
 
-            asked = self._node.oversight.asked_of(uid, "", rank)
+            asked = supervisors_of(self._node).asked_of(uid, "", rank)
             self._escalation.ask(self._failure(uid, (rank,)), asked, owner, judged)
 
     def _fail(self, uid: str, fail: Fail) -> None:
         """Nobody handles it: all calls to the mesh fail, and if nobody has heard of it by a call the owner does."""
-        name, owner = self._node.proc_meshes[uid]
+        name, owner = meshes_of(self._node).proc_meshes[uid]
         reasons: dict[str, list[int]] = {}
         waited, latest = False, 0
         with self._lock:
@@ -221,5 +226,7 @@ class Deaths:
         tail = last_lines(dead)
         if tail:
             text += "\n" + "\n".join(["last lines of stderr:", *(f"  {line}" for line in tail)])
-        whole = self._node.own_procs[uid].whole(self._node)
-        return MeshFailure(self._node.proc_meshes[uid][0], whole, ranks, text, dead.reason, when, list(calls))
+        whole = meshes_of(self._node).own_procs[uid].whole(self._node)
+        return MeshFailure(
+            meshes_of(self._node).proc_meshes[uid][0], whole, ranks, text, dead.reason, when, list(calls)
+        )

@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from threading import Timer
 
+from monarch._actors.table import actors_of
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.verdicts import Tally
+from monarch._meshes.verdicts import verdicts_of
 from monarch._node.node import Node
 from monarch._node.remote_errors import pack_failure
 from monarch._supervision.mesh_failure import MeshFailure
-from monarch._supervision.state import Judge
+from monarch._supervision.state import Judge, supervisors_of
 from monarch._wire import messages as m
 from monarch.exceptions import SupervisionError
 
@@ -53,8 +55,8 @@ class Escalation:
             owner: key of the actor that owns the mesh; empty if none does.
             latest: the last port that was given before it: calls that were made later are no concern of it.
         """
-        oversight = self._node.oversight
-        asked = {rank: oversight.asked_of(uid, actor, rank) for rank in ranks}
+        supervisors = supervisors_of(self._node)
+        asked = {rank: supervisors.asked_of(uid, actor, rank) for rank in ranks}
         tally = Tally(ranks)
 
         def judged(rank: int, handled: bool) -> None:
@@ -63,11 +65,11 @@ class Escalation:
                 self._unhandled(made(left), uid, actor, owner, latest)
 
         def ask() -> None:
-            for rank, supervisors in asked.items():
-                self.ask(made((rank,)), supervisors, owner, lambda handled, rank=rank: judged(rank, handled))
+            for rank, judges in asked.items():
+                self.ask(made((rank,)), judges, owner, lambda handled, rank=rank: judged(rank, handled))
 
         if any(asked.values()):
-            oversight.decide(uid, f"its supervisors judge the failure of {describe_ranks(ranks)}", ask)
+            verdicts_of(self._node).decide(uid, f"its supervisors judge the failure of {describe_ranks(ranks)}", ask)
         else:
             ask()
 
@@ -84,7 +86,7 @@ class Escalation:
             if supervisor.judge(failure):
                 judged(True)
                 return
-        cell = self._node.actors.get(owner) if owner else None
+        cell = actors_of(self._node).here.get(owner) if owner else None
         if cell is not None and cell.supervises():
             cell.supervise(failure, judged)
         else:
@@ -93,7 +95,7 @@ class Escalation:
     def up(self, failure: MeshFailure, owner: str) -> None:
         """Nobody handles it: the owner has failed as well, and in a program its hook is called."""
         node = self._node
-        cell = node.actors.get(owner) if owner else None
+        cell = actors_of(node).here.get(owner) if owner else None
         if cell is not None:
             cell.fail(_pack(failure))
         elif node.config is None:

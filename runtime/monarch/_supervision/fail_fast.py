@@ -15,6 +15,7 @@ from weakref import ref
 from monarch._core.fail_fast import Command, FailFast, Free, Look, Standing, Tell
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
+from monarch._meshes.registry import meshes_of
 from monarch._node.asking import Answers
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class Party:
         if machine is not None and machine.freed:
             # Also those that were not called: they are of the same groups.
             # A spawn has no view, and its mesh may be gone.
-            known = self._node.meshes
+            known = meshes_of(self._node).actor_meshes
             views = [known.get(call.actor) if call.view is None else call.view for call in self._calls]
             meshes = {view._state.procs for view in views if view is not None}
             ranks = [procs.proc(rank) for procs in meshes for rank in range(procs.size)]

@@ -7,8 +7,11 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.table import actors_of
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.birth import Booting, booting, forsake
+from monarch._meshes.registry import meshes_of
+from monarch._meshes.verdicts import verdicts_of
 from monarch._node.node import Node
 from monarch._node.remote_errors import unpack_failure, with_source
 from monarch._supervision.deaths import Deaths
@@ -38,11 +41,11 @@ class Faults:
         self._collecting: dict[str, Hold[Promise[None]]] = {}
         """By mesh of processes, what keeps its verdict open until its faults are collected. Lock: ``_lock``."""
         node.events.faulted.subscribe(self.on_fault)
-        node.oversight.settled.subscribe(partial(forsake, node))
+        verdicts_of(node).settled.subscribe(partial(forsake, node))
 
     def on_fault(self, fault: m.Fault) -> None:
         """An actor of a mesh has failed where nobody waited."""
-        mesh = self._node.meshes.get(fault.actor)
+        mesh = meshes_of(self._node).actor_meshes.get(fault.actor)
         uid = mesh._state.procs.uid if mesh is not None else ""
         awaited = bool(uid) and self._deaths.is_supervised(uid, fault.actor, fault.rank)
         # What a process said before another one took its place says nothing of that, whichever is heard first.
@@ -60,21 +63,21 @@ class Faults:
             first = len(self._failed) == 1
             if awaited and uid not in self._collecting:
                 who = f"an actor of {describe_ranks([fault.rank])} has just failed"
-                self._collecting[uid] = self._node.oversight.hold(uid, who)
+                self._collecting[uid] = verdicts_of(self._node).hold(uid, who)
         if first:
             self._node.pump.call_later(TOGETHER, self._report)
 
     def _is_judged_by_owner(self, actor: str) -> bool:
-        cell = self._node.actors.get(self._node.owners.get(actor, ""))
+        cell = actors_of(self._node).here.get(meshes_of(self._node).owners.get(actor, ""))
         return cell is not None and cell.supervises()
 
     def flush(self) -> None:
         """The program ends: tells its hook, in this thread, of constructors that have raised a moment ago."""
-        for mesh in list(self._node.meshes.values()):
+        for mesh in list(meshes_of(self._node).actor_meshes.values()):
             birth = mesh._state.birth
             for fault in birth.untold() if birth is not None else ():
                 call_hook(self._failure(mesh._name, mesh, fault, (fault.rank,)))
-        for shared in list(self._node.own_procs.values()):
+        for shared in list(meshes_of(self._node).own_procs.values()):
             boot = shared.initialized
             for fault in boot.untold() if isinstance(boot, Booting) else ():
                 call_hook(self._failure(shared.procs.name, None, fault, (fault.rank,)))
@@ -94,14 +97,14 @@ class Faults:
         finally:
             for uid, hold in holds.items():
                 # Those who decide have holds of their own by now.
-                self._node.oversight.release(uid, hold)
+                verdicts_of(self._node).release(uid, hold)
 
     def _report_one(self, actor: str, faults: list[m.Fault], latest: int) -> None:
         """Actors of one mesh that failed alike."""
         node = self._node
-        mesh = node.meshes.get(actor)
-        name = mesh._name if mesh is not None else node.proc_meshes.get(actor, (actor, ""))[0]
-        owner = node.owners.get(actor) or node.proc_meshes.get(actor, ("", ""))[1]
+        mesh = meshes_of(node).actor_meshes.get(actor)
+        name = mesh._name if mesh is not None else meshes_of(node).proc_meshes.get(actor, (actor, ""))[0]
+        owner = meshes_of(node).owners.get(actor) or meshes_of(node).proc_meshes.get(actor, ("", ""))[1]
         uid = mesh._state.procs.uid if mesh is not None else actor if booting(node, actor, faults[0].rank) else ""
         made = partial(self._failure, name, mesh, faults[0])
         ranks = tuple(sorted({fault.rank for fault in faults}))
@@ -116,7 +119,7 @@ class Faults:
         whole: Any = mesh
         if mesh is None and booting(self._node, fault.actor, fault.rank):
             text = f"bootstrap raised {text}"
-            whole = self._node.own_procs[fault.actor].whole(self._node)
+            whole = meshes_of(self._node).own_procs[fault.actor].whole(self._node)
         elif mesh is not None and _was_not_made(mesh, fault.rank):
             assert mesh._state.birth is not None
             port = mesh._state.birth.port

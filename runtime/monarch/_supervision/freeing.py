@@ -11,6 +11,7 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from monarch._actors.table import actors_of
 from monarch._core.fail_fast import Standing
 from monarch._core.stop_ladder import Freed
 from monarch._groups.rendezvous import membership, spoil
@@ -41,7 +42,7 @@ def running(key: str, src: str, port: int) -> tuple[Cell, Call] | None:
         src: proc that has called; empty for any.
         port: where it waits for the answer; 0 if nobody does.
     """
-    cell = current_node().actors.get(key)
+    cell = actors_of(current_node()).here.get(key)
     calls = [cell.running, *list(cell.turns.tasks.values())] if cell is not None else []
     return next(
         ((cell, call) for call in calls if call is not None and _is(call, src, port) and cell is not None), None
@@ -50,14 +51,14 @@ def running(key: str, src: str, port: int) -> tuple[Cell, Call] | None:
 
 def waiting(key: str, src: str, port: int) -> Cell | None:
     """The actor of this process that has a call in its queue; None if none has."""
-    cell = current_node().actors.get(key)
+    cell = actors_of(current_node()).here.get(key)
     queued = list(cell.queue) if cell is not None else []
     return cell if any(_is(call, src, port) for call in queued) else None
 
 
 def _is_idle(key: str, src: str, port: int) -> bool:
     """Whether a call neither runs here nor waits; that of a constructor waits until the actor is made."""
-    cell = current_node().actors.get(key)
+    cell = actors_of(current_node()).here.get(key)
     return cell is None or (not cell.is_coming and waiting(key, src, port) is None)
 
 
@@ -91,7 +92,7 @@ def standing(key: str, src: str, port: int) -> Standing:
     node, world = current_node(), membership().world
     found = running(key, src, port)
     number = membership().round
-    busy = any(_is_busy(each) for each in list(node.actors.values()))
+    busy = any(_is_busy(each) for each in list(actors_of(node).here.values()))
     idle = found is None and _is_idle(key, src, port)
     groups: dict[str, tuple[tuple[int, ...], int]] = {}
     if world is not None or uses_collectives():
@@ -190,7 +191,7 @@ def free(key: str, src: str, port: int, reason: str) -> Freed:
 
 def _explain(reason: str) -> None:
     """Whatever runs here and is in a collective learns why that broke: the call, or one that it waits for."""
-    for cell in list(current_node().actors.values()):
+    for cell in list(actors_of(current_node()).here.values()):
         for call in (cell.running, *list(cell.turns.tasks.values())):
             if call is not None:
                 membership().free_call(call.src, call.port, reason)

@@ -13,7 +13,8 @@ from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.actor_mesh import ActorMesh
 from monarch._meshes.changes import changing
 from monarch._meshes.proc_mesh import ProcMesh, _Shared
-from monarch._meshes.queries import actors_of, dead_ranks, reaches
+from monarch._meshes.queries import actor_meshes_on, dead_ranks, reaches
+from monarch._meshes.registry import meshes_of
 from monarch._meshes.replace import create, replace
 from monarch._node.future import Future, Ready
 from monarch._node.gather import Gather
@@ -67,7 +68,7 @@ def replace_procs(node: Node, procs: Sequence[str], timeout: float) -> None:
     for uid, rank in map(split_proc, procs):
         ranks.setdefault(uid, []).append(rank)
     for uid, each in ranks.items():
-        _replace(node.own_procs[uid], node, sorted(set(each)), timeout)
+        _replace(meshes_of(node).own_procs[uid], node, sorted(set(each)), timeout)
 
 
 def _replace(shared: _Shared, node: Node, ranks: Sequence[int], timeout: float) -> None:
@@ -98,7 +99,7 @@ def _replace_dead(shared: _Shared, node: Node, until: float, hosts: Sequence[str
 def _renew_failed(shared: _Shared, node: Node, until: float, replaced: set[int]) -> list[tuple[ActorMesh, int]]:
     """The actors that were restarted in a process that lives on."""
     renewed: list[tuple[ActorMesh, int]] = []
-    for mesh in actors_of(shared, node):
+    for mesh in actor_meshes_on(shared, node):
         state = mesh._state
         failed = set(state.failed)
         for rank in sorted(failed - replaced):

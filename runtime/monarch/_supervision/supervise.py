@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 from monarch._core.later import asyncio
 from monarch._meshes.actor_mesh import ActorMesh
 from monarch._meshes.proc_mesh import ProcMesh
+from monarch._meshes.registry import meshes_of
+from monarch._meshes.verdicts import verdicts_of
 from monarch._node.node import Node
 from monarch._supervision.mesh_failure import MeshFailure
+from monarch._supervision.state import supervisors_of
 from monarch.exceptions import ArgumentError, SupervisionError
 
 if TYPE_CHECKING:
@@ -45,7 +48,7 @@ def supervise(mesh: Any, on_failure: Callable[[MeshFailure], Any] | None = None)
     if on_failure is not None and not callable(on_failure):
         raise ArgumentError(f"on_failure is a function that takes a MeshFailure, and not {on_failure!r}")
     procs = mesh._state.procs
-    mesh._node.shared_of(procs.uid, procs.name, "supervised")
+    meshes_of(mesh._node).shared_of(procs.uid, procs.name, "supervised")
     return Supervisor(mesh, on_failure)
 
 
@@ -87,7 +90,7 @@ class Supervisor:
 
     def __enter__(self) -> Self:
         if not self._entered:
-            self._node.oversight.enter(self)
+            supervisors_of(self._node).enter(self)
         self._entered += 1
         return self
 
@@ -96,7 +99,7 @@ class Supervisor:
     ) -> None:
         try:
             # What on_failure has begun belongs to the block.
-            self._node.oversight.wait(self._uid, self._mesh._state.procs.name, "the end of supervise()")
+            verdicts_of(self._node).wait(self._uid, self._mesh._state.procs.name, "the end of supervise()")
         except SupervisionError as late:
             if error is None:
                 raise
@@ -105,7 +108,7 @@ class Supervisor:
         finally:
             self._entered -= 1
             if not self._entered:
-                self._node.oversight.leave(self)
+                supervisors_of(self._node).leave(self)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from monarch._core.roster import split_proc
+from monarch._meshes.registry import meshes_of
+from monarch._node.node import Node
 from monarch._node.owed import Unanswered, Watched
+from monarch._supervision.fail_fast import Party
 
 if TYPE_CHECKING:
-    from monarch._node.node import Node
-    from monarch._supervision.fail_fast import Party
     from monarch._wire import messages as m
 
 
@@ -61,9 +62,15 @@ class Watch:
         if calls and call.party is None:
             self._join(uid, [*calls, call])
 
+    def ahead(self, call: Any) -> str:
+        """What runs in front of a call, in words; empty if nothing is known to. It may take a moment."""
+        from monarch._supervision.behind import ahead_now
+
+        return ahead_now(call)
+
     def faulted(self, fault: m.Fault) -> None:
         """An actor has failed where nobody waits for an answer: others may wait for it; in the receiving thread."""
-        mesh = self._node.meshes.get(fault.actor)
+        mesh = meshes_of(self._node).actor_meshes.get(fault.actor)
         birth = mesh._state.birth if mesh is not None else None
         if mesh is None or (birth is not None and fault.rank in birth.raised):
             return
@@ -76,8 +83,6 @@ class Watch:
 
     def _join(self, uid: str, calls: list[Watched]) -> None:
         """Watches over calls as one, beside those that are watched over already."""
-        from monarch._supervision.fail_fast import Party
-
         while True:
             with self._lock:
                 known = self._parties.get(uid)

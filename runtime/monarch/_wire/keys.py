@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from monarch._wire.tcp import over_network
 from monarch._wire.split import LARGEST
+from monarch._wire.tcp import over_network
 
 HANDSHAKE_MS = 10_000
 """Milliseconds in which whoever connects over tcp is to prove that it holds a key."""

@@ -11,8 +11,7 @@ import errno
 import os
 from collections import deque
 from collections.abc import Sequence
-from threading import Lock, RLock, get_ident, main_thread
-from typing import TYPE_CHECKING
+from threading import RLock, get_ident, main_thread
 
 import zmq
 
@@ -21,7 +20,7 @@ from monarch._wire.descriptors import limit_of, reserve
 from monarch._wire.held import Held
 from monarch._wire.keys import KeyPair
 from monarch._wire.split import PIECE, split
-from monarch._wire.tcp import over_network
+from monarch._wire.tcp import LEASE_S, over_network
 
 RECONNECT_MS = 10
 IPC_PATH_LIMIT = 107
@@ -82,7 +81,7 @@ class Inbox:
         self._path = address.removeprefix("ipc://")
         # Leader only.
         self._shut = False
-        self.binding = Lock()
+        self.binding = RLock()
         """Held while options are set for an address, and it is bound."""
         try:
             self.socket.bind(address)
@@ -95,7 +94,7 @@ class Inbox:
         _plain(self._waker)
         self._waker.connect(inner)
         # Guards the two above and below; a __del__ that runs in the middle of a wake may wake as well.
-        self._lock = RLock()
+        self._lock = RRLock()
         self._closed = False
 
     def wake(self) -> None:
@@ -179,7 +178,7 @@ class Link:
     ) -> None:
         self.address = address
         # Guards all below; one message is sent at a time.
-        self._lock = RLock()
+        self._lock = RRLock()
         self._added: deque[tuple[bytes, Sequence[bytes | memoryview]]] = deque()
         """Messages of code that has run in the middle of a send, in the same thread: sent next."""
         self._closed = False

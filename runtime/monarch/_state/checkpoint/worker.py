@@ -202,7 +202,7 @@ def _watch() -> None:
     node = current_node()
     if _watching is not node:
         _watching = node
-        node.events.proc_died.append(_died)
+        node.events.proc_died.subscribe(_died)
 
 
 def _died(proc: str) -> None:

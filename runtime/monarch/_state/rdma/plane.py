@@ -7,12 +7,14 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.running import current
 from monarch._node.asking import ask_proc
 from monarch._node.current import current_node
-from monarch._node.node import Node, current
+from monarch._node.node import Node
 from monarch._node.service import service
 from monarch._procs.os.posix import allow_reading_by
 from monarch._procs.session_folder import host_of
+from monarch._session.session import session_of
 from monarch._tensors.memory.registry import Registry, Remote
 from monarch._tensors.memory.views import Memory
 from monarch._tensors.transports.attach import Attach
@@ -56,8 +58,8 @@ class Plane:
         """The actors that have shared something, by its key."""
         self._chosen: dict[tuple[str, str, bool, str], Transport] = {}
         """By the owner, where its memory is, whether others can open that on a GPU, and where ours is."""
-        node.events.closing.append(self._close)
-        node.events.proc_died.append(self._forget)
+        node.events.closing.subscribe(self._close)
+        node.events.proc_died.subscribe(self._forget)
 
     # What this process shares
 
@@ -235,7 +237,7 @@ def _own_address(node: Node) -> str:
     config = node.config
     if config is not None and config.addresses:
         return config.addresses[node.rank // config.procs.per_host] or "0.0.0.0"
-    session = node.session
+    session = session_of(node)
     return (session.own_address() if session is not None else "") or "127.0.0.1"
 
 

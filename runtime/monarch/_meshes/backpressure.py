@@ -8,8 +8,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from monarch._actors.running import current
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._node.node import Node, current
+from monarch._node.liveness import Silence
+from monarch._node.node import Node
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 from monarch.exceptions import ArgumentError, SendTimeoutError
@@ -96,13 +98,13 @@ def _may_wait_for_us(cell: Cell, peer: Peer) -> bool:
 
     A sender goes beyond the window so seldom that it is not far beyond if the receiver is only slow.
     """
-    return bool(cell.queue) or peer.proc == peer.node.proc
+    return bool(cell.queue) or peer.proc == peer.table.proc
 
 
 def _error(peer: Peer, position: int, count: int, mesh: ActorMesh, method: str) -> SendTimeoutError:
     behind = peer.window.behind
     whom = f"{describe_ranks([position], count)} of {mesh._called}" if count > 1 else mesh._called
-    silence = peer.node.liveness
+    silence = mesh._node.find_part(Silence)
     why = silence.text(peer.proc) if silence is not None else ""
     return SendTimeoutError(
         f"{mesh._called}.{method}() was not sent to any rank: {whom} is {behind:,} messages behind and has finished "

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from monarch._actors.table import actors_of
 from monarch._core.flow import FinishedStatistics, WindowStatistics
+from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import current_node
 from monarch._node.node import Node
 from monarch._node.service import service
@@ -42,7 +44,7 @@ def statistics_of(node: Node) -> Statistics:
             port: gather.label for port, gather in list(node.ports.gathers.items()) if hasattr(gather, "waits_for")
         },
         ports={port: type(sink).__name__ for port, sink in sinks.items()},
-        verdicts=node.oversight.open_verdicts(),
+        verdicts=verdicts_of(node).open_verdicts(),
         mapped=node.bulk.mapped,
         waiting_for_memory=len(node.bulk.spaces),
         mishaps=node.mishaps.statistics(),
@@ -60,13 +62,13 @@ def account_of(proc: str) -> tuple[int, int] | None:
     finished = node.replies.counts.get(proc)
     total = finished.statistics().total if finished is not None else 0
     try:
-        for cell in list(node.actors.values()):
+        for cell in list(actors_of(node).here.values()):
             _add(
                 held,
                 proc,
                 [*cell.queue, *cell.turns.tasks.values(), *(each for each, _ in cell.turns.waiting), cell.running],
             )
-        for waiting in list(node._early.values()):
+        for waiting in list(actors_of(node).early.values()):
             _add(held, proc, [call for call, _ in waiting])
     except (RuntimeError, AttributeError):
         # A queue has changed meanwhile; or an actor of the program's own, which has none.

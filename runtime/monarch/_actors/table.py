@@ -1,0 +1,110 @@
+"""The actors of one process, by the key of their mesh, and the messages that come for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from threading import RLock
+from typing import Any, TypeVar
+
+from monarch._actors.deadlocks import Circles
+from monarch._actors.mailbox import Cell, refuse
+from monarch._actors.running import current
+from monarch._node.node import Node
+from monarch._wire import messages as m
+from monarch._wire.receiving.loop import Waiter
+from monarch.exceptions import ProtocolError
+
+_EARLY_S = 5.0
+"""Seconds for which a message waits for its actor to be made."""
+H = TypeVar("H")
+
+
+class Actors:
+    """The part of a node that has its actors.
+
+    ``on_create`` and ``on_halt`` are set once, before the process receives.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.here: dict[str, Cell] = {}
+        """By key; single operations only, which are atomic."""
+        self.gone: dict[str, str] = {}
+        """Why each former actor was stopped, by key; grows only."""
+        self._lock = RLock()
+        self.early: dict[str, list[tuple[m.Call, Sequence[Any]]]] = {}
+        """Messages that were faster than the making of their actor; under ``_lock``."""
+        self.interrupts = 0
+        """How often a call that runs here was interrupted: only whether it has changed counts, so no lock."""
+        self.deadlocks = Circles(node, self.here.get)
+        self.on_create: Callable[[m.Create, Sequence[Any]], None] = _unexpected
+        self.on_halt: Callable[[m.Halt], None] = _unexpected
+        handle = node.dispatch.handle
+        handle(m.Call, self._call)
+        handle(m.Create, self._create)
+        handle(m.Halt, lambda halt, _: self.on_halt(halt))
+        handle(m.Probe, lambda probe, _: self.deadlocks.on_probe(probe))
+        node.waits.actors = self
+
+    # Waits of actors
+
+    def wait(self, waiter: Waiter, timeout: float | None) -> bool:
+        """Wait in this thread. In an actor, a wait in a circle of actors raises DeadlockError."""
+        here = current.get()
+        if here is None:
+            return self._node.pump.wait(waiter, timeout)
+        return self.deadlocks.wait(here[0], here[1], waiter, timeout)
+
+    def awaited(self, future: Any, arrival: asyncio.Future[Any]) -> None:
+        """Note an await. In an actor, one in a circle of actors raises DeadlockError."""
+        here = current.get()
+        if here is not None:
+            self.deadlocks.awaited(here[0], here[1], future, arrival)
+
+    # Messages, in the receiving thread
+
+    def _call(self, call: m.Call, more: Sequence[Any]) -> None:
+        cell = self.here.get(call.actor)
+        if cell is not None:
+            cell.deliver(call, more)
+        else:
+            self._unknown(call, more)
+
+    def _unknown(self, call: m.Call, more: Sequence[Any]) -> None:
+        """The actor is gone; or it is to come, if a reference to it was faster than its making."""
+        with self._lock:
+            cell = self.here.get(call.actor)
+            if cell is None and call.actor not in self.gone:
+                waiting = self.early.setdefault(call.actor, [])
+                waiting.append((call, more))
+                if len(waiting) == 1:
+                    self._node.pump.call_later(_EARLY_S, lambda: self._never_came(call.actor))
+                return
+        if cell is not None:
+            cell.deliver(call, more)
+        else:
+            refuse(self._node, call, self.gone.get(call.actor))
+
+    def _never_came(self, actor: str) -> None:
+        for call, _ in self._take_early(actor):
+            refuse(self._node, call, self.gone.get(actor))
+
+    def _create(self, create: m.Create, more: Sequence[Any]) -> None:
+        self.on_create(create, more)
+        if self.early:
+            for call, frames in self._take_early(create.actor):
+                self._call(call, frames)
+
+    def _take_early(self, actor: str) -> list[tuple[m.Call, Sequence[Any]]]:
+        with self._lock:
+            return self.early.pop(actor, [])
+
+
+def actors_of(node: Node) -> Actors:
+    """Return the actors of a process."""
+    return node.part(Actors)
+
+
+def _unexpected(*_: object) -> None:
+    raise ProtocolError("this process takes no messages of this kind")

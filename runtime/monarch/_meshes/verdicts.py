@@ -1,0 +1,117 @@
+"""Open verdicts: meshes with a failure that is being decided, and the calls that wait for the decision."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+from monarch._core.events import Event
+from monarch._core.verdicts import Hold, Verdicts
+from monarch._node.future import Promise, judging
+from monarch._node.node import Node
+from monarch._wire.receiving.aside import tell_error
+from monarch.exceptions import SupervisionError
+
+VERDICT_S = 120.0
+"""Seconds for which a call waits for a verdict."""
+
+
+class OpenVerdicts:
+    """The part of a node that knows which verdicts are open. Any thread may use it.
+
+    No lock of it is held while a supervisor runs, nor while what waits for a verdict is woken.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._verdicts: Verdicts[Promise[None]] = Verdicts(lambda: Promise(node, "a verdict"))
+        self.settled: Event[[str]] = Event(tell_error)
+        """Told the uid of a mesh when its verdict has ended."""
+
+    def hold(self, uid: str, holder: str) -> Hold[Promise[None]]:
+        """Have calls that meet the dead of a mesh wait until the hold is released."""
+        return self._verdicts.hold(uid, holder)
+
+    def release(self, uid: str, hold: Hold[Promise[None]] | None) -> None:
+        """End a hold, if there is one; the last one of a mesh ends its verdict."""
+        ended = self._verdicts.release(hold) if hold is not None else None
+        if ended is not None:
+            ended.complete(_nothing)
+            self.settled.tell(uid)
+
+    def open_verdicts(self) -> dict[str, list[str]]:
+        """Return who decides about each mesh with an open verdict, in words, by uid."""
+        return {uid: holders for uid in self._verdicts.meshes() if (holders := self._verdicts.holders(uid))}
+
+    def is_open(self, uid: str) -> bool:
+        """Whether the verdict on a mesh is open."""
+        return self._verdicts.open(uid) is not None
+
+    def decide(self, uid: str, holder: str, work: Callable[[], object]) -> None:
+        """Run what decides about a mesh in a thread of its own; the verdict is open until that ends.
+
+        Args:
+            uid: of the mesh.
+            holder: who decides, as errors say it.
+            work: may wait, and run code of the user.
+        """
+        hold = self._verdicts.hold(uid, holder)
+
+        def run() -> None:
+            judging.set(True)
+            try:
+                work()
+            except Exception:
+                if not self._node.closed:
+                    traceback.print_exc()
+            finally:
+                self.release(uid, hold)
+
+        try:
+            threading.Thread(target=run, name="monarch-judge", daemon=True).start()
+        except BaseException:
+            self.release(uid, hold)
+            raise
+
+    def wait(self, uid: str, name: str, what: str) -> bool:
+        """Wait until no verdict on a mesh is open. The thread that decides about it does not wait for itself.
+
+        Args:
+            uid: of the mesh.
+            name: of the mesh.
+            what: what waits, as its error says it.
+
+        Returns:
+            Whether a verdict was open.
+
+        Raises:
+            SupervisionError: it was still open after 120 s.
+        """
+        if judging.get():
+            return False
+        verdict = self._verdicts.open(uid)
+        waited = verdict is not None
+        deadline = time.monotonic() + VERDICT_S
+        while verdict is not None:
+            if not self._node.waits.wait(verdict, max(0.0, deadline - time.monotonic())):
+                holders = "; ".join(dict.fromkeys(self._verdicts.holders(uid)))
+                if holders:
+                    raise SupervisionError(
+                        f"{what} has waited {VERDICT_S:g} s for a verdict on {name}, which is still open: {holders}. "
+                        f"The heal goes on; try again to wait for it, or use a slice of the ranks that live",
+                        mesh=name,
+                    )
+            # Another rank may have died meanwhile.
+            verdict = self._verdicts.open(uid)
+        return waited
+
+
+def verdicts_of(node: Node) -> OpenVerdicts:
+    """Return the open verdicts of a process."""
+    return node.part(OpenVerdicts)
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,103 @@
+"""From a frame to the handler of its message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import zmq
+
+from monarch._node.mishaps import Mishaps
+from monarch._wire import messages as m
+from monarch._wire.links import Inbox
+from monarch._wire.split import join
+from monarch.exceptions import ProtocolError
+
+M = TypeVar("M")
+Handler = Callable[[Any, Sequence[Any]], object]
+
+_FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch, m.Split})
+
+
+class Dispatch:
+    """Has each message handled by the function that is registered for its kind; in the receiving thread.
+
+    Args:
+        inbox: the socket that frames are read from.
+        mishaps: told of what is not understood, and of handlers that raise.
+    """
+
+    def __init__(self, inbox: Inbox, mishaps: Mishaps) -> None:
+        self._socket = inbox.socket
+        self._mishaps = mishaps
+        self.handlers: dict[type, Handler] = {m.Batch: self._batch, m.Split: self._split}
+        """Written before the process receives, and by the leader."""
+
+    def handle(self, kind: type[M], handler: Callable[[M, Sequence[Any]], object]) -> None:
+        """Register the handler of a kind of message. It runs in the receiving thread, so it never waits."""
+        self.handlers[kind] = handler
+
+    def on_frame(self, frame: bytes) -> None:
+        """Handle the message that a received frame begins."""
+        try:
+            message = m.decode(frame)
+            handler = self._handler_of(message)
+            more: Sequence[Any] = ()
+            if type(message) in _FRAMED and message.frames:  # pyright: ignore[reportAttributeAccessIssue]
+                more = self._rest(message.frames)  # pyright: ignore[reportAttributeAccessIssue]
+        except ProtocolError as error:
+            self._drop_rest()
+            self._mishaps.undecodable(error)
+            return
+        try:
+            handler(message, more)
+        except Exception as error:
+            self._drop_rest()
+            self._mishaps.failed(message, error)
+
+    def deliver(self, frame: bytes, more: Sequence[Any] = ()) -> None:
+        """Handle a message from within this process."""
+        message = m.decode(frame)
+        try:
+            self._handler_of(message)(message, more)
+        except Exception as error:
+            self._mishaps.failed(message, error)
+
+    def _handler_of(self, message: m.AnyMessage) -> Handler:
+        handler = self.handlers.get(type(message))
+        if handler is None:
+            raise ProtocolError(f"this process takes no {type(message).__name__}")
+        return handler
+
+    def _rest(self, number: int) -> list[Any]:
+        """The frames that follow the first one of a message."""
+        socket, more = self._socket, []
+        left = socket.get(zmq.RCVMORE)
+        while left:
+            part = socket.recv(copy=False)
+            more.append(part.buffer)
+            left = part.more
+        if len(more) != number:
+            raise ProtocolError(f"a message of {number + 1} frames has come as {len(more) + 1}")
+        return more
+
+    def _drop_rest(self) -> None:
+        """Drop the other frames of a message that is not understood: they are no messages of their own."""
+        while self._socket.get(zmq.RCVMORE):
+            self._socket.recv(copy=False)
+
+    def _batch(self, batch: m.Batch, more: Sequence[Any]) -> None:
+        if sum(batch.parts) != len(more):
+            raise ProtocolError(f"a batch of {sum(batch.parts)} frames has come with {len(more)}")
+        at = 0
+        for size in batch.parts:
+            try:
+                self.deliver(more[at], more[at + 1 : at + size])
+            except ProtocolError as error:
+                # Those that came with it are good.
+                self._mishaps.undecodable(error)
+            at += size
+
+    def _split(self, message: m.Split, pieces: Sequence[Any]) -> None:
+        frames = join(message, pieces)
+        self.deliver(bytes(frames[0]), frames[1:])

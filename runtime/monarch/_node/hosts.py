@@ -1,0 +1,113 @@
+"""Other hosts, as one process sees them: which it reaches, by which way, and what became of those that it lost."""
+
+from __future__ import annotations
+
+from threading import RLock
+from typing import TYPE_CHECKING
+
+import zmq
+
+from monarch._node.peers import Gateway
+from monarch._procs.session_folder import ipc_address
+from monarch._wire import messages as m
+from monarch._wire.links import Link
+from monarch._wire.tcp import LEASE_S
+from monarch.exceptions import SupervisionError
+
+if TYPE_CHECKING:
+    from monarch._wire.keys import KeyPair
+
+
+class Hosts:
+    """The ways from one process to other hosts.
+
+    Args:
+        host: id of the host of this process.
+        folder: where the ipc sockets of that host are.
+        hello: the first message on each connection.
+        context: for the sockets.
+    """
+
+    def __init__(self, host: str, folder: str, hello: bytes, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.host = host
+        self.folder = folder
+        self.hello = hello
+        self.context = context
+        self.in_rank = False
+        """Whether this process is a rank, which sends to other hosts by its own agent. Set before anything is sent."""
+        self._agent = f"{host}/agent"
+        self._lock = RLock()
+        self.gateways: dict[str, Gateway] = {}
+        """By host; written under ``_lock``."""
+        self.known: dict[str, tuple[str, str]] = {}
+        """Owner address and public key of the other hosts that this process talks to by itself."""
+        self.lost: dict[str, m.Dead] = {}
+        """How other hosts were lost, or ended. Leader only writes; an entry counts until the host is ``known``."""
+        self.keys: KeyPair | None = None
+        self.lease = LEASE_S
+        """Seconds of silence after which a host counts as lost."""
+
+    def out_of_reach(self, host: str) -> m.Dead | None:
+        """How a host was lost, or that it is not known; None if messages can be sent there.
+
+        A rank sends by the agent of its own host, which answers for hosts that it does not reach.
+        """
+        if host == self.host or host in self.known or self.in_rank:
+            return None
+        known = self.lost.get(host)
+        return known or m.Dead(host, f"is on host {host}, which this program has not attached", False, [])
+
+    def gateway(self, host: str) -> Gateway:
+        """The way to another host, which is not ``out_of_reach``; one only, since two would not keep the order."""
+        gateway = self.gateways.get(host)
+        if gateway is None:
+            with self._lock:
+                gateway = self.gateways.get(host)
+                if gateway is None:
+                    gateway = self._only_gateway(host, self._new_gateway(host))
+        return gateway
+
+    def _only_gateway(self, host: str, made: Gateway) -> Gateway:
+        """Return the gateway to a host, with the lock held: a __del__ that ran meanwhile may have made another one."""
+        gateway = self.gateways.setdefault(host, made)
+        if gateway is not made:
+            made.close()
+        return gateway
+
+    def _new_gateway(self, host: str) -> Gateway:
+        agent = f"{host}/agent"
+        if not self.in_rank and host != self.host:
+            if self.keys is None or host not in self.known:
+                why = self.out_of_reach(host)
+                raise SupervisionError(f"nothing can be sent to host {host}: it {why.reason if why else 'is new'}")
+            address, public = self.known[host]
+            link = Link(self.context, address, self.hello, self.keys, public.encode(), self.lease)
+            return Gateway(link, agent, True)
+        return Gateway(Link(self.context, ipc_address(self.folder, self._agent), self.hello), agent, False)
+
+    def adopt(self, host: str, link: Link) -> None:
+        """Takes a connection that there is already as the way to another host."""
+        self.gateways[host] = Gateway(link, f"{host}/agent", True)
+
+    def has_met(self, host: str) -> bool:
+        """Whether a host is or was in this session, as far as this process knows."""
+        return host == self.host or host in self.known or host in self.gateways
+
+    def address_of(self, host: str) -> str:
+        """The address, without a port, at which another host is reached; empty if it is not known here."""
+        address = self.known.get(host, ("", ""))[0]
+        return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
+    def lose(self, host: str, reason: str, expected: bool) -> None:
+        """A host is lost, or was shut down. What is still sent there leads nowhere."""
+        if host != self.host:
+            # First of all: a peer that is made from now on is dead at once.
+            self.lost[host] = m.Dead(host, reason, expected, [])
+        gateway = self.gateways.get(host)
+        if gateway is not None:
+            gateway.close()
+
+    def close(self, linger_ms: int) -> None:
+        """Close the ways to all hosts."""
+        for gateway in self.gateways.values():
+            gateway.close(linger_ms)

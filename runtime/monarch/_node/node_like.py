@@ -1,0 +1,41 @@
+"""What the parts of a node need of it, so that they do not import the node that is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from monarch._node.bulk import BulkData
+from monarch._node.call_watch import CallWatch
+from monarch._node.events import NodeEvents
+from monarch._node.lanes import Lanes
+from monarch._node.peer_table import PeerTable
+from monarch._node.port_table import PortTable
+from monarch._node.replies import Replies
+from monarch._node.waits import Waits
+from monarch._wire.receiving.loop import Pump
+
+P = TypeVar("P")
+
+
+class NodeLike(Protocol):
+    """One process in a session; see ``monarch._node.node.Node``."""
+
+    proc: str
+    host: str
+    root: str
+    rank: int
+    closed: bool
+    names: dict[str, str]
+    events: NodeEvents
+    pump: Pump
+    watch: CallWatch
+    waits: Waits
+    ports: PortTable
+    peers: PeerTable
+    bulk: BulkData
+    replies: Replies
+    lanes: Lanes
+
+    def part(self, kind: Callable[[Any], P]) -> P: ...
+    def find_part(self, kind: type[P]) -> P | None: ...

@@ -1,0 +1,153 @@
+"""The peers of a process: who they are, how a new one is reached, what happens when one dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import RLock
+from typing import Any
+
+import zmq
+
+from monarch._node.events import NodeEvents
+from monarch._node.hosts import Hosts
+from monarch._node.peers import GonePeer, IpcPeer, LocalPeer, Peer, RemotePeer, only_peer
+from monarch._node.port_table import PortTable
+from monarch._procs.rank.output import brief
+from monarch._procs.session_folder import host_of
+from monarch._wire import messages as m
+from monarch._wire.receiving.loop import Pump
+
+
+class PeerTable:
+    """All processes that this one has messages for.
+
+    Args:
+        proc: id of this process.
+        root: of the program that everything belongs to.
+        hosts: the ways to other hosts.
+        pump: that receives here.
+        ports: whose calls fail when a peer dies.
+        events: told of deaths.
+        deliver: handles a message to this process itself.
+    """
+
+    def __init__(
+        self,
+        proc: str,
+        root: str,
+        hosts: Hosts,
+        pump: Pump,
+        ports: PortTable,
+        events: NodeEvents,
+        deliver: Callable[[bytes, Sequence[Any]], None],
+    ) -> None:
+        self.proc = proc
+        self.deliver = deliver
+        self.pump = pump
+        self.context: zmq.Context[zmq.Socket[bytes]] = hosts.context
+        self.folder = hosts.folder
+        self.hello = hosts.hello
+        self.lock = RLock()
+        self.known: dict[str, Peer] = {}
+        """By proc id; written under ``lock``, read without it."""
+        self.deaths = 0
+        """How many peers have died. Leader only writes."""
+        self.pids: dict[str, int] = {}
+        """Of processes of this host that were started from here. Leader only writes."""
+        self._root = root
+        self._hosts = hosts
+        self._ports = ports
+        self._events = events
+
+    def get(self, proc: str, starting: bool = False) -> Peer:
+        """Return a peer by its proc id. One that was not started from here is watched from now on."""
+        peer = self.known.get(proc)
+        return peer if peer is not None else self._new(proc, starting)
+
+    def _new(self, proc: str, starting: bool) -> Peer:
+        hosts, host, gateway = self._hosts, host_of(proc), None
+        if host != hosts.host:
+            why = hosts.out_of_reach(host)
+            if why is not None:
+                return self.gone(proc, why)
+            # Before the lock, which is not held while another one is waited for.
+            gateway = hosts.gateway(host)
+        with self.lock:
+            # One only, since two connections would not keep the order.
+            peer = self.known.get(proc)
+            if peer is not None:
+                return peer
+            if gateway is not None:
+                peer = RemotePeer(self, proc, gateway)
+            else:
+                peer = LocalPeer(self, proc) if proc == self.proc else IpcPeer(self, proc, starting)
+            peer.starting = starting
+            peer = only_peer(self.known, peer)
+        if peer.dead is None and host in hosts.lost and (why := hosts.out_of_reach(host)):
+            # The host was lost while this was made, and its loss was told without this peer.
+            peer.end(m.Dead(proc, why.reason, why.expected, []))
+        # An agent is missed by the loss of its host, and the root takes this process along.
+        if not starting and proc not in (self.proc, self._root) and not proc.endswith("/agent"):
+            # A rank asks the agent of its own host, which hears of the loss of others as well.
+            self.to_agent(hosts.host if hosts.in_rank else host, m.Watch(self.proc, proc))
+        return peer
+
+    def gone(self, proc: str, why: m.Dead | None = None) -> Peer:
+        """Return a peer that is out of reach, or that died before anything was sent to it."""
+        dead = m.Dead(proc, why.reason, why.expected, []) if why is not None else None
+        with self.lock:
+            return self.known.setdefault(proc, GonePeer(self, proc, dead))
+
+    def to_agent(self, host: str, message: m.AnyMessage) -> None:
+        """Send to the agent of a host."""
+        self.get(f"{host}/agent").send(m.encode(message))
+
+    def end(self, dead: m.Dead) -> None:
+        """Fail what waits for a process that has died; in the receiving thread."""
+        peer = self.get(dead.proc) if dead.proc in self.known else self.gone(dead.proc)
+        if peer.dead is not None:
+            return
+        events = self._events
+        # First, so that whoever sees the death sees as well that it is being decided about.
+        events.dying.tell(dead)
+        peer.end(dead)
+        self.deaths += 1
+        calls = self._ports.lose(peer, dead)
+        if not dead.expected:
+            events.lost.tell(dead)
+        self.pids.pop(dead.proc, None)
+        events.proc_died.tell(dead.proc)
+        events.died.tell(dead, calls)
+        # It stays known for as long as this process lives: of its output, only what errors quote.
+        dead.tails = [] if dead.expected else brief(dead.tails)
+
+    def lose_host(self, host: str, reason: str, expected: bool = False) -> None:
+        """A host is lost with all of its processes, or was shut down."""
+        self._hosts.lose(host, reason, expected)
+        for proc, peer in list(self.known.items()):
+            if peer.host == host and peer.dead is None and proc != self.proc:
+                self.end(m.Dead(proc, reason, expected, []))
+
+    def ready(self, ready: m.Ready, _: Sequence[Any]) -> None:
+        """A process that was started from here listens."""
+        peer = self.known.get(ready.src)
+        if peer is not None:
+            if peer.host == self._hosts.host:
+                self.pids[ready.src] = ready.pid
+            peer.ready()
+
+    def greeted(self, hello: m.Hello, _: Sequence[Any]) -> None:
+        """Refuse a process that speaks another version of the protocol."""
+        if hello.version != m.VERSION:
+            reason = f"{self.proc} speaks version {m.VERSION} of the protocol, {hello.proc} {hello.version}"
+            self.get(hello.proc).send(m.encode(m.Refused(m.VERSION, self.proc, reason)))
+
+    def refused(self, refused: m.Refused, _: Sequence[Any]) -> None:
+        """Count a process that speaks another version of the protocol as dead."""
+        self.end(m.Dead(refused.proc, f"refuses messages: {refused.reason}", False, []))
+
+    def close(self, linger_ms: int) -> None:
+        """Close the connections; queued messages have that many milliseconds to leave."""
+        for peer in self.known.values():
+            if isinstance(peer, IpcPeer):
+                peer.close(linger_ms)

@@ -1,0 +1,91 @@
+"""Ports: the numbers that replies are sent to, and what waits behind each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any, Protocol
+
+from monarch._core.events import Event
+from monarch._wire import messages as m
+from monarch._wire.receiving.aside import tell_error
+
+if TYPE_CHECKING:
+    from monarch._node.peers import Peer
+
+_OLDEST = 256
+"""Calls that are searched for unresponsive ranks; a bound, so that it stays cheap with many calls under way."""
+
+
+class Sink(Protocol):
+    """Receives the replies of a port."""
+
+    def reply(self, reply: m.Reply, frames: Sequence[Any], /) -> None: ...
+
+
+class Call(Sink, Protocol):
+    """A sink that waits for peers."""
+
+    label: str
+
+    def lost(self, peer: Peer, dead: m.Dead, /) -> bool: ...
+
+
+class PortTable:
+    """The open ports of a process.
+
+    The dicts change by single operations, which are atomic, so that they need no lock; readers copy them first.
+    """
+
+    def __init__(self) -> None:
+        self.sinks: dict[int, Sink] = {}
+        self.gathers: dict[int, Any] = {}
+        """Those of the sinks that wait for peers."""
+        self.last = 0
+        """The port that was opened last."""
+        self.opened: Event[[int]] = Event(tell_error)
+        self.closed: Event[[int]] = Event(tell_error)
+        self._next = count(1).__next__
+
+    def open(self, sink: Any) -> int:
+        """Return a new port whose replies go to a sink."""
+        port = self.last = self._next()
+        self.sinks[port] = sink
+        if hasattr(sink, "lost"):
+            self.gathers[port] = sink
+        self.opened.tell(port)
+        return port
+
+    def close(self, port: int) -> None:
+        """Drop all replies to a port from now on."""
+        self.sinks.pop(port, None)
+        self.gathers.pop(port, None)
+        self.closed.tell(port)
+
+    def lose(self, peer: Peer, dead: m.Dead) -> list[str]:
+        """Fail the calls that wait for a peer; return their labels."""
+        return [gather.label for gather in list(self.gathers.values()) if gather.lost(peer, dead)]
+
+    def lose_all(self, reason: m.Dead) -> None:
+        """Fail every call that is under way."""
+        for gather in list(self.gathers.values()):
+            for peer in {*gather.targets}:
+                gather.lost(peer, reason)
+
+    def fail_calls(self, uid: str, key: str, why: str, latest: int) -> int:
+        """Fail calls under way to a mesh, or to those of its actors that have a key; return how many.
+
+        Args:
+            uid: of the mesh.
+            key: of the actors; empty for all.
+            why: for their errors.
+            latest: the last port that is affected. Calls that were made after the failure was caught go on.
+        """
+        affected = [gather for port, gather in list(self.gathers.items()) if port <= latest and hasattr(gather, "fail")]
+        return sum(gather.fail(uid, key, why) for gather in affected)
+
+    def waited_for(self) -> set[str]:
+        """The proc ids that the oldest calls wait for: if one is unresponsive, it keeps one of these waiting."""
+        oldest = islice(list(self.gathers.values()), _OLDEST)
+        waiting = [gather for gather in oldest if hasattr(gather, "waits_for")]
+        return {peer.proc for gather in waiting for peer in gather.waits_for() if peer.dead is None}
