@@ -26,7 +26,7 @@ from monarch_kernel.cells.delivery import await_delivery, deliver
 
 STOPPED = "a stop has ended a collective half way; use the group again to make it anew"
 _INSIDE = "monarch._notebook.inside:run_in_actor"
-_INTERRUPT = "monarch._actors.interrupts:interrupt"
+_INTERRUPT = "monarch._actors.interrupting:interrupt"
 _DEAD = "SupervisionError"
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from monarch._node.opener import set_opener
+
 _WHERE = {
     "monarch.actor": """
         Actor ActorError ActorMesh Channel Extent Future HostMesh Point ProcMesh ValueMesh checkpoint context
@@ -17,6 +19,16 @@ _WHERE = {
         CallTimeoutError DeadlockError DeviceMeshError MonarchError SpawnError StoppedError SupervisionError
     """,
 }
+
+
+def _open_session() -> object:
+    from monarch._session.session import start
+
+    return start()
+
+
+set_opener(_open_session)
+
 _HOME = {name: module for module, names in _WHERE.items() for name in names.split()}
 
 __all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]

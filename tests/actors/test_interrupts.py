@@ -16,7 +16,7 @@ from monarch._node.current import current_node
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ActorError, CallTimeoutError
 
-INTERRUPT = "monarch._actors.interrupts:interrupt"
+INTERRUPT = "monarch._actors.interrupting:interrupt"
 
 
 class Runs(Actor):

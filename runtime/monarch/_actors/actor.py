@@ -34,19 +34,7 @@ def check_class(cls: Any) -> None:
     """Refuses what cannot be spawned.
 
     Raises:
-        ArgumentError: it is no class of actors, or an endpoint has the name of something that each mesh has.
+        ArgumentError: it is no class of actors.
     """
     if not (inspect.isclass(cls) and issubclass(cls, Actor)):
         raise ArgumentError(f"spawn needs a subclass of monarch.actor.Actor, not {cls!r}")
-    taken = [name for name in methods_of(cls) if name in mesh_names()]
-    if taken:
-        raise ArgumentError(
-            f"{cls.__name__} has an endpoint named {taken[0]!r}, which every mesh has already; give it another name"
-        )
-
-
-def mesh_names() -> frozenset[str]:
-    """What each mesh of actors has, so that no endpoint can be called that."""
-    from monarch._meshes.actor_mesh import ActorMesh
-
-    return frozenset(name for name in dir(ActorMesh) if not name.startswith("_"))

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
 
+from monarch._actors.running import ActorLike
 from monarch._core.later import asyncio
 from monarch.exceptions import DeadlockError
 
 if TYPE_CHECKING:
-    from monarch._actors.deadlocks import Circles
-    from monarch._actors.mailbox import Cell
     from monarch._core.deadlock import Request
     from monarch._node.future import Future
+    from monarch._wire.messages import Call
 
 FIRST = 0.05
 """Seconds after which an actor that awaits begins to look for a circle of actors that wait."""
 _LAST = 1.0
 """Seconds between looks, at most."""
+
+
+class DeadlockFinder(Protocol):
+    """Finds actors that wait for each other; see deadlocks.py."""
+
+    def begin(self, cell: ActorLike, texts: dict[Request, str], awaits: Awaits, /) -> int: ...
+    def end(self, number: int, /) -> None: ...
+    def ask_around(self, number: int, futures: list[Future[Any]], /) -> None: ...
+    def requests(
+        self, cell: ActorLike, call: Call, waiter: Any, /
+    ) -> tuple[list[Request], Callable[[Request], str]]: ...
 
 
 class Awaits:
@@ -27,7 +38,7 @@ class Awaits:
     on without an answer does not wait for it.
     """
 
-    def __init__(self, cell: Cell, circles: Circles) -> None:
+    def __init__(self, cell: ActorLike, circles: DeadlockFinder) -> None:
         self._cell = cell
         self._circles = circles
         self._awaited: dict[asyncio.Future[Any], Future[Any]] = {}

@@ -9,6 +9,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, cast
 
 from monarch._actors.awaits import Awaits
+from monarch._actors.running import ActorLike
 from monarch._core.deadlock import Probe, Request, Waits
 from monarch._core.later import asyncio
 from monarch._wire import messages as m
@@ -16,7 +17,6 @@ from monarch._wire.receiving.loop import Waiter
 from monarch.exceptions import DeadlockError
 
 if TYPE_CHECKING:
-    from monarch._actors.mailbox import Cell
     from monarch._node.future import Future
     from monarch._node.node import Node
 
@@ -29,7 +29,7 @@ _SHORT = 1.0
 class Circles:
     """The waits of the actors of one process, and the probes that follow them: see monarch._core.deadlock."""
 
-    def __init__(self, node: Node, actor_of: Callable[[str], Cell | None]) -> None:
+    def __init__(self, node: Node, actor_of: Callable[[str], ActorLike | None]) -> None:
         self._node = node
         self._actor_of = actor_of
         self._waits = Waits(node.proc, self._state_of)
@@ -39,14 +39,14 @@ class Circles:
 
     # Waits of async endpoints, which do not hold up their thread
 
-    def awaited(self, cell: Cell, call: m.Call, future: Future[Any], arrival: asyncio.Future[Any]) -> None:
+    def awaited(self, cell: ActorLike, call: m.Call, future: Future[Any], arrival: asyncio.Future[Any]) -> None:
         """An actor awaits a future; what arrives is DeadlockError if that waits for the actor's turn to end."""
         if cell.turns.call is call and not arrival.done():
             if cell.awaits is None:
                 cell.awaits = Awaits(cell, self)
             cell.awaits.add(arrival, future)
 
-    def begin(self, cell: Cell, texts: dict[Request, str], awaits: Awaits) -> int:
+    def begin(self, cell: ActorLike, texts: dict[Request, str], awaits: Awaits) -> int:
         """An actor awaits these requests; the number of its wait, 0 if it is in another wait."""
         with self._lock:
             try:
@@ -77,7 +77,7 @@ class Circles:
 
     # Waits of sync endpoints
 
-    def wait(self, cell: Cell, call: m.Call, waiter: Waiter, timeout: float | None) -> bool:
+    def wait(self, cell: ActorLike, call: m.Call, waiter: Waiter, timeout: float | None) -> bool:
         """Waits in an actor; False if the time runs out first.
 
         Raises:
@@ -91,7 +91,7 @@ class Circles:
             return True
         return self._wait_watchfully(cell, call, waiter, deadline)
 
-    def _wait_watchfully(self, cell: Cell, call: m.Call, waiter: Any, deadline: float) -> bool:
+    def _wait_watchfully(self, cell: ActorLike, call: m.Call, waiter: Any, deadline: float) -> bool:
         node = self._node
         requests, text = self.requests(cell, call, waiter)
         if not requests:
@@ -142,7 +142,7 @@ class Circles:
                 self._waits.end(number)
                 self._stuck.pop(number, None)
 
-    def requests(self, cell: Cell, call: m.Call, waiter: Any) -> tuple[list[Request], Callable[[Request], str]]:
+    def requests(self, cell: ActorLike, call: m.Call, waiter: Any) -> tuple[list[Request], Callable[[Request], str]]:
         """What an actor waits for, as requests to other actors, and what to say of each."""
         return self._open(waiter), lambda _: f"{cell.title()}.{call.method}() waits for {waiter.label}"
 
@@ -181,7 +181,7 @@ class _Blocked:
 
     __slots__ = ("_waiter", "cell", "circle")
 
-    def __init__(self, waiter: Future[Any], cell: Cell) -> None:
+    def __init__(self, waiter: Future[Any], cell: ActorLike) -> None:
         self._waiter = waiter
         self.cell = cell
         self.circle: str | None = None

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
 from monarch.exceptions import ArgumentError
 
 if TYPE_CHECKING:
-    from monarch._meshes.adverbs import Endpoint
+    from monarch._core.shapes.value_mesh import ValueMesh
+    from monarch._node.future import Future
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co")
+
+
+class Endpoint(Protocol[P, R_co]):
+    """An endpoint of a mesh, as its caller has it; made by ``monarch._meshes.adverbs``."""
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]: ...
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]: ...
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]: ...
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R_co]]: ...
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any: ...
 
 
 class EndpointProperty(Generic[P, R]):

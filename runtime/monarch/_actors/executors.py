@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from threading import get_ident, main_thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._actors.interrupts import ThreadInterrupts
-from monarch._actors.table import actors_of
+from monarch._actors.running import ActorLike
 from monarch._core.later import asyncio
 from monarch._node.node import Node
 from monarch._wire.receiving.leadership import Gate
 from monarch.config import STOP_CANCEL
 
 if TYPE_CHECKING:
-    from monarch._actors.mailbox import Cell
     from monarch._wire.messages import Call
     from monarch._wire.receiving.loop import Turn
 
@@ -38,6 +38,13 @@ def start_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) 
     return asyncio.Task(work, loop=loop)
 
 
+class Receiver(Protocol):
+    """An actor that messages are delivered to; see mailbox.py."""
+
+    def start(self, call: Call, more: Sequence[Any], /) -> None: ...
+    def _run(self, call: Call, more: Sequence[Any], /) -> None: ...
+
+
 class Executor:
     """Runs actions one after the other, in the order posted; on an event loop once an async actor has come."""
 
@@ -49,12 +56,14 @@ class Executor:
         """Whether code of the user runs that a Ctrl-C is meant for."""
         self.interrupts: ThreadInterrupts | None = None
         """What interrupts this thread, if it is not the main one, which gets signals."""
-        self.meant: tuple[Cell, Call] | None = None
+        self.meant: tuple[ActorLike, Call] | None = None
         """The message that the SIGINT on its way is meant for, if it is for one: the next one is left alone. Set by the
         receiving thread, taken by the handler."""
         self.unwanted: set[asyncio.Task[Any]] = set()
         """Tasks of the event loop that a Ctrl-C is meant for."""
         self._lock = threading.RLock()
+        self.on_lost: Callable[[BaseException], None] = lambda error: None
+        """Told what has ended this thread too early; set by the actor that lives here, before it is made."""
         self._ended = False
         self._leaving = False
         """Whether the event loop is to end; written and read by the thread that this is for."""
@@ -70,7 +79,7 @@ class Executor:
                 return
         self._notify()
 
-    def deliver(self, cell: Cell, call: Call, more: Sequence[Any]) -> None:
+    def deliver(self, cell: Receiver, call: Call, more: Sequence[Any]) -> None:
         """Has a message handled here, from any thread."""
         with self._lock:
             self._items.append((cell, call, more))
@@ -120,6 +129,18 @@ class Executor:
         self.interruptible = False
         if self.interrupts is not None:
             self.interrupts.leave()
+
+    def interrupt_now(self) -> None:
+        """Interrupt whatever code of the user runs here, from another thread."""
+        task = asyncio.current_task(self.loop) if self.loop is not None else None
+        if task is not None:
+            self.unwanted = {task}
+        if task is None and not self.interruptible:
+            return
+        if self.interrupts is not None:
+            self.interrupts.interrupt(inside=True)
+        else:
+            signal.pthread_kill(_MAIN or 0, signal.SIGINT)
 
     def release(self, released: Action) -> None:
         """The actor that lived here is gone; called from an action. What is told so runs when another may come."""
@@ -225,7 +246,7 @@ class MainExecutor(Executor):
         # No code of the user waits here that what a handler of a signal raises would be for.
         self.node.pump.wait(self, report=traceback.print_exc)
 
-    def deliver(self, cell: Cell, call: Call, more: Sequence[Any]) -> None:
+    def deliver(self, cell: Receiver, call: Call, more: Sequence[Any]) -> None:
         if self.loop is None and get_ident() == _MAIN:
             # It receives itself, and sees that there is something to run.
             self._items.append((cell, call, more))
@@ -256,8 +277,7 @@ class ThreadExecutor(Executor):
             self.run()
         except BaseException as error:
             # Such as a selector that the user's code has closed: no thread handles what is sent to the actor any more.
-            for cell in [each for each in list(actors_of(self.node).here.values()) if each.executor is self]:
-                cell.lose_thread(error)
+            self.on_lost(error)
 
     def _notify(self) -> None:
         self._gate.open()

@@ -6,19 +6,15 @@ import contextlib
 import time
 from collections.abc import Callable, Coroutine
 from threading import Event, Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch._actors.executors import start_task
-from monarch._actors.interrupts import force
-from monarch._actors.running import current
+from monarch._actors.running import ActorLike, current
 from monarch._core.later import asyncio
 from monarch._node.remote_errors import pack_failure
 from monarch._wire import messages as m
 from monarch.config import STOP_CANCEL, STOP_CLEANUP, STOP_DRAIN, STOP_OWNED
 from monarch.exceptions import MonarchError
-
-if TYPE_CHECKING:
-    from monarch._actors.mailbox import Cell
 
 _DRAINING, _OWNED, _CLEANING, _DONE = range(4)
 _PING = 0.1
@@ -30,7 +26,7 @@ def longest() -> float:
     return STOP_DRAIN() + STOP_OWNED() + STOP_CLEANUP() + 5 * STOP_CANCEL()
 
 
-def is_stuck(cell: Cell) -> bool:
+def is_stuck(cell: ActorLike) -> bool:
     """Whether an actor was given up while its code goes on."""
     return cell.halting is not None and cell.halting.given_up
 
@@ -48,7 +44,7 @@ class Halting:
         process: whether the process ends with the actor.
     """
 
-    def __init__(self, cell: Cell, reason: str, stopped: Callable[[bytes | None], None], process: bool) -> None:
+    def __init__(self, cell: ActorLike, reason: str, stopped: Callable[[bytes | None], None], process: bool) -> None:
         self._cell = cell
         self._reason = reason
         self._stopped = stopped
@@ -126,7 +122,7 @@ class Halting:
             raise MonarchError(self._late(_CLEANING, "cancelled"))
         task.result()
 
-    def _message(self) -> tuple[Cell, m.Call]:
+    def _message(self) -> tuple[ActorLike, m.Call]:
         cell = self._cell
         return cell, m.Call(cell.node.proc, cell.key, "__cleanup__", 0, b"", "", 0, b"")
 
@@ -167,7 +163,7 @@ class Halting:
             if times == 2:
                 self._give_up(step)
                 return
-            force(cell)
+            cell.executor.interrupt_now()
             call_later(STOP_CANCEL(), lambda: self._press(step, times + 1))
             return
         alive = Event()
@@ -183,7 +179,7 @@ class Halting:
             elif times == 2:
                 self._give_up(step)
             else:
-                force(cell)
+                cell.executor.interrupt_now()
                 call_later(STOP_CANCEL(), lambda: self._press(step, times + 1))
 
         call_later(_PING, insist)

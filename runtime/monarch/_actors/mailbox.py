@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._actors.actor import is_async
 from monarch._actors.endpoint import Method, methods_of
@@ -16,11 +15,9 @@ from monarch._actors.executors import start_task
 from monarch._actors.halting import Halting
 from monarch._actors.ports import ReplyPort
 from monarch._actors.running import current
-from monarch._actors.table import actors_of
 from monarch._actors.turns import Turns
 from monarch._core.later import asyncio
 from monarch._core.shapes.extent import Point
-from monarch._groups.rendezvous import note_failure
 from monarch._node.node import Node
 from monarch._node.rank_config import ActorSpec
 from monarch._node.remote_errors import Outcome, is_ours, pack_failure, unpack_failure
@@ -48,7 +45,18 @@ UNDECORATED = 2
 FUNCTION = 4
 """Flag of a Call: the method is a function, as ``module:name``, that gets the actor as its first argument."""
 NOTHING = dumps(None)[0]
+on_error: Callable[[BaseException], BaseException | None] = lambda error: None
+"""Told of each error of an endpoint; returns what to say instead, if anything. Set when a session begins."""
 _PLACES = 4096
+
+
+class Home(Protocol):
+    """The actors of a process; see table.py."""
+
+    @property
+    def here(self) -> dict[str, Cell]: ...
+    @property
+    def gone(self) -> dict[str, str]: ...
 
 
 class Cell:
@@ -58,13 +66,16 @@ class Cell:
         node: of this process.
         key: of its mesh; a process has one actor of a mesh at most.
         executor: the thread or event loop that its code runs in.
+        home: the actors of its process, which it leaves when it ends.
     """
 
-    def __init__(self, node: Node, key: str, executor: Executor) -> None:
+    def __init__(self, node: Node, key: str, executor: Executor, home: Home) -> None:
         self.node = node
+        self._home = home
         self.key = key
         self.executor = executor
         self._post = executor.post
+        executor.on_lost = self.lose_thread
         self.spec: ActorSpec | None = None
         self.rank = 0
         self.instance: Any = None
@@ -357,7 +368,7 @@ class Cell:
         node.bulk.settle()
         if self._odd and id(call) in self._abandoned:
             return
-        freed = note_failure(error) if "torch.distributed" in sys.modules else None
+        freed = on_error(error)
         own = freed is None and isinstance(error, MonarchError) and _raised_by_us(error)
         failure = pack_failure(freed or error, own, freed is not None)
         node.replies.finished(call.src, call.cost, bool(call.port))
@@ -449,7 +460,7 @@ class Cell:
             with self.executor.inside():
                 self.instance = spec.cls(*spec.args, **spec.kwargs)
         except BaseException as error:
-            freed = note_failure(error) if "torch.distributed" in sys.modules else None
+            freed = on_error(error)
             if self.ending is not None and isinstance(error, KeyboardInterrupt):
                 error = StoppedError(f"{self.title()} was stopped before it was made: {self.ending}")
                 self._not_made(create, error, True)
@@ -486,8 +497,8 @@ class Cell:
         node = self.node
         self.left = True
         self.refuse_rest(reason)
-        actors_of(node).gone[self.key] = reason
-        actors_of(node).here.pop(self.key, None)
+        self._home.gone[self.key] = reason
+        self._home.here.pop(self.key, None)
         with contextlib.suppress(IndexError):
             while True:
                 refuse(node, self.queue.popleft(), reason)

@@ -1,13 +1,99 @@
-"""Which actor's code runs here."""
+"""Which actor's code runs here, and what the other files of this room need of an actor, as protocols."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
+
+from monarch._node.node import Node
+from monarch._node.rank_config import ActorSpec
 
 if TYPE_CHECKING:
-    from monarch._actors.mailbox import Cell
+    from monarch._node.future import Future
     from monarch._wire.messages import Call
 
-current: ContextVar[tuple[Cell, Call] | None] = ContextVar("monarch_call", default=None)
+
+class ExecutorLike(Protocol):
+    """What the code of an actor runs in; see executors.py."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None: ...
+    @property
+    def interruptible(self) -> bool: ...
+    def post(self, action: Callable[[], None], /) -> None: ...
+    def enter_loop(self, first: Callable[[], None], /) -> None: ...
+    def inside(self) -> AbstractContextManager[None]: ...
+    def release(self, released: Callable[[], None], /) -> None: ...
+    def interrupt_now(self) -> None: ...
+
+
+class TurnsLike(Protocol):
+    """The messages of an actor on its event loop; see turns.py."""
+
+    @property
+    def call(self) -> Call | None: ...
+    @property
+    def task(self) -> asyncio.Task[Any] | None: ...
+    @property
+    def tasks(self) -> Mapping[asyncio.Task[Any], Call]: ...
+    async def drain(self, seconds: float, /) -> None: ...
+    async def cancel_all(self, seconds: float, /) -> list[Call]: ...
+
+
+class AwaitsLike(Protocol):
+    """What an endpoint awaits; see awaits.py."""
+
+    def add(self, arrival: asyncio.Future[Any], future: Future[Any], /) -> None: ...
+    def end(self) -> None: ...
+
+
+class HaltingLike(Protocol):
+    """The end of an actor; see halting.py."""
+
+    @property
+    def given_up(self) -> bool: ...
+
+
+class ActorLike(Protocol):
+    """An actor in its process; see mailbox.py."""
+
+    node: Node
+    key: str
+    spec: ActorSpec | None
+    rank: int
+    instance: Any
+    running: Call | None
+    queue: deque[Call]
+    owned: list[Any]
+    at_end: dict[str, Callable[[], object]]
+    blocked: bool
+
+    @property
+    def executor(self) -> ExecutorLike: ...
+    @property
+    def turns(self) -> TurnsLike: ...
+    @property
+    def halting(self) -> HaltingLike | None: ...
+    @property
+    def awaits(self) -> AwaitsLike | None: ...
+    @awaits.setter
+    def awaits(self, awaits: Any, /) -> None: ...
+    def title(self) -> str: ...
+    def take_class(self, cls: type, /) -> None: ...
+    def state_of(self, proc: str, port: int, /) -> str | None: ...
+    def is_refused(self, call: Call, /) -> bool: ...
+    def is_concurrent(self, call: Call, /) -> bool: ...
+    def cancelled(self, call: Call, why: str, /) -> None: ...
+    def refuse_rest(self, reason: str, /) -> None: ...
+    def abandon(self, calls: Iterable[Call], /) -> None: ...
+    def leave(self, reason: str, /) -> None: ...
+    def let_go(self) -> None: ...
+    async def run_async(self, call: Call, more: Sequence[Any], /) -> None: ...
+
+
+current: ContextVar[tuple[ActorLike, Call] | None] = ContextVar("monarch_call", default=None)
 """The actor whose code runs here, and the message that it handles."""

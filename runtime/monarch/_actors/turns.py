@@ -8,10 +8,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.executors import start_task
+from monarch._actors.running import ActorLike
 from monarch._core.later import asyncio
 
 if TYPE_CHECKING:
-    from monarch._actors.mailbox import Cell
     from monarch._wire.messages import Call
 
 
@@ -23,7 +23,7 @@ class Turns:
     threads only read.
     """
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: ActorLike) -> None:
         self._cell = cell
         self.tasks: dict[asyncio.Task[Any], Call] = {}
         """The messages that have begun."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
@@ -20,8 +19,6 @@ from monarch._node.gather import Gather, died, replaced
 from monarch._node.node import Node
 from monarch._node.owed import Owed
 from monarch._node.peers import cost_of
-from monarch._supervision.escalation import call_hook
-from monarch._supervision.mesh_failure import MeshFailure
 from monarch._wire import messages as m
 from monarch._wire.links import lasting
 from monarch._wire.pickling import are_large, dumps
@@ -183,7 +180,7 @@ class Endpoint(Generic[P, R]):
         """A broadcast was not sent after all, and nobody waits to be told."""
         mesh, ranks = self.mesh, tuple(self.mesh._region.base_ranks())
         text = f"a broadcast of {self.name}() was not sent: {error}"
-        call_hook(MeshFailure(mesh._name, mesh, ranks, text, when=time.time()))
+        mesh._node.events.not_sent.tell(mesh, ranks, text)
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, list[memoryview]]:
         return self._pack(args, kwargs, True)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from monarch._actors.running import current
+from monarch._actors.running import ActorLike, current
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._node.liveness import Silence
 from monarch._node.node import Node
@@ -17,7 +17,6 @@ from monarch._wire.pickling import dumps
 from monarch.exceptions import ArgumentError, SendTimeoutError
 
 if TYPE_CHECKING:
-    from monarch._actors.mailbox import Cell
     from monarch._meshes.actor_mesh import ActorMesh
     from monarch._node.peers import Peer
 
@@ -93,7 +92,7 @@ def _wait(node: Node, peer: Peer, position: int, count: int, mesh: ActorMesh, me
             peer.send(m.encode(m.Ask(node.proc, _NOBODY, b"", "monarch._node.liveness:here", _NOTHING)))
 
 
-def _may_wait_for_us(cell: Cell, peer: Peer) -> bool:
+def _may_wait_for_us(cell: ActorLike, peer: Peer) -> bool:
     """Whether the receiver may itself wait for room at this actor, so that a standstill has to end.
 
     A sender goes beyond the window so seldom that it is not far beyond if the receiver is only slow.

@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from monarch._actors.running import current
+from monarch._actors.running import ActorLike, current
 from monarch._core.shapes.extent import Extent, Point
 from monarch._core.shapes.region import Region
 from monarch._node.current import open_node
 from monarch._wire import messages as m
 
 if TYPE_CHECKING:
-    from monarch._actors.mailbox import Cell
     from monarch._meshes.proc_mesh import ProcMesh
 
 
@@ -27,7 +26,7 @@ class ActorInstance:
         rank: its Point in the mesh that was spawned: its identity, however it is addressed.
     """
 
-    def __init__(self, cell: Cell | None) -> None:
+    def __init__(self, cell: ActorLike | None) -> None:
         self._cell = cell
         node = cell.node if cell is not None else open_node()
         self.proc_id = node.proc
@@ -62,7 +61,7 @@ class ActorInstance:
 class Context:
     """Where the running code is: see ``context()``."""
 
-    def __init__(self, here: tuple[Cell, m.Call] | None) -> None:
+    def __init__(self, here: tuple[ActorLike, m.Call] | None) -> None:
         self._here = here
 
     @cached_property
@@ -80,7 +79,7 @@ class Context:
         return Point(region.place_of(cell.rank), region.extent)
 
 
-def view_of(cell: Cell, call: m.Call) -> Region:
+def view_of(cell: ActorLike, call: m.Call) -> Region:
     """The view that a message was sent to; the whole mesh for what is no message."""
     if call.view:
         return cell.node.replies.region_of(call.view)

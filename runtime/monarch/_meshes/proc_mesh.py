@@ -21,7 +21,7 @@ from monarch._groups.groups import Grouped
 from monarch._meshes.actor_mesh import SHOWN, member_rows
 from monarch._meshes.async_resource import Managed
 from monarch._meshes.registry import meshes_of
-from monarch._meshes.spawning import spawn_actors
+from monarch._meshes.spawning import check_names, spawn_actors
 from monarch._meshes.starting import Starting
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import current_node, node_for, open_node
@@ -213,6 +213,7 @@ class ProcMesh(Grouped, MeshView, Managed):
         if not isinstance(name, str):
             raise TypeError(f"spawn(name, Class, ...) needs a name first, not {name!r}")
         check_class(cls)
+        check_names(cls)
         init_arity_of(cls).check(args, kwargs)
         self._check(f"spawn({name!r})")
         return cast("A", spawn_actors(self, name, cls, args, kwargs))

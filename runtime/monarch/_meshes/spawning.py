@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.endpoint import methods_of
 from monarch._actors.running import current
 from monarch._meshes.actor_mesh import ActorMesh, _State
 from monarch._meshes.birth import Birth, forsake
@@ -15,6 +16,7 @@ from monarch._node.peers import Targets
 from monarch._node.rank_config import ActorSpec
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
+from monarch.exceptions import ArgumentError
 
 if TYPE_CHECKING:
     from monarch._meshes.proc_mesh import ProcMesh
@@ -77,3 +79,16 @@ def _send(mesh: ActorMesh, targets: Targets, create: m.Create, buffers: Sequence
 
 def _short(name: str) -> str:
     return "".join(char for char in name if char.isalnum() or char == "_")[:12] or "actor"
+
+
+def check_names(cls: type) -> None:
+    """Refuse a class of actors whose endpoints would hide what every mesh has.
+
+    Raises:
+        ArgumentError: an endpoint has such a name.
+    """
+    taken = [name for name in methods_of(cls) if not name.startswith("_") and hasattr(ActorMesh, name)]
+    if taken:
+        raise ArgumentError(
+            f"{cls.__name__} has an endpoint named {taken[0]!r}, which every mesh has already; give it another name"
+        )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable
+from typing import cast
 
+from monarch._node import opener
 from monarch._node.node import Node
 from monarch.exceptions import MonarchError, SerializationError, StoppedError
 
@@ -36,10 +38,8 @@ def open_node() -> Node:
     if node is None or _is_over(node):
         with _lock:
             if _node is None or _is_over(_node):
-                # It stands on this module. A process that has only unpickled a function has not imported it yet.
-                from monarch._session.session import start
-
-                set_node(start())
+                assert opener.opener is not None
+                set_node(cast("Node", opener.opener()))
             assert _node is not None
             return _node
     return node

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from monarch._core.events import Event
 from monarch._wire import messages as m
 from monarch._wire.receiving.aside import tell_error
@@ -21,6 +23,8 @@ class NodeEvents:
         """A peer died, and the labels of the calls that waited for it; told last."""
         self.faulted: Event[[m.Fault]] = Event(tell_error)
         """An actor failed where no caller waited."""
+        self.not_sent: Event[[Any, tuple[int, ...], str]] = Event(tell_error)
+        """A broadcast could not be sent, and its caller has gone on: mesh, base ranks, reason. In any thread."""
         self.controller_changed: Event[[]] = Event(tell_error)
         """Another program controls this process from now on."""
         self.closing: Event[[]] = Event(tell_error)

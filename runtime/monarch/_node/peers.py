@@ -15,7 +15,7 @@ from monarch._wire.messages import Cast, Dead, Route, encode, pack
 from monarch._wire.pickling import SHARED
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+    from threading import RLock
 
     import zmq
 
@@ -41,7 +41,7 @@ class Table(Protocol):
     hello: bytes
     context: zmq.Context[zmq.Socket[bytes]]
     pump: Pump
-    lock: AbstractContextManager[bool]
+    lock: RLock
     deliver: Callable[[bytes, Sequence[Any]], None]
 
 

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from monarch._actors import interrupts
+from monarch._actors.interrupting import interrupt
 from monarch._core.stop_ladder import Activity
 from monarch._node.service import service
 from monarch._procs.os.blocked import Wait, blocked
@@ -42,7 +43,7 @@ def prod(key: str, src: str, port: int) -> None:
         port: where it waits for the answer.
     """
     before = interrupts.noticed
-    interrupts.interrupt(key, src, port)
+    interrupt(key, src, port)
     found = running(key, src, port)
     cell = found[0] if found is not None else waiting(key, src, port)
     if cell is not None and thread_of(cell) == threading.main_thread().ident:

@@ -32,6 +32,7 @@ from monarch._procs.rank.cell_marker import mark_stopped
 from monarch._procs.rank.foreground import interrupt_programs
 from monarch._procs.zygote.user_forks import watch_forks
 from monarch._session.outbox import Outbox
+from monarch._session.wiring import wire
 from monarch._supervision.faults import Faults
 from monarch._tensors.collectives.gloo_threads import free_gloo_threads
 from monarch._wire import messages as m
@@ -53,6 +54,7 @@ class Rank:
     def __init__(self, config: RankConfig, proc: str, place: int, folder: str) -> None:
         self.config = config
         self.node = node = Node(proc, folder, config.root)
+        wire(node)
         node.rank = place
         node.config = config
         node.hosts.in_rank = True
@@ -185,7 +187,7 @@ class Rank:
         else:
             self.main.busy = True
             executor = self.main
-        cell = Cell(self.node, create.actor, executor)
+        cell = Cell(self.node, create.actor, executor, actors_of(self.node))
         actors_of(self.node).here[create.actor] = cell
         executor.post(lambda: self._construct(cell, create, more))
 

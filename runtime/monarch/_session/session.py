@@ -33,6 +33,7 @@ from monarch._procs.rank.output import read_tail
 from monarch._procs.session_folder import TEND, host_id, host_of, make_folder, remove_folder, remove_socket
 from monarch._session.controllers import CONTROLLERS, Desk
 from monarch._session.output import OutputView
+from monarch._session.wiring import wire
 from monarch._supervision.faults import Faults
 from monarch._wire import messages as m
 from monarch._wire.descriptors import raise_limit
@@ -78,6 +79,7 @@ class Session:
         proc = f"{host}/c{secrets.token_hex(3)}"
         try:
             self.node = node = Node(proc, self.folder, proc)
+            wire(node)
             node.secret = secrets.token_bytes(32)
         except BaseException:
             remove_folder(self.folder)
@@ -208,7 +210,7 @@ class Session:
     # Actors in this process
 
     def _create(self, create: m.Create, more: Sequence[Any]) -> None:
-        cell = Cell(self.node, create.actor, ThreadExecutor(self.node, f"monarch-{create.actor}"))
+        cell = Cell(self.node, create.actor, ThreadExecutor(self.node, f"monarch-{create.actor}"), actors_of(self.node))
         actors_of(self.node).here[create.actor] = cell
         cell.executor.post(lambda: cell.construct(create, more))
 

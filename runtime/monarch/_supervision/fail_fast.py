@@ -26,7 +26,7 @@ _STANDING = "monarch._supervision.freeing:standing"
 _EXPECT = "monarch._supervision.freeing:expect"
 _FREE = "monarch._supervision.freeing:free"
 _SPOIL = "monarch._groups.rendezvous:spoil_round"
-_INTERRUPT = "monarch._actors.interrupts:interrupt"
+_INTERRUPT = "monarch._actors.interrupting:interrupt"
 _AT_ONCE = 8
 """Calls to one actor that are looked at at a time, the oldest first: it handles them in order, or a few at once."""
 

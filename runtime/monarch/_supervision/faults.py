@@ -41,6 +41,7 @@ class Faults:
         self._collecting: dict[str, Hold[Promise[None]]] = {}
         """By mesh of processes, what keeps its verdict open until its faults are collected. Lock: ``_lock``."""
         node.events.faulted.subscribe(self.on_fault)
+        node.events.not_sent.subscribe(_not_sent)
         verdicts_of(node).settled.subscribe(partial(forsake, node))
 
     def on_fault(self, fault: m.Fault) -> None:
@@ -132,3 +133,8 @@ def _was_not_made(mesh: ActorMesh, rank: int) -> bool:
     """Whether it is its constructor that has raised."""
     birth = mesh._state.birth
     return birth is not None and rank in birth.raised
+
+
+def _not_sent(mesh: Any, ranks: tuple[int, ...], text: str) -> None:
+    """A broadcast was not sent after all, and nobody waits to be told."""
+    call_hook(MeshFailure(mesh._name, mesh, ranks, text, when=time.time()))

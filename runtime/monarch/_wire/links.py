@@ -94,7 +94,7 @@ class Inbox:
         _plain(self._waker)
         self._waker.connect(inner)
         # Guards the two above and below; a __del__ that runs in the middle of a wake may wake as well.
-        self._lock = RRLock()
+        self._lock = RLock()
         self._closed = False
 
     def wake(self) -> None:
@@ -178,7 +178,7 @@ class Link:
     ) -> None:
         self.address = address
         # Guards all below; one message is sent at a time.
-        self._lock = RRLock()
+        self._lock = RLock()
         self._added: deque[tuple[bytes, Sequence[bytes | memoryview]]] = deque()
         """Messages of code that has run in the middle of a send, in the same thread: sent next."""
         self._closed = False

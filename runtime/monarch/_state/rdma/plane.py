@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from monarch._actors.running import current
+from monarch._actors.running import ActorLike, current
 from monarch._node.asking import ask_proc
 from monarch._node.current import current_node
 from monarch._node.node import Node
@@ -25,9 +25,6 @@ from monarch._tensors.transports.same_process import SameProcess
 from monarch._tensors.transports.stream import Stream
 from monarch._tensors.transports.stream_server import StreamServer
 from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError, TransferError
-
-if TYPE_CHECKING:
-    from monarch._actors.mailbox import Cell
 
 _MODULE = "monarch._state.rdma.plane"
 VARIABLE = "MONARCH_RDMA_TRANSPORTS"
@@ -54,7 +51,7 @@ class Plane:
             self._stream,
         ]
         self._ways = {way.name: way for way in ways}
-        self._cells: dict[int, Cell] = {}
+        self._cells: dict[int, ActorLike] = {}
         """The actors that have shared something, by its key."""
         self._chosen: dict[tuple[str, str, bool, str], Transport] = {}
         """By the owner, where its memory is, whether others can open that on a GPU, and where ours is."""

@@ -1,0 +1,27 @@
+"""What the rooms of a process ask of rooms above them: set when its session begins, before it receives."""
+
+from __future__ import annotations
+
+import sys
+
+from monarch._actors import mailbox
+from monarch._node.liveness import Silence
+from monarch._node.node import Node
+from monarch._supervision.behind import Behind
+from monarch._supervision.watch import Watch
+
+
+def wire(node: Node) -> None:
+    """Connect the hooks of actors and calls. Both a program and a rank do it, once or again."""
+    mailbox.on_error = _explain
+    node.watch = Watch(node)
+    node.part(Silence).ticked.subscribe(Behind(node).tick)
+
+
+def _explain(error: BaseException) -> BaseException | None:
+    # Only a process that has imported torch.distributed can have been in a collective.
+    if "torch.distributed" not in sys.modules:
+        return None
+    from monarch._groups.rendezvous import note_failure
+
+    return note_failure(error)
