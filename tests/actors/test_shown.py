@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from monarch._core.roster import Procs, Roster
-from monarch._meshes.actor_mesh import ActorMesh, _State
+from monarch._meshes.actor_mesh import ActorMesh
+from monarch._meshes.actors_state import ActorsState
 from monarch._meshes.proc_mesh import ProcMesh
 from monarch._node.current import current_node
 from monarch.actor import Actor, ValueMesh, endpoint, this_host
@@ -26,7 +27,7 @@ def thousand(host: Any) -> tuple[ProcMesh, ActorMesh]:
     procs = Procs("abc123", "trainers", ("hosts", "gpus"), 1, current_node().proc, Roster(0, hosts, 8, (125, 8)))
     return (
         ProcMesh.refer(procs, procs.region()),
-        ActorMesh(_State("shown-1", "shown", Shown, procs, procs.region(), False), procs.region(), current_node()),
+        ActorMesh(ActorsState("shown-1", "shown", Shown, procs, procs.region(), False), procs.region(), current_node()),
     )
 
 

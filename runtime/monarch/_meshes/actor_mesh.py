@@ -14,10 +14,9 @@ from monarch._core.shapes.region import Region
 from monarch._core.shapes.selection import called
 from monarch._core.text.tables import html_table, rich_table, text_table
 from monarch._groups.groups import Grouped
+from monarch._meshes.actors_state import ActorsState
 from monarch._meshes.adverbs import Endpoint, Undecorated
 from monarch._meshes.async_resource import Managed
-from monarch._meshes.birth import Birth
-from monarch._meshes.registry import meshes_of
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import node_for
 from monarch._node.future import Future
@@ -31,48 +30,11 @@ from monarch.exceptions import ArgumentError, StoppedError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from monarch._node.rank_config import ActorSpec
 
 _following = RLock()
 """So that no thread takes an older shape for the newest."""
 SHOWN = 32
 """Rows that a mesh shows at most."""
-
-
-class _State:
-    """What all views of one mesh in this process share."""
-
-    __slots__ = (
-        "birth",
-        "cls",
-        "failed",
-        "initialized",
-        "key",
-        "name",
-        "owned",
-        "procs",
-        "region",
-        "spec",
-        "stopped",
-        "stopping",
-    )
-
-    def __init__(self, key: str, name: str, cls: type, procs: Procs, region: Region, owned: bool) -> None:
-        self.key = key
-        self.name = name
-        self.cls = cls
-        self.procs = procs
-        self.region = region
-        self.owned = owned
-        self.stopped: str | None = None
-        self.stopping: Future[None] | None = None
-        self.initialized: Future[Any] | None = None
-        self.birth: Birth | None = None
-        """Its making; None for a reference, and once a heal has made again what had failed."""
-        self.spec: ActorSpec | None = None
-        self.failed: set[int] = set()
-        """Base ranks whose actor has failed where nobody waited, as far as is known here, and that a heal makes again.
-        The receiving thread adds to it, a heal takes from it: each by one operation of set, so there is no lock."""
 
 
 class ActorMesh(Grouped, MeshView, Managed):
@@ -81,7 +43,7 @@ class ActorMesh(Grouped, MeshView, Managed):
     A mesh can be sent in messages. What arrives refers to the same actors and does not own them.
     """
 
-    def __init__(self, state: _State, region: Region, node: Node) -> None:
+    def __init__(self, state: ActorsState, region: Region, node: Node) -> None:
         self._state = state
         # Replaced as a whole when the mesh is resized, by the thread that learns of it; any thread reads it.
         self._shape = Shape.of(region)
@@ -96,7 +58,7 @@ class ActorMesh(Grouped, MeshView, Managed):
     def _received(cls, origin: str, key: str, name: str, actor: type, procs: Procs, region: Region) -> ActorMesh:
         """Return a reference that has arrived in a message; SerializationError outside its session."""
         node = node_for(f"the actor mesh {name!r}", origin, procs.hosts)
-        return cls(_State(key, name, actor, procs, region, False), region, node)
+        return cls(ActorsState(key, name, actor, procs, region, False), region, node)
 
     @property
     def _region(self) -> Region:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -281,11 +243,8 @@ class ActorMesh(Grouped, MeshView, Managed):
             peer.send(halt)
         gather.check()
         state.stopping = _Tolerant(gather)
-        state.stopping._when_done(lambda _: self._forget())
+        state.stopping._when_done(lambda _: state.ended.tell())
         return state.stopping
-
-    def _forget(self) -> None:
-        meshes_of(self._node).actor_meshes.pop(self._state.key, None)
 
     # Showing
 

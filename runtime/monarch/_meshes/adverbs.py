@@ -14,6 +14,7 @@ from monarch._core.shapes.extent import axes_text
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._meshes.backpressure import take_room
 from monarch._meshes.deferred_calls import call_later, must_wait, send_later, stream_later
+from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.future import Future
 from monarch._node.gather import Gather, died, replaced
 from monarch._node.node import Node
@@ -25,7 +26,6 @@ from monarch._wire.pickling import are_large, dumps
 from monarch.exceptions import ArgumentError, MonarchError, NotAnEndpointError, SerializationError, StoppedError
 
 if TYPE_CHECKING:
-    from monarch._meshes.actor_mesh import ActorMesh
     from monarch._node.peers import Peer, Targets
 
 _COPIED_ONCE = 32 << 10
@@ -54,7 +54,7 @@ class Endpoint(Generic[P, R]):
 
     __slots__ = ("_arity", "_flags", "mesh", "name")
 
-    def __init__(self, mesh: ActorMesh, name: str, arity: Arity | None, flags: int = 0) -> None:
+    def __init__(self, mesh: ActorMeshLike, name: str, arity: Arity | None, flags: int = 0) -> None:
         self.mesh = mesh
         self.name = name
         self._arity = arity
@@ -316,7 +316,7 @@ class _Arrival(Future[R]):
 class Stream(Owed):
     """Gives each reply, as it arrives, to the next of its futures."""
 
-    def __init__(self, node: Node, mesh: ActorMesh, targets: Targets, method: str) -> None:
+    def __init__(self, node: Node, mesh: ActorMeshLike, targets: Targets, method: str) -> None:
         super().__init__(node, mesh, targets.peers)
         self._mesh = mesh
         self._method = method
@@ -385,7 +385,7 @@ class Stream(Owed):
 class _Relay(Owed):
     """Passes answers on to a port, which may be of another process. Explicit ports may answer more than once."""
 
-    def __init__(self, mesh: ActorMesh, targets: Targets, method: str, port: Port[Any], explicit: bool) -> None:
+    def __init__(self, mesh: ActorMeshLike, targets: Targets, method: str, port: Port[Any], explicit: bool) -> None:
         super().__init__(mesh._node, mesh, targets.peers)
         self._mesh = mesh
         self._method = method
@@ -453,7 +453,7 @@ class Undecorated:
 
     __slots__ = ("function", "mesh", "name")
 
-    def __init__(self, mesh: ActorMesh, name: str, function: Any) -> None:
+    def __init__(self, mesh: ActorMeshLike, name: str, function: Any) -> None:
         self.mesh = mesh
         self.name = name
         self.function = function

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.future import Future
 from monarch._node.gather import Gather
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 
-if TYPE_CHECKING:
-    from monarch._meshes.actor_mesh import ActorMesh
 
-
-def ask(mesh: ActorMesh, service: str, *args: Any) -> Future[dict[int, Any]]:
+def ask(mesh: ActorMeshLike, service: str, *args: Any) -> Future[dict[int, Any]]:
     """Asks the processes of a mesh of actors; the result has what each answered, by position."""
     node = mesh._node
     targets = mesh._members_at()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from monarch._actors.running import ActorLike, current
 from monarch._core.shapes.ranks import describe_ranks
+from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.liveness import Silence
 from monarch._node.node import Node
 from monarch._wire import messages as m
@@ -17,7 +18,6 @@ from monarch._wire.pickling import dumps
 from monarch.exceptions import ArgumentError, SendTimeoutError
 
 if TYPE_CHECKING:
-    from monarch._meshes.actor_mesh import ActorMesh
     from monarch._node.peers import Peer
 
 VARIABLE = "MONARCH_ROOM_TIMEOUT"
@@ -46,7 +46,7 @@ ROOM_S = room_timeout(os.environ.get(VARIABLE))
 """Seconds for which a sender waits for a receiver that has no room and finishes nothing, before it gives up."""
 
 
-def take_room(node: Node, peers: Sequence[Peer], cost: int, mesh: ActorMesh, method: str) -> None:
+def take_room(node: Node, peers: Sequence[Peer], cost: int, mesh: ActorMeshLike, method: str) -> None:
     """Reserve room for one message at each of its receivers, or at none.
 
     Raises:
@@ -66,7 +66,7 @@ def take_room(node: Node, peers: Sequence[Peer], cost: int, mesh: ActorMesh, met
         _wait(node, peers[full], full, len(peers), mesh, method)
 
 
-def _wait(node: Node, peer: Peer, position: int, count: int, mesh: ActorMesh, method: str) -> None:
+def _wait(node: Node, peer: Peer, position: int, count: int, mesh: ActorMeshLike, method: str) -> None:
     """Wait until one receiver has room, or until an actor may do without."""
     here = current.get()
     window = peer.window
@@ -100,7 +100,7 @@ def _may_wait_for_us(cell: ActorLike, peer: Peer) -> bool:
     return bool(cell.queue) or peer.proc == peer.table.proc
 
 
-def _error(peer: Peer, position: int, count: int, mesh: ActorMesh, method: str) -> SendTimeoutError:
+def _error(peer: Peer, position: int, count: int, mesh: ActorMeshLike, method: str) -> SendTimeoutError:
     behind = peer.window.behind
     whom = f"{describe_ranks([position], count)} of {mesh._called}" if count > 1 else mesh._called
     silence = mesh._node.find_part(Silence)

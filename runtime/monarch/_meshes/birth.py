@@ -10,8 +10,6 @@ from weakref import ref
 from monarch._core.later import asyncio
 from monarch._core.shapes.extent import Extent
 from monarch._meshes.doom import Doom
-from monarch._meshes.registry import meshes_of
-from monarch._meshes.verdicts import verdicts_of
 from monarch._node.gather import Gather, Lost
 from monarch._node.remote_errors import unpack_failure
 from monarch._wire import messages as m
@@ -43,6 +41,8 @@ class Birth(Gather[None]):
         key: of the actors.
         coming: by base rank, the processes that are dead and that somebody replaces: the actors are made in the new
             ones by whoever does that.
+        unwanted: whether nobody cares any more: the mesh was stopped, or a heal has made its actors again.
+        everyone: the proc ids of all of the mesh of processes.
     """
 
     __slots__ = (
@@ -55,7 +55,9 @@ class Birth(Gather[None]):
         "_ranks",
         "_told",
         "_whose",
+        "everyone",
         "raised",
+        "unwanted",
     )
 
     def __init__(
@@ -67,7 +69,11 @@ class Birth(Gather[None]):
         name: str,
         key: str,
         coming: Mapping[int, m.Dead],
+        unwanted: Callable[[], bool],
+        everyone: Callable[[], list[str]],
     ) -> None:
+        self.unwanted = unwanted
+        self.everyone = everyone
         self._ranks = list(ranks)
         self._whose = key
         """In faults, the key of the actors."""
@@ -196,7 +202,7 @@ class Birth(Gather[None]):
 
     def untold(self) -> list[m.Fault]:
         """What constructors have raised and nobody was told of; once."""
-        unwanted = self._is_unwanted()
+        unwanted = self.unwanted()
         with self._lock:
             awaited = self._claims or self._kept or any(not each.cancelled() for each in self._awaiting)
             if awaited or unwanted:
@@ -213,11 +219,6 @@ class Birth(Gather[None]):
             # They have what was there so far.
             self._kept = self._passing = False
         return [m.Fault(each.src, self._whose, self._ranks[each.rank], each.body) for each in untold]
-
-    def _is_unwanted(self) -> bool:
-        """Whether nobody cares any more: the mesh was stopped, or a heal has made its actors again."""
-        mesh = meshes_of(self._node).actor_meshes.get(self.actor)
-        return mesh is None or mesh._state.birth is not self or mesh._stopped is not None
 
     def lost(self, peer: Peer, dead: m.Dead) -> bool:
         """A process has died, unless it is known that it was dead."""
@@ -274,12 +275,15 @@ class Booting(Birth):
         extent: of the mesh.
         name: of the mesh, for errors.
         uid: of the mesh.
+        unwanted: whether nobody is to be told.
     """
 
     __slots__ = ()
 
-    def __init__(self, node: Node, targets: Sequence[Peer], extent: Extent, name: str, uid: str) -> None:
-        super().__init__(node, targets, range(len(targets)), extent, name, "", {})
+    def __init__(
+        self, node: Node, targets: Sequence[Peer], extent: Extent, name: str, uid: str, unwanted: Callable[[], bool]
+    ) -> None:
+        super().__init__(node, targets, range(len(targets)), extent, name, "", {}, unwanted, list)
         self.method = "bootstrap"
         self._finish = _true
         self._whose = uid
@@ -294,23 +298,9 @@ class Booting(Birth):
         for fault in self.untold():
             self._node.events.faulted.tell(fault)
 
-    def _is_unwanted(self) -> bool:
-        shared = meshes_of(self._node).own_procs.get(self._whose)
-        if shared is None or shared.stopped is not None:
-            return True
-        # Its actors are not made there, and tell of it.
-        return any(mesh._state.procs.uid == self._whose for mesh in list(meshes_of(self._node).actor_meshes.values()))
-
 
 def _true(*_: Any) -> Any:
     return True
-
-
-def booting(node: Node, uid: str, rank: int) -> bool:
-    """Whether the bootstrap of a process has raised."""
-    shared = meshes_of(node).own_procs.get(uid)
-    known = shared.initialized if shared is not None else None
-    return isinstance(known, Booting) and rank in known.raised
 
 
 def _calls_to(node: Node, key: str, peer: Peer) -> list[Callable[[], Any]]:
@@ -330,14 +320,3 @@ def _calls_to(node: Node, key: str, peer: Peer) -> list[Callable[[], Any]]:
 
 def _itself(sink: Any) -> Any:
     return sink
-
-
-def forsake(node: Node, uid: str) -> None:
-    """Ends the wait for actors in processes that are dead and stay so, once nobody heals or judges a mesh any more."""
-    shared = meshes_of(node).own_procs.get(uid)
-    if shared is None or shared.changes.now is not None or verdicts_of(node).is_open(uid):
-        return
-    for mesh in list(meshes_of(node).actor_meshes.values()):
-        birth = mesh._state.birth
-        if birth is not None and mesh._state.procs.uid == uid:
-            birth.forsake()

@@ -8,18 +8,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from monarch._core.changes import Change
-from monarch._meshes.birth import forsake
+from monarch._meshes.registry import forsake
 from monarch._node.future import Promise
 from monarch._node.node import Node
 from monarch.exceptions import SupervisionError
 
 if TYPE_CHECKING:
-    from monarch._meshes.proc_mesh import _Shared
+    from monarch._meshes.procs_state import ProcsState
 
 
 @contextmanager
-def changing(shared: _Shared, node: Node, what: str, timeout: float) -> Iterator[None]:
-    """Keeps other long changes of a mesh waiting while the block runs. No lock is held: see ``_Shared.lock``.
+def changing(shared: ProcsState, node: Node, what: str, timeout: float) -> Iterator[None]:
+    """Keeps other long changes of a mesh waiting while the block runs. No lock is held: see ``ProcsState.lock``.
 
     Args:
         shared: of the mesh.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch._actors.running import ActorLike, current
 from monarch._core.shapes.extent import Extent, Point
@@ -104,12 +104,3 @@ def current_size() -> dict[str, int]:
 def current_actor_name() -> str:
     """Key and proc id of this actor, which name it in the whole session."""
     return context().actor_instance.actor_id
-
-
-def own_by_current(mesh: Any) -> str:
-    """Notes that the actor that runs, if any, owns a mesh; the actor's key."""
-    here = current.get()
-    if here is None:
-        return ""
-    here[0].owned.append(mesh)
-    return here[0].key

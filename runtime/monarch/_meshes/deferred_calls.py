@@ -12,7 +12,7 @@ from monarch._node.future import Future, judging
 from monarch.exceptions import StoppedError
 
 if TYPE_CHECKING:
-    from monarch._meshes.actor_mesh import ActorMesh
+    from monarch._meshes.mesh_like import ActorMeshLike
 
 R = TypeVar("R")
 S = TypeVar("S")
@@ -23,7 +23,7 @@ class Later(Future[R]):
 
     __slots__ = ("_source", "_why")
 
-    def __init__(self, mesh: ActorMesh, label: str) -> None:
+    def __init__(self, mesh: ActorMeshLike, label: str) -> None:
         super().__init__(mesh._node, label)
         # Both are set once, before it is done.
         self._source: Future[R] | None = None
@@ -46,7 +46,7 @@ class Later(Future[R]):
         return self._source.get()
 
 
-def must_wait(mesh: ActorMesh) -> bool:
+def must_wait(mesh: ActorMeshLike) -> bool:
     """Whether a call from this thread would keep an event loop waiting for a verdict, or overtake one that does."""
     if asyncio._get_running_loop() is None or judging.get():
         return False
@@ -54,7 +54,11 @@ def must_wait(mesh: ActorMesh) -> bool:
 
 
 def send_later(
-    mesh: ActorMesh, method: str, send: Callable[[], S], sent: Callable[[S], object], failed: Callable[[Any], object]
+    mesh: ActorMeshLike,
+    method: str,
+    send: Callable[[], S],
+    sent: Callable[[S], object],
+    failed: Callable[[Any], object],
 ) -> None:
     """Sends a message when the verdict on a mesh has ended, after those that wait already.
 
@@ -80,21 +84,21 @@ def send_later(
     mesh._node.lanes.post(_lane(mesh), act)
 
 
-def call_later(mesh: ActorMesh, method: str, send: Callable[[], Future[R]]) -> Later[R]:
+def call_later(mesh: ActorMeshLike, method: str, send: Callable[[], Future[R]]) -> Later[R]:
     """The future of one call that ``send`` makes."""
     later: Later[R] = Later(mesh, f"{mesh._called}.{method}()")
     send_later(mesh, method, send, later.sent, later.fail)
     return later
 
 
-def stream_later(mesh: ActorMesh, method: str, send: Callable[[], Iterable[Future[R]]]) -> list[Later[R]]:
+def stream_later(mesh: ActorMeshLike, method: str, send: Callable[[], Iterable[Future[R]]]) -> list[Later[R]]:
     """The futures of a stream that ``send`` makes."""
     laters: list[Later[R]] = [Later(mesh, f"{mesh._called}.{method}()") for _ in range(len(mesh))]
     send_later(mesh, method, send, partial(_streamed, mesh, laters), partial(_fail_all, laters))
     return laters
 
 
-def _streamed(mesh: ActorMesh, laters: list[Later[R]], futures: Iterable[Future[R]]) -> None:
+def _streamed(mesh: ActorMeshLike, laters: list[Later[R]], futures: Iterable[Future[R]]) -> None:
     sources = list(futures)
     for later, source in zip(laters, sources, strict=False):
         later.sent(source)
@@ -106,5 +110,5 @@ def _fail_all(laters: Iterable[Later[Any]], error: BaseException) -> None:
         later.fail(error)
 
 
-def _lane(mesh: ActorMesh) -> str:
+def _lane(mesh: ActorMeshLike) -> str:
     return f"later-{mesh._key}"

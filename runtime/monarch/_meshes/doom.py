@@ -8,20 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._meshes.registry import meshes_of
 from monarch._node.asking import Answers
 
 if TYPE_CHECKING:
-    from monarch._meshes.birth import Birth
-    from monarch._node.node import Node
+    from monarch._node.node_like import NodeLike
+    from monarch._wire import messages as m
 
 _DOOM = "monarch._groups.rendezvous:doom"
 _LEAVE = "monarch._groups.rendezvous:leave_round"
 _PATIENCE = 1.0
 """Seconds to wait at most for ranks to say that they know."""
+
+
+class FailedSpawn(Protocol):
+    """A spawn some of whose constructors have raised; see birth.py."""
+
+    mesh: str
+    raised: dict[int, m.Reply]
+
+    @property
+    def actor(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def everyone(self) -> Callable[[], list[str]]: ...
 
 
 class Doom:
@@ -33,9 +46,8 @@ class Doom:
         then: called once when all know, or some time has passed.
     """
 
-    def __init__(self, node: Node, birth: Birth, then: Callable[[], None]) -> None:
+    def __init__(self, node: NodeLike, birth: FailedSpawn, then: Callable[[], None]) -> None:
         self._node, self._then = node, then
-        mesh = meshes_of(node).actor_meshes.get(birth.actor)
         failed = sorted(birth.raised)
         self._reason = (
             f"the collective could not end, since the constructor of {birth.mesh} failed on {describe_ranks(failed)}; "
@@ -45,8 +57,7 @@ class Doom:
         self._round = 0
         """The newest round of those that have answered. Lock: ``_lock``, as the next ones."""
         self._over = False
-        procs = mesh._state.procs if mesh is not None else None
-        self._procs = [procs.proc(rank) for rank in range(procs.size)] if procs is not None else []
+        self._procs = birth.everyone()
         self._left = {proc for proc in self._procs if node.peers.get(proc).dead is None}
         named = (birth.actor, node.proc, birth.port, self._reason, failed)
         self._answers = Answers(node, self._procs, _DOOM, named, self._heard) if self._left else None

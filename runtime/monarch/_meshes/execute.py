@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch._actors.actor import Actor
 from monarch._actors.endpoint import endpoint
 from monarch._core.shapes.value_mesh import ValueMesh
+from monarch._meshes.mesh_like import ProcMeshLike
 from monarch.exceptions import ArgumentError
-
-if TYPE_CHECKING:
-    from monarch._meshes.proc_mesh import ProcMesh
 
 
 class Runner(Actor):
@@ -24,7 +22,7 @@ class Runner(Actor):
 
 
 def execute(
-    mesh: ProcMesh, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    mesh: ProcMeshLike, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ValueMesh[Any]:
     """What a function returns on each process of a mesh."""
     if not callable(function):
@@ -33,7 +31,6 @@ def execute(
     with shared.runner_lock:
         if shared.runner is None:
             # Of the whole mesh, so that all views of it share one.
-            whole = type(mesh)(shared, shared.procs.region(), mesh._node)
-            shared.runner = whole.spawn("execute", Runner)
+            shared.runner = mesh._view(shared.procs.region()).spawn("execute", Runner)
         runner: Any = shared.runner
     return runner._view(mesh._region).run.call(function, args, kwargs).get()

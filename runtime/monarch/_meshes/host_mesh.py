@@ -18,12 +18,15 @@ from monarch._core.shapes.mesh_view import MeshView
 from monarch._core.shapes.region import Region
 from monarch._core.supervision import Restart
 from monarch._core.text.tables import html_table, text_table
+from monarch._meshes.agents import agents_of
 from monarch._meshes.async_resource import Managed
 from monarch._meshes.birth import Booting
-from monarch._meshes.context import own_by_current
 from monarch._meshes.limits import check_room
-from monarch._meshes.proc_mesh import ProcMesh, _Shared
-from monarch._meshes.registry import meshes_of
+from monarch._meshes.mesh_like import Hosts
+from monarch._meshes.ownership import own_by_current
+from monarch._meshes.proc_mesh import ProcMesh
+from monarch._meshes.procs_state import ProcsState
+from monarch._meshes.registry import is_boot_unwanted, meshes_of
 from monarch._meshes.roles import Role, axes_of, environments, ranges_of
 from monarch._meshes.starting import Starting
 from monarch._node.current import node_for, open_node
@@ -61,7 +64,7 @@ def default_bootstrap_cmd() -> BootstrapCommand:
     return BootstrapCommand()
 
 
-class HostMesh(MeshView, Managed):
+class HostMesh(Hosts, MeshView, Managed):
     """Hosts, each with an agent that starts processes; ``this_host()`` is the one that this program runs on."""
 
     def __init__(self, hosts: tuple[str, ...], region: Region, node: Node, shared: _SharedHosts) -> None:
@@ -154,8 +157,8 @@ class HostMesh(MeshView, Managed):
         procs = Procs(uid, called, extent.labels, self.ndim, node.proc, roster)
         here = current.get()
         peers = [node.peers.get(procs.proc(rank), starting=True) for rank in range(extent.nelements)]
-        gather: Gather[Any] = Booting(node, peers, extent, called, uid)
-        shared = _Shared(procs, True)
+        shared = ProcsState(procs, True)
+        gather: Gather[Any] = Booting(node, peers, extent, called, uid, lambda: is_boot_unwanted(node, uid))
         shared.initialized = gather
         mesh = ProcMesh(shared, procs.region(), node)
         node.part(Silence).watch(uid, silence)
@@ -254,7 +257,7 @@ def attached(hosts: tuple[str, ...], node: Node, release: Callable[[], None], na
 def this_host() -> HostMesh:
     """The host that this code runs on, as a mesh without axes."""
     node = open_node()
-    meshes_of(node).agents.need_agent()
+    agents_of(node).need_agent()
     return HostMesh.of_hosts((node.host,), Region((), 0, (), ()), node)
 
 
@@ -351,3 +354,15 @@ def _cwd() -> str:
         return os.getcwd()
     except OSError:
         return ""
+
+
+def _hosts_of(mesh: ProcMesh) -> HostMesh:
+    """Return the hosts that the processes of a mesh are on."""
+    procs = mesh._state.procs
+    if not mesh._region.labels:
+        rank = mesh._region.base_rank(0)
+        return HostMesh.of_hosts((procs.host(rank),), Region((), 0, (), ()), mesh._node)
+    return HostMesh.of_hosts(procs.hosts, procs.host_region(), mesh._node)
+
+
+ProcMesh.host_mesh = property(_hosts_of)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from monarch._meshes.registry import meshes_of
+from monarch._meshes.agents import agents_of
 from monarch._wire.descriptors import AGENT_NEED, RESERVE, limit_of, remedy, reserve, used_by
 from monarch.exceptions import LimitError
 
@@ -82,4 +82,4 @@ def _agent_of(node: Node) -> int:
     """The pid of the agent of this host; 0 if none runs."""
     if node.config is not None:
         return os.getppid()
-    return meshes_of(node).agents.agent_pid
+    return agents_of(node).agent_pid

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from monarch._actors.actor import Actor, check_class
 from monarch._actors.endpoint import init_arity_of
-from monarch._core.changes import Changes
 from monarch._core.roster import Procs, Roster
 from monarch._core.shapes.mesh_view import MeshView
 from monarch._core.shapes.region import Region
 from monarch._core.shapes.selection import called
 from monarch._core.shapes.value_mesh import ValueMesh
-from monarch._core.supervision import Supervision
 from monarch._core.text.tables import html_table, rich_table, text_table
 from monarch._groups.groups import Grouped
 from monarch._meshes.actor_mesh import SHOWN, member_rows
+from monarch._meshes.agents import agents_of
 from monarch._meshes.async_resource import Managed
-from monarch._meshes.registry import meshes_of
+from monarch._meshes.procs_state import Ended, ProcsState
 from monarch._meshes.spawning import check_names, spawn_actors
-from monarch._meshes.starting import Starting
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import current_node, node_for, open_node
 from monarch._node.future import Future, Promise, judging
@@ -35,61 +32,18 @@ from monarch.exceptions import ShapeError, StoppedError
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from monarch._meshes.host_mesh import HostMesh
+    from monarch._meshes.mesh_like import Hosts
 
 A = TypeVar("A", bound=Actor)
-
-
-class _Shared:
-    """What all views of one mesh of procs in this process share."""
-
-    __slots__ = (
-        "changes",
-        "initialized",
-        "lock",
-        "owned",
-        "procs",
-        "restarts",
-        "roles",
-        "runner",
-        "runner_lock",
-        "starting",
-        "stopped",
-        "stopping",
-        "supervision",
-    )
-
-    def __init__(self, procs: Procs, owned: bool) -> None:
-        self.procs = procs
-        self.owned = owned
-        self.stopped: str | None = None
-        self.stopping: Future[None] | None = None
-        self.initialized: Future[Any] | None = None
-        self.runner_lock = Lock()
-        self.runner: Any = None
-        """The actors that ``execute`` has made; under runner_lock."""
-        self.starting: Starting | None = None
-        """How its processes are started; only its owner has this."""
-        self.supervision = Supervision()
-        self.restarts = 0
-        """How often ranks were started again by its own rule."""
-        self.roles: dict[str, range] = {}
-        """Of each host the processes that have a role, by its name."""
-        self.changes: Changes[Promise[None]] = Changes()
-        """The heal or resize that is under way."""
-        self.lock = Lock()
-        """Held for a step that changes which processes there are, or which meshes of actors live on them; never while
-        anything is waited for, or code of the user runs."""
-
-    def whole(self, node: Node) -> ProcMesh:
-        """All of its processes."""
-        return ProcMesh(self, self.procs.region(), node)
 
 
 class ProcMesh(Grouped, MeshView, Managed):
     """The processes of one ``spawn_procs``, or a view of them; actors are spawned on it."""
 
-    def __init__(self, state: _Shared, region: Region, node: Node) -> None:
+    host_mesh: Any
+    """The HostMesh that the processes are on; a property that host_mesh.py adds, since it builds on this."""
+
+    def __init__(self, state: ProcsState, region: Region, node: Node) -> None:
         self._state = state
         self._region = region
         self._node = node
@@ -103,7 +57,7 @@ class ProcMesh(Grouped, MeshView, Managed):
     @classmethod
     def refer(cls, procs: Procs, region: Region, node: Node | None = None) -> ProcMesh:
         """A reference to processes that somebody else owns."""
-        return cls(_Shared(procs, False), region, node or current_node())
+        return cls(ProcsState(procs, False), region, node or current_node())
 
     @classmethod
     def _received(cls, origin: str, procs: Procs, region: Region) -> ProcMesh:
@@ -132,7 +86,7 @@ class ProcMesh(Grouped, MeshView, Managed):
         ranks = state.roles[name]
         return self.slice(**{state.procs.labels[-1]: slice(ranks.start, ranks.stop)})
 
-    def resize(self, onto: HostMesh | None = None, /, **sizes: int) -> ProcMesh:
+    def resize(self, onto: Hosts | None = None, /, **sizes: int) -> ProcMesh:
         """Makes the mesh larger or smaller while it lives: ``mesh.resize(gpus=6)``, ``mesh.resize(more, hosts=3)``.
 
         Ranks keep their numbers: new ones come after the last, and the last ones go, after their actors have handled
@@ -162,7 +116,8 @@ class ProcMesh(Grouped, MeshView, Managed):
         """
         from monarch._meshes.resize import resize
 
-        return resize(self, onto, sizes)
+        resize(self, onto, sizes)
+        return self
 
     @property
     def initialized(self) -> Future[bool]:
@@ -173,17 +128,6 @@ class ProcMesh(Grouped, MeshView, Managed):
             future.complete(lambda: True)
             self._state.initialized = future
         return future
-
-    @property
-    def host_mesh(self) -> HostMesh:
-        """The hosts that the processes are on."""
-        from monarch._meshes.host_mesh import HostMesh
-
-        procs = self._state.procs
-        if not self._region.labels:
-            rank = self._region.base_rank(0)
-            return HostMesh.of_hosts((procs.host(rank),), Region((), 0, (), ()), self._node)
-        return HostMesh.of_hosts(procs.hosts, procs.host_region(), self._node)
 
     def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
         """Makes an actor in each process. It returns at once; what is sent to them waits until they are there.
@@ -306,13 +250,8 @@ class ProcMesh(Grouped, MeshView, Managed):
         for peer in peers:
             peer.send(halt)
         state.stopping = ended
-        ended._when_done(lambda _: self._forget_actors())
+        ended._when_done(lambda _: state.ended.tell())
         return ended
-
-    def _forget_actors(self) -> None:
-        meshes = meshes_of(self._node).actor_meshes
-        for key in [key for key, mesh in list(meshes.items()) if mesh._state.procs == self._state.procs]:
-            meshes.pop(key, None)
 
     async def logging_option(
         self, stream_to_client: bool = True, aggregate_window_sec: float | None = None, level: int = logging.INFO
@@ -332,7 +271,7 @@ class ProcMesh(Grouped, MeshView, Managed):
             raise ValueError(f"aggregate_window_sec is a number of seconds, not {aggregate_window_sec!r}")
         if not 0 <= level <= 255:
             raise ValueError(f"level is from 0 to 255, not {level}")
-        meshes_of(self._node).agents.output_options(self._state.procs.uid, stream_to_client, aggregate_window_sec)
+        agents_of(self._node).output_options(self._state.procs.uid, stream_to_client, aggregate_window_sec)
         halt = m.encode(m.Level(self._node.proc, level))
         for rank in self._region.base_ranks():
             self._node.peers.get(self._state.procs.proc(rank)).send(halt)
@@ -367,39 +306,9 @@ class ProcMesh(Grouped, MeshView, Managed):
         return ProcMesh._received, (self._node.origin, self._state.procs, self._region)
 
 
-class Ended(Future[None]):
-    """Done when some processes have died."""
-
-    __slots__ = ("_left", "port")
-
-    def __init__(self, node: Node, label: str, procs: list[str]) -> None:
-        super().__init__(node, label)
-        self._left = set(procs)
-        self.port = 0
-        if procs:
-            self.port = node.ports.open(self)
-        else:
-            self.done = True
-
-    targets: Any = ()
-
-    def reply(self, reply: m.Reply, frames: Any) -> None:
-        """Nothing is replied here."""
-
-    def lost(self, peer: Any, dead: m.Dead) -> bool:
-        """One of them has died."""
-        with self._lock:
-            if peer.proc not in self._left:
-                return False
-            self._left.discard(peer.proc)
-            complete = not self._left
-        if complete:
-            self._node.ports.close(self.port)
-            self._complete()
-        return True
-
-    def _make(self) -> None:
-        return None
+def whole_of(state: ProcsState, node: Node) -> ProcMesh:
+    """Return the mesh of all processes that a state is of."""
+    return ProcMesh(state, state.procs.region(), node)
 
 
 def this_proc() -> ProcMesh:

@@ -9,16 +9,16 @@ from monarch._node.node import Node
 
 if TYPE_CHECKING:
     from monarch._meshes.actor_mesh import ActorMesh
-    from monarch._meshes.proc_mesh import _Shared
+    from monarch._meshes.procs_state import ProcsState
 
 
-def dead_ranks(shared: _Shared, node: Node) -> list[int]:
+def dead_ranks(shared: ProcsState, node: Node) -> list[int]:
     """The base ranks whose process has died."""
     procs = shared.procs
     return [rank for rank in range(procs.size) if node.peers.get(procs.proc(rank)).dead is not None]
 
 
-def actor_meshes_on(shared: _Shared, node: Node) -> list[ActorMesh]:
+def actor_meshes_on(shared: ProcsState, node: Node) -> list[ActorMesh]:
     """The meshes of actors that live on a mesh of processes, and can be made again there."""
     return [
         each

@@ -2,53 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
 from monarch._core.events import Event
 from monarch._core.roster import split_proc
+from monarch._meshes.actor_mesh import ActorMesh
+from monarch._meshes.birth import Booting
+from monarch._meshes.procs_state import ProcsState
+from monarch._meshes.verdicts import verdicts_of
 from monarch._node.node import Node
 from monarch._node.node_like import NodeLike
 from monarch._wire import messages as m
 from monarch._wire.receiving.aside import tell_error
 from monarch.exceptions import StoppedError
-
-if TYPE_CHECKING:
-    from monarch._meshes.actor_mesh import ActorMesh
-    from monarch._meshes.proc_mesh import _Shared
-
-
-class HostAgents(Protocol):
-    """What meshes need of the session; its room is above this one."""
-
-    @property
-    def agent_pid(self) -> int:
-        """Of the agent of this host; 0 if none runs."""
-        ...
-
-    def need_agent(self) -> None:
-        """Start the agent of this host, unless it runs."""
-
-    def base_env(self, host: str, /) -> dict[str, str | None]:
-        """Return how the environment of this program has changed since the agent of a host was started."""
-        ...
-
-    def output_options(self, uid: str, stream: bool, window: float | None, /) -> None:
-        """Set how the output of a mesh of procs is shown."""
-
-
-class _NoAgents:
-    """Of a rank: its agent runs as long as it does."""
-
-    agent_pid = 0
-
-    def need_agent(self) -> None:
-        pass
-
-    def base_env(self, host: str) -> dict[str, str | None]:
-        return {}
-
-    def output_options(self, uid: str, stream: bool, window: float | None) -> None:
-        pass
 
 
 class Meshes:
@@ -56,15 +20,13 @@ class Meshes:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self.agents: HostAgents = _NoAgents()
-        """Set once, before anything is spawned."""
         self.actor_meshes: dict[str, ActorMesh] = {}
         """By key: they are healed whoever holds them."""
         self.owners: dict[str, str] = {}
         """Of each of those, the key of the actor that spawned it, empty for the program."""
         self.proc_meshes: dict[str, tuple[str, str]] = {}
         """Of each uid of a mesh of procs its name, and its owner as above."""
-        self.own_procs: dict[str, _Shared] = {}
+        self.own_procs: dict[str, ProcsState] = {}
         """What the views of those share, by uid."""
         self.joined: Event[[str, int, str]] = Event(tell_error)
         """A rank joined a mesh: uid, rank, proc id."""
@@ -72,13 +34,23 @@ class Meshes:
         """A rank left a mesh: uid, rank."""
         node.events.lost.subscribe(self._tell_siblings)
 
-    def add_procs(self, uid: str, name: str, owner: str, shared: _Shared) -> None:
+    def add_procs(self, uid: str, name: str, owner: str, shared: ProcsState) -> None:
         """Take note of a mesh of procs that was spawned from here."""
         self._node.names[uid] = name
         self.proc_meshes[uid] = (name, owner)
         self.own_procs[uid] = shared
+        shared.ended.subscribe(lambda: self._forget_actors(shared))
 
-    def shared_of(self, uid: str, name: str, wish: str) -> _Shared:
+    def add_actors(self, key: str, mesh: ActorMesh) -> None:
+        """Take note of a mesh of actors that was spawned from here."""
+        self.actor_meshes[key] = mesh
+        mesh._state.ended.subscribe(lambda: self.actor_meshes.pop(key, None))
+
+    def _forget_actors(self, shared: ProcsState) -> None:
+        for key in [key for key, mesh in list(self.actor_meshes.items()) if mesh._state.procs == shared.procs]:
+            self.actor_meshes.pop(key, None)
+
+    def shared_of(self, uid: str, name: str, wish: str) -> ProcsState:
         """Return what belongs to a mesh that was spawned from here.
 
         Raises:
@@ -105,3 +77,30 @@ class Meshes:
 def meshes_of(node: NodeLike) -> Meshes:
     """Return the meshes that were spawned from a process."""
     return node.part(Meshes)
+
+
+def forsake(node: Node, uid: str) -> None:
+    """Ends the wait for actors in processes that are dead and stay so, once nobody heals or judges a mesh any more."""
+    shared = meshes_of(node).own_procs.get(uid)
+    if shared is None or shared.changes.now is not None or verdicts_of(node).is_open(uid):
+        return
+    for mesh in list(meshes_of(node).actor_meshes.values()):
+        birth = mesh._state.birth
+        if birth is not None and mesh._state.procs.uid == uid:
+            birth.forsake()
+
+
+def booting(node: NodeLike, uid: str, rank: int) -> bool:
+    """Whether the bootstrap of a process has raised."""
+    shared = meshes_of(node).own_procs.get(uid)
+    known = shared.initialized if shared is not None else None
+    return isinstance(known, Booting) and rank in known.raised
+
+
+def is_boot_unwanted(node: NodeLike, uid: str) -> bool:
+    """Whether nobody is to be told of a failed bootstrap: the mesh was stopped, or its actors tell of it."""
+    meshes = meshes_of(node)
+    shared = meshes.own_procs.get(uid)
+    if shared is None or shared.stopped is not None:
+        return True
+    return any(mesh._state.procs.uid == uid for mesh in list(meshes.actor_meshes.values()))

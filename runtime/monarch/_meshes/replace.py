@@ -23,11 +23,11 @@ from monarch._wire.pickling import dumps
 from monarch.exceptions import SpawnError, StoppedError
 
 if TYPE_CHECKING:
-    from monarch._meshes.proc_mesh import _Shared
+    from monarch._meshes.procs_state import ProcsState
 
 
 def replace(
-    shared: _Shared, node: Node, ranks: Sequence[int], hosts: Mapping[str, str] | None = None
+    shared: ProcsState, node: Node, ranks: Sequence[int], hosts: Mapping[str, str] | None = None
 ) -> list[Future[Any]]:
     """Ends the processes of some ranks, starts new ones, and makes actors there as they were made at first.
 

@@ -14,9 +14,9 @@ from monarch._groups.rendezvous import tell_of_new_ones
 from monarch._meshes.actor_mesh import ActorMesh
 from monarch._meshes.adverbs import Endpoint
 from monarch._meshes.changes import changing
-from monarch._meshes.host_mesh import HostMesh
 from monarch._meshes.limits import check_room
-from monarch._meshes.proc_mesh import Ended, ProcMesh, _Shared
+from monarch._meshes.mesh_like import Hosts, ProcMeshLike
+from monarch._meshes.procs_state import Ended, ProcsState
 from monarch._meshes.queries import actor_meshes_on, dead_ranks, reaches
 from monarch._meshes.registry import meshes_of
 from monarch._meshes.replace import Arrival, create
@@ -32,9 +32,9 @@ _HOOK = "__resized__"
 _TELL = "monarch._meshes.resize:tell"
 
 
-def resize(mesh: ProcMesh, onto: HostMesh | None, sizes: Mapping[str, int]) -> ProcMesh:
+def resize(mesh: ProcMeshLike, onto: Hosts | None, sizes: Mapping[str, int]) -> ProcMeshLike:
     """See ``ProcMesh.resize``."""
-    if onto is not None and not isinstance(onto, HostMesh):
+    if onto is not None and not isinstance(onto, Hosts):
         raise ArgumentError(f"resize takes a mesh of hosts and sizes of axes, and not {type(onto).__name__}")
     state, node = mesh._state, mesh._node
     shared = meshes_of(node).shared_of(state.procs.uid, state.procs.name, "resized")
@@ -43,7 +43,7 @@ def resize(mesh: ProcMesh, onto: HostMesh | None, sizes: Mapping[str, int]) -> P
     return to_its_end(node, "resize", lambda: _resize(mesh, shared, onto, sizes))
 
 
-def _resize(mesh: ProcMesh, shared: _Shared, onto: HostMesh | None, sizes: Mapping[str, int]) -> ProcMesh:
+def _resize(mesh: ProcMeshLike, shared: ProcsState, onto: Hosts | None, sizes: Mapping[str, int]) -> ProcMeshLike:
     node = mesh._node
     with changing(shared, node, "resized", _PATIENCE):
         procs = shared.procs
@@ -90,7 +90,7 @@ def _resize(mesh: ProcMesh, shared: _Shared, onto: HostMesh | None, sizes: Mappi
     return mesh
 
 
-def _checked(mesh: ProcMesh, sizes: Mapping[str, int]) -> dict[str, int]:
+def _checked(mesh: ProcMeshLike, sizes: Mapping[str, int]) -> dict[str, int]:
     procs = mesh._state.procs
     for axis, size in sizes.items():
         now = mesh._region.size(axis)
@@ -106,7 +106,7 @@ def _checked(mesh: ProcMesh, sizes: Mapping[str, int]) -> dict[str, int]:
     return dict(sizes)
 
 
-def _hosts(mesh: ProcMesh, new: Mapping[str, int], onto: HostMesh | None) -> tuple[str, ...]:
+def _hosts(mesh: ProcMeshLike, new: Mapping[str, int], onto: Hosts | None) -> tuple[str, ...]:
     """The hosts that it is to be on."""
     procs, node = mesh._state.procs, mesh._node
     if not procs.host_axes:
@@ -141,7 +141,7 @@ def _follow(actor: ActorMesh) -> None:
         state.spec.region = state.region
 
 
-def _let_go(mesh: ProcMesh, going: Sequence[str], hosts: Sequence[str]) -> None:
+def _let_go(mesh: ProcMeshLike, going: Sequence[str], hosts: Sequence[str]) -> None:
     """Ends the processes that leave, and what waits on hosts that do."""
     node, shared = mesh._node, mesh._state
     assert shared.starting is not None
@@ -167,7 +167,7 @@ def _let_go(mesh: ProcMesh, going: Sequence[str], hosts: Sequence[str]) -> None:
     ended.get(_PATIENCE)
 
 
-def _grow(mesh: ProcMesh, new: list[Peer], ranks: range, actors: list[ActorMesh]) -> list[Future[Any]]:
+def _grow(mesh: ProcMeshLike, new: list[Peer], ranks: range, actors: list[ActorMesh]) -> list[Future[Any]]:
     node, shared = mesh._node, mesh._state
     for rank, peer in zip(ranks, new, strict=True):
         meshes_of(node).joined.tell(shared.procs.uid, rank, peer.proc)

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch._actors.endpoint import methods_of
 from monarch._actors.running import current
-from monarch._meshes.actor_mesh import ActorMesh, _State
-from monarch._meshes.birth import Birth, forsake
-from monarch._meshes.context import own_by_current
-from monarch._meshes.registry import meshes_of
+from monarch._meshes.actor_mesh import ActorMesh
+from monarch._meshes.actors_state import ActorsState
+from monarch._meshes.birth import Birth
+from monarch._meshes.mesh_like import ProcMeshLike
+from monarch._meshes.ownership import own_by_current
+from monarch._meshes.registry import forsake, meshes_of
 from monarch._node.peers import Targets
 from monarch._node.rank_config import ActorSpec
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 from monarch.exceptions import ArgumentError
 
-if TYPE_CHECKING:
-    from monarch._meshes.proc_mesh import ProcMesh
-
 
 def spawn_actors(
-    procs: ProcMesh, name: str, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    procs: ProcMeshLike, name: str, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ActorMesh:
     """Makes an actor in each process of a mesh, and in those that take the place of dead ones; see ``ProcMesh.spawn``.
 
@@ -41,7 +40,7 @@ def spawn_actors(
     # Code of the user may run in this, so no lock is held.
     body, buffers = dumps(spec, f"spawn({name!r}, {cls.__name__})", lambda: procs._living())
     with shared.lock:
-        state = _State(key, name, cls, roster, procs._region, True)
+        state = ActorsState(key, name, cls, roster, procs._region, True)
         mesh = ActorMesh(state, procs._region, node)
         spec.region = state.region
         state.spec = spec
@@ -49,9 +48,19 @@ def spawn_actors(
         # Whoever replaces them finds this mesh, and makes its actors there.
         coming = procs._coming()
         ranks = state.region.base_ranks()
-        birth = Birth(node, targets.peers, ranks, mesh.extent, name, key, coming)
+        birth = Birth(
+            node,
+            targets.peers,
+            ranks,
+            mesh.extent,
+            name,
+            key,
+            coming,
+            lambda: state.stopped is not None or state.birth is not birth,
+            lambda: [roster.proc(rank) for rank in range(roster.size)],
+        )
         state.birth = state.initialized = birth
-        meshes_of(node).actor_meshes[key] = mesh
+        meshes_of(node).add_actors(key, mesh)
     meshes_of(node).owners[key] = own_by_current(mesh)
     _send(mesh, targets, m.Create(node.proc, key, birth.port, targets.shape.packed, body), buffers)
     birth.check()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from monarch._core.roster import Procs
-from monarch._meshes.registry import meshes_of
+from monarch._meshes.agents import agents_of
 from monarch._node.node import Node
 from monarch._node.rank_config import RankConfig
 from monarch._wire import messages as m
@@ -109,7 +109,7 @@ class Starting:
         node, procs = self.node, self.procs
         if host == node.host:
             # The one before may have died, with all of its ranks.
-            meshes_of(node).agents.need_agent()
+            agents_of(node).need_agent()
         hosts = procs.hosts
         addresses = tuple(node.hosts.address_of(each) for each in hosts) if set(hosts) != {node.host} else ()
         known = RankConfig(
@@ -130,7 +130,7 @@ class Starting:
             dumps(known)[0],
             places,
             variables,
-            meshes_of(node).agents.base_env(host),
+            agents_of(node).base_env(host),
             self.binds,
             procs.per_host,
             procs.name,

@@ -13,10 +13,12 @@ import msgspec
 
 from monarch._core.shapes.region import Region
 from monarch._core.text.durations import parse_duration
-from monarch._meshes.actor_mesh import ActorMesh, _State
+from monarch._meshes.actor_mesh import ActorMesh
+from monarch._meshes.actors_state import ActorsState
 from monarch._meshes.execute import Runner
 from monarch._meshes.host_mesh import HostMesh, _SharedHosts
-from monarch._meshes.proc_mesh import ProcMesh, _Shared
+from monarch._meshes.proc_mesh import ProcMesh, whole_of
+from monarch._meshes.procs_state import ProcsState
 from monarch._meshes.registry import meshes_of
 from monarch._meshes.starting import Starting
 from monarch._node.asking import ask_proc
@@ -303,7 +305,7 @@ def _add_procs(kept: Kept, order: m.Spawn, told: bytes, alive: list[str]) -> Non
     # Where the program has died before it could tell, all ranks are alike.
     how = loads(told) if told else (order.env, {}, 0, {}, None)
     variables, of_ranks, want_spares, roles, restart = how
-    shared = _Shared(procs, True)
+    shared = ProcsState(procs, True)
     shared.roles = roles
     start = Starting(
         node, procs, config.bootstrap, "", variables, of_ranks, order.binds, order.path, order.cwd, want_spares
@@ -315,7 +317,7 @@ def _add_procs(kept: Kept, order: m.Spawn, told: bytes, alive: list[str]) -> Non
     meshes_of(node).add_procs(procs.uid, procs.name, "", shared)
     for rank in procs.region().base_ranks():
         meshes_of(node).joined.tell(procs.uid, rank, procs.proc(rank))
-    kept.procs.append(shared.whole(node))
+    kept.procs.append(whole_of(shared, node))
     for rank in procs.region().base_ranks():
         # Asks to be told of its death, be it long ago.
         node.peers.get(procs.proc(rank))
@@ -338,12 +340,12 @@ def _add_actors(kept: Kept, key: str, procs: list[str], timeout: float) -> None:
     spec.owner, spec.owner_actor = node.proc, ""
     if spec.whole:
         spec.region = spec.procs.region()
-    state = _State(key, spec.name, spec.cls, spec.procs, spec.region, True)
+    state = ActorsState(key, spec.name, spec.cls, spec.procs, spec.region, True)
     state.initialized = Ready(node, spec.name, None)
     # Without its arguments an actor cannot be made again.
     state.spec = spec if whole else None
     mesh = ActorMesh(state, spec.region, node)
-    meshes_of(node).actor_meshes[key] = mesh
+    meshes_of(node).add_actors(key, mesh)
     meshes_of(node).owners[key] = ""
     if spec.cls is Runner:
         shared = meshes_of(node).own_procs.get(spec.procs.uid)

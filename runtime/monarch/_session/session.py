@@ -18,8 +18,8 @@ import zmq
 from monarch._actors.executors import ThreadExecutor
 from monarch._actors.mailbox import NOTHING, Cell
 from monarch._actors.table import actors_of
+from monarch._meshes.agents import AgentsSlot
 from monarch._meshes.limits import check_session
-from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node, has_node
 from monarch._node.future import Future, Promise, in_thread
 from monarch._node.node import Node
@@ -115,7 +115,7 @@ class Session:
         self._faults = Faults(node)
         actors_of(node).on_create = self._create
         actors_of(node).on_halt = self._halt
-        meshes_of(node).agents = self
+        node.part(AgentsSlot).agents = self
         self.output_options = self.output.configure
         node.dispatch.handle(m.Listening, lambda listening, _: self._on_listening(listening))
         node.add_part(self)

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 
 from monarch._meshes.actor_mesh import ActorMesh
 from monarch._meshes.host_mesh import HostMesh
-from monarch._meshes.proc_mesh import ProcMesh, _Shared
+from monarch._meshes.proc_mesh import ProcMesh
+from monarch._meshes.procs_state import ProcsState
 from monarch._meshes.queries import actor_meshes_on
 from monarch._meshes.registry import meshes_of
 from monarch._node.future import to_its_end
@@ -83,7 +84,7 @@ def heal_mesh(
 
 def _hand_over(
     mesh: ProcMesh | ActorMesh,
-    shared: _Shared,
+    shared: ProcsState,
     replaced: list[int],
     renewed: list[tuple[ActorMesh, int]],
     copy_from: int | str | None,

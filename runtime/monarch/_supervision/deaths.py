@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.supervision import Begin, Collect, Command, Fail, Judge
+from monarch._meshes.proc_mesh import whole_of
 from monarch._meshes.registry import meshes_of
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.gather import last_lines
@@ -23,7 +24,7 @@ from monarch.exceptions import MonarchError, StoppedError
 
 if TYPE_CHECKING:
     from monarch._core.verdicts import Hold
-    from monarch._meshes.proc_mesh import _Shared
+    from monarch._meshes.procs_state import ProcsState
     from monarch._node.future import Promise
 
 
@@ -144,7 +145,7 @@ class Deaths:
         who = f"its restart rule makes the actors of {describe_ranks(ranks)} again, attempt {begin.attempt}"
         verdicts_of(self._node).decide(uid, who, restart)
 
-    def _heal(self, shared: _Shared, begin: Begin) -> None:
+    def _heal(self, shared: ProcsState, begin: Begin) -> None:
         """After the pause, if the mesh is still there by then."""
         from monarch._supervision.healing import heal
 
@@ -226,7 +227,7 @@ class Deaths:
         tail = last_lines(dead)
         if tail:
             text += "\n" + "\n".join(["last lines of stderr:", *(f"  {line}" for line in tail)])
-        whole = meshes_of(self._node).own_procs[uid].whole(self._node)
+        whole = whole_of(meshes_of(self._node).own_procs[uid], self._node)
         return MeshFailure(
             meshes_of(self._node).proc_meshes[uid][0], whole, ranks, text, dead.reason, when, list(calls)
         )

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._actors.table import actors_of
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._meshes.birth import Booting, booting, forsake
-from monarch._meshes.registry import meshes_of
+from monarch._meshes.birth import Booting
+from monarch._meshes.registry import booting, forsake, meshes_of
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.node import Node
 from monarch._node.remote_errors import unpack_failure, with_source

@@ -12,7 +12,8 @@ from monarch._core.shapes.extent import Extent
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.actor_mesh import ActorMesh
 from monarch._meshes.changes import changing
-from monarch._meshes.proc_mesh import ProcMesh, _Shared
+from monarch._meshes.proc_mesh import ProcMesh
+from monarch._meshes.procs_state import ProcsState
 from monarch._meshes.queries import actor_meshes_on, dead_ranks, reaches
 from monarch._meshes.registry import meshes_of
 from monarch._meshes.replace import create, replace
@@ -27,7 +28,7 @@ _TRIES = 5
 
 
 def heal(
-    shared: _Shared, node: Node, timeout: float, hosts: Sequence[str] = ()
+    shared: ProcsState, node: Node, timeout: float, hosts: Sequence[str] = ()
 ) -> tuple[list[int], list[tuple[ActorMesh, int]]]:
     """Puts new processes in the place of those that have died, and new actors in that of those that have failed.
 
@@ -71,14 +72,14 @@ def replace_procs(node: Node, procs: Sequence[str], timeout: float) -> None:
         _replace(meshes_of(node).own_procs[uid], node, sorted(set(each)), timeout)
 
 
-def _replace(shared: _Shared, node: Node, ranks: Sequence[int], timeout: float) -> None:
+def _replace(shared: ProcsState, node: Node, ranks: Sequence[int], timeout: float) -> None:
     until = time.monotonic() + timeout
     with changing(shared, node, "healed", timeout):
         for each in replace(shared, node, ranks):
             each.get(max(0.0, until - time.monotonic()))
 
 
-def _replace_dead(shared: _Shared, node: Node, until: float, hosts: Sequence[str]) -> set[int]:
+def _replace_dead(shared: ProcsState, node: Node, until: float, hosts: Sequence[str]) -> set[int]:
     """The ranks that have new processes."""
     replaced: set[int] = set()
     for attempt in range(_TRIES):
@@ -96,7 +97,7 @@ def _replace_dead(shared: _Shared, node: Node, until: float, hosts: Sequence[str
     return replaced
 
 
-def _renew_failed(shared: _Shared, node: Node, until: float, replaced: set[int]) -> list[tuple[ActorMesh, int]]:
+def _renew_failed(shared: ProcsState, node: Node, until: float, replaced: set[int]) -> list[tuple[ActorMesh, int]]:
     """The actors that were restarted in a process that lives on."""
     renewed: list[tuple[ActorMesh, int]] = []
     for mesh in actor_meshes_on(shared, node):
@@ -113,7 +114,7 @@ def _renew_failed(shared: _Shared, node: Node, until: float, replaced: set[int])
     return renewed
 
 
-def _move(shared: _Shared, node: Node, dead: Sequence[int], hosts: Sequence[str]) -> dict[str, str]:
+def _move(shared: ProcsState, node: Node, dead: Sequence[int], hosts: Sequence[str]) -> dict[str, str]:
     """Of the hosts that are lost, which ones take their place."""
     procs = shared.procs
     lost = [rank for rank in dead if not reaches(node, procs.host(rank))]

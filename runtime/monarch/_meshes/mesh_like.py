@@ -1,0 +1,66 @@
+"""What the files below the meshes need of them, as protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from monarch._core.shapes.extent import Extent
+from monarch._core.shapes.region import Region
+from monarch._meshes.actors_state import ActorsState
+from monarch._meshes.procs_state import ProcsState
+from monarch._node.node import Node
+from monarch._node.peers import Shape, Targets
+from monarch._wire import messages as m
+
+
+class ActorMeshLike(Protocol):
+    """A mesh of actors, or a view of one; see actor_mesh.py."""
+
+    _node: Node
+    _state: ActorsState
+
+    @property
+    def _name(self) -> str: ...
+    @property
+    def _key(self) -> str: ...
+    @property
+    def _region(self) -> Region: ...
+    @property
+    def _called(self) -> str: ...
+    @property
+    def _stopped(self) -> str | None: ...
+    def _receivers(self) -> list[str]: ...
+    @property
+    def extent(self) -> Extent: ...
+    def __len__(self) -> int: ...
+    def _members_at(self) -> Targets: ...
+    def _member(self, position: int, /) -> Any: ...
+    def _member_of(self, shape: Shape, position: int, /) -> Any: ...
+    def _check_alive(self, method: str, /) -> None: ...
+    def _awaits_verdict(self) -> bool: ...
+    def _has_read(self, positions: Iterable[int], /) -> None: ...
+
+
+class ProcMeshLike(Protocol):
+    """A mesh of procs, or a view of one; see proc_mesh.py."""
+
+    _node: Node
+    _state: ProcsState
+    _region: Region
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def extent(self) -> Extent: ...
+    def _living(self) -> list[str]: ...
+    def _coming(self) -> dict[int, m.Dead]: ...
+    def spawn(self, name: str, cls: type[Any], /, *args: Any, **kwargs: Any) -> Any: ...
+    def _view(self, region: Region, /) -> Any: ...
+
+
+class Hosts:
+    """Base of meshes of hosts: what a resize needs of them."""
+
+    _hosts: tuple[str, ...]
+    _region: Region
