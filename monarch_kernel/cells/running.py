@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, cast
 
 from monarch._actors.mailbox import FUNCTION
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._meshes.actor_mesh import ActorMesh
-from monarch._meshes.adverbs import Endpoint
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.actors.adverbs import Endpoint
 from monarch._node.asking import Answers
 from monarch._node.current import current_node
 from monarch._node.gather import Gather

@@ -8,8 +8,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from monarch._actors.actor import Actor
-from monarch._meshes.actor_mesh import ActorMesh
-from monarch._meshes.class_updates import changes, update_class
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.actors.class_updates import changes, update_class
 from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node, has_node
 from monarch.exceptions import CallTimeoutError, MonarchError

@@ -15,7 +15,7 @@ from monarch._core.shapes.extent import Extent
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.shapes.value_mesh import Deferred, ValueMesh
 from monarch._core.stop_ladder import Ending, Freed
-from monarch._meshes.actor_mesh import ActorMesh
+from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._node.current import open_node
 from monarch._node.future import in_thread
 from monarch._notebook.execute import CellResult

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from monarch._groups.torchrun import Script, arrange, new_token, script_of
-from monarch._meshes.actor_mesh import ActorMesh
-from monarch._meshes.ask import ask
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.actors.ask import ask
 from monarch_kernel.magics.header import HeaderError
 
 _MODULE = "monarch._groups.torchrun"

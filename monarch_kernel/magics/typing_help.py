@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
-from monarch._meshes.ask import ask
+from monarch._meshes.actors.ask import ask
 from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.magics.header import OPTIONS, HeaderError, parse
 from monarch_kernel.magics.mesh import MeshMagics

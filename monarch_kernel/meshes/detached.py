@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from monarch._core.text.durations import duration_text, parse_duration
-from monarch._meshes.actor_mesh import ActorMesh
+from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.host_mesh import HostMesh
 from monarch._notebook.namespace import Namespace
 from monarch._session.detached import Kept, attach, end, keep, records

@@ -9,7 +9,7 @@ from typing import Any
 from monarch._core.shapes.extent import Extent, axes_text
 from monarch._core.shapes.region import Region
 from monarch._meshes.host_mesh import HostMesh
-from monarch._meshes.queries import reaches
+from monarch._meshes.procs.queries import reaches
 from monarch._node.current import current_node
 from monarch.actor import ProcMesh
 from monarch_kernel.magics.header import HeaderError

@@ -11,9 +11,9 @@ from typing import Any
 
 from monarch._actors.ports import Channel
 from monarch._core.steps import in_step
-from monarch._meshes.actor_mesh import ActorMesh
-from monarch._meshes.ask import ask
-from monarch._meshes.proc_mesh import ProcMesh
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.actors.ask import ask
+from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._meshes.registry import meshes_of
 from monarch._node.asking import Answers
 from monarch._node.current import current_node

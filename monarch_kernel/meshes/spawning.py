@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._meshes.actor_mesh import ActorMesh
-from monarch._meshes.proc_mesh import ProcMesh
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
 from monarch_kernel.editing.edit import Editor, actor_classes

@@ -11,9 +11,9 @@ from monarch._actors.ports import Channel, Port, PortReceiver
 from monarch._core.shapes.extent import Extent, Point
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._core.supervision import Restart
-from monarch._meshes.accumulate import Accumulator
-from monarch._meshes.actor_mesh import ActorMesh
-from monarch._meshes.adverbs import Endpoint, as_endpoint, send
+from monarch._meshes.actors.accumulate import Accumulator
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.actors.adverbs import Endpoint, as_endpoint, send
 from monarch._meshes.context import (
     ActorInstance,
     Context,
@@ -29,8 +29,8 @@ from monarch._meshes.host_mesh import (
     proc_mesh,
     this_host,
 )
-from monarch._meshes.proc_mesh import ProcMesh, this_proc
-from monarch._meshes.roles import Role
+from monarch._meshes.procs.proc_mesh import ProcMesh, this_proc
+from monarch._meshes.procs.roles import Role
 from monarch._node.clash import warn_of_torchmonarch
 from monarch._node.future import Future
 from monarch._session.controllers import get_or_spawn_controller

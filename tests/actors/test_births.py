@@ -14,7 +14,7 @@ import pytest
 
 import monarch.actor
 from leaks import wait_until
-from monarch._meshes.birth import HEARD_S
+from monarch._meshes.actors.birth import HEARD_S
 from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
 from monarch.actor import Actor, MeshFailure, Restart, current_rank, endpoint, heal_mesh, supervise, this_host

@@ -12,7 +12,7 @@ import pytest
 
 from leaks import wait_until
 from monarch._core.roster import Procs
-from monarch._meshes import spawning
+from monarch._meshes.actors import spawning
 from monarch.actor import Actor, current_rank, endpoint, heal_mesh, this_host
 from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError, StoppedError, SupervisionError
 
@@ -444,7 +444,7 @@ EARLY = """
 import os, signal
 from typing import Any
 
-from monarch._meshes.starting import Starting
+from monarch._meshes.procs.starting import Starting
 from monarch.actor import Actor, current_rank, endpoint, heal_mesh
 from monarch.exceptions import SupervisionError
 from monarch.testing import local_hosts
@@ -552,7 +552,7 @@ class Refuses(Hooked):
 
 
 def open_states(mesh: Any) -> list[int]:
-    from monarch._meshes.ask import ask
+    from monarch._meshes.actors.ask import ask
 
     return list(ask(mesh, "monarch._state.handoff.receiver:still_given").get(20).values())
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from monarch._core.roster import Procs, Roster
-from monarch._meshes.actor_mesh import ActorMesh
-from monarch._meshes.actors_state import ActorsState
-from monarch._meshes.proc_mesh import ProcMesh
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.actors.state import ActorsState
+from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._node.current import current_node
 from monarch.actor import Actor, ValueMesh, endpoint, this_host
 

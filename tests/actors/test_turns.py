@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from monarch._actors.table import actors_of
-from monarch._meshes.ask import ask
+from monarch._meshes.actors.ask import ask
 from monarch._node.current import current_node
 from monarch.actor import Actor, Port, concurrent_endpoint, endpoint
 from monarch.exceptions import ActorError

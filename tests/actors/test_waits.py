@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
-from monarch._meshes.ask import ask
+from monarch._meshes.actors.ask import ask
 from monarch._node.current import current_node
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ActorError, CallTimeoutError, DeadlockError

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from leaks import wait_until
-from monarch._meshes.ask import ask
+from monarch._meshes.actors.ask import ask
 from monarch._procs.os.gpus import has_touched_gpus
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.distributed import copy_state, device_mesh, group

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 START = """
 import os, resource, shutil, signal, subprocess, sys, time
 from monarch.actor import Actor, attach_to_workers, endpoint, heal_mesh, shutdown_context, this_host
-from monarch._meshes import starting
+from monarch._meshes.procs import starting
 from monarch._node.current import get_runtime
 from monarch.exceptions import *
 class A(Actor):

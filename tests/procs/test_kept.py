@@ -88,7 +88,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 2:
         counters.goes_on.call(sys.argv[2]).get()
     if len(sys.argv) > 3:
-        from monarch._meshes.proc_mesh import this_proc
+        from monarch._meshes.procs.proc_mesh import this_proc
         holder = this_proc().spawn("holder", Holder)
         single.waits.broadcast(holder)
     kept.note(b"a note")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from leaks import wait_until
-from monarch._meshes.ask import ask
+from monarch._meshes.actors.ask import ask
 from monarch._procs.os.versions import NewVersion, find_version, versions_in
 from monarch._state.checkpoint.api import checkpoint, restore
 from monarch.actor import Actor, current_rank, endpoint

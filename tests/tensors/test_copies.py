@@ -251,7 +251,7 @@ def test_what_cannot_be_copied(procs: Callable[..., Any]) -> None:
     with pytest.raises(ArgumentError, match="one index of at least 0 for each of the 2 dims"):
         Part(torch.zeros(2, 2), [0])
     # Nothing is shared any more, and the actors live.
-    from monarch._meshes.ask import ask
+    from monarch._meshes.actors.ask import ask
 
     assert ask(target, "monarch._state.copy.endpoints:still_open").get(10) == {0: 0, 1: 0}
     assert target.get.call().get()[1]["w"].dtype == torch.int64

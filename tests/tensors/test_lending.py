@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from leaks import wait_until
-from monarch._meshes.ask import ask
+from monarch._meshes.actors.ask import ask
 from monarch._state.rdma import exports
 from monarch._wire import pickling
 from monarch.actor import Actor, endpoint

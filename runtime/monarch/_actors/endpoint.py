@@ -19,7 +19,7 @@ R_co = TypeVar("R_co")
 
 
 class Endpoint(Protocol[P, R_co]):
-    """An endpoint of a mesh, as its caller has it; made by ``monarch._meshes.adverbs``."""
+    """An endpoint of a mesh, as its caller has it; made by ``monarch._meshes.actors.adverbs``."""
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]: ...
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]: ...

@@ -12,7 +12,7 @@ from monarch._node.current import open_node
 from monarch._wire import messages as m
 
 if TYPE_CHECKING:
-    from monarch._meshes.proc_mesh import ProcMesh
+    from monarch._meshes.procs.proc_mesh import ProcMesh
 
 
 class ActorInstance:
@@ -42,14 +42,14 @@ class ActorInstance:
     @property
     def proc(self) -> ProcMesh:
         """The process that it lives in, as a mesh of one."""
-        from monarch._meshes.proc_mesh import this_proc
+        from monarch._meshes.procs.proc_mesh import this_proc
 
         return this_proc()
 
     @property
     def proc_mesh(self) -> ProcMesh:
         """The mesh of processes that it was spawned on; the program's own process for the program."""
-        from monarch._meshes.proc_mesh import ProcMesh, this_proc
+        from monarch._meshes.procs.proc_mesh import ProcMesh, this_proc
 
         spec = self._cell.spec if self._cell is not None else None
         return ProcMesh.refer(spec.procs, spec.region) if spec is not None else this_proc()

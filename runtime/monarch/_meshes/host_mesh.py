@@ -18,17 +18,17 @@ from monarch._core.shapes.mesh_view import MeshView
 from monarch._core.shapes.region import Region
 from monarch._core.supervision import Restart
 from monarch._core.text.tables import html_table, text_table
-from monarch._meshes.agents import agents_of
+from monarch._meshes.actors.birth import Booting
 from monarch._meshes.async_resource import Managed
-from monarch._meshes.birth import Booting
-from monarch._meshes.limits import check_room
 from monarch._meshes.mesh_like import Hosts
 from monarch._meshes.ownership import own_by_current
-from monarch._meshes.proc_mesh import ProcMesh
-from monarch._meshes.procs_state import ProcsState
+from monarch._meshes.procs.agents import agents_of
+from monarch._meshes.procs.limits import check_room
+from monarch._meshes.procs.proc_mesh import ProcMesh
+from monarch._meshes.procs.roles import Role, axes_of, environments, ranges_of
+from monarch._meshes.procs.starting import Starting
+from monarch._meshes.procs.state import ProcsState
 from monarch._meshes.registry import is_boot_unwanted, meshes_of
-from monarch._meshes.roles import Role, axes_of, environments, ranges_of
-from monarch._meshes.starting import Starting
 from monarch._node.current import node_for, open_node
 from monarch._node.future import Future, Promise, in_thread
 from monarch._node.gather import Gather

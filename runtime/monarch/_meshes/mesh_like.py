@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from monarch._core.shapes.extent import Extent
 from monarch._core.shapes.region import Region
-from monarch._meshes.actors_state import ActorsState
-from monarch._meshes.procs_state import ProcsState
+from monarch._meshes.actors.state import ActorsState
+from monarch._meshes.procs.state import ProcsState
 from monarch._node.node import Node
 from monarch._node.peers import Shape, Targets
 from monarch._wire import messages as m

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from monarch._core.events import Event
 from monarch._core.roster import split_proc
-from monarch._meshes.actor_mesh import ActorMesh
-from monarch._meshes.birth import Booting
-from monarch._meshes.procs_state import ProcsState
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.actors.birth import Booting
+from monarch._meshes.procs.state import ProcsState
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.node import Node
 from monarch._node.node_like import NodeLike

@@ -15,7 +15,7 @@ from monarch._groups.torchrun import (
     set_variables,
 )
 from monarch._meshes.context import context
-from monarch._meshes.proc_mesh import ProcMesh
+from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._node.asking import ask_proc
 from monarch._node.future import in_thread
 

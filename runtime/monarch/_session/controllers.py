@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from monarch._actors.actor import Actor
 from monarch._core.shapes.extent import Extent
-from monarch._meshes.actor_mesh import ActorMesh
-from monarch._meshes.proc_mesh import this_proc
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.procs.proc_mesh import this_proc
 from monarch._node.current import current_node, open_node
 from monarch._node.future import Future, in_thread
 from monarch._node.gather import Gather

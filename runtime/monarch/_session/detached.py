@@ -13,14 +13,14 @@ import msgspec
 
 from monarch._core.shapes.region import Region
 from monarch._core.text.durations import parse_duration
-from monarch._meshes.actor_mesh import ActorMesh
-from monarch._meshes.actors_state import ActorsState
-from monarch._meshes.execute import Runner
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.actors.execute import Runner
+from monarch._meshes.actors.state import ActorsState
 from monarch._meshes.host_mesh import HostMesh, _SharedHosts
-from monarch._meshes.proc_mesh import ProcMesh, whole_of
-from monarch._meshes.procs_state import ProcsState
+from monarch._meshes.procs.proc_mesh import ProcMesh, whole_of
+from monarch._meshes.procs.starting import Starting
+from monarch._meshes.procs.state import ProcsState
 from monarch._meshes.registry import meshes_of
-from monarch._meshes.starting import Starting
 from monarch._node.asking import ask_proc
 from monarch._node.current import open_node
 from monarch._node.future import Future, Ready

@@ -18,8 +18,8 @@ import zmq
 from monarch._actors.executors import ThreadExecutor
 from monarch._actors.mailbox import NOTHING, Cell
 from monarch._actors.table import actors_of
-from monarch._meshes.agents import AgentsSlot
-from monarch._meshes.limits import check_session
+from monarch._meshes.procs.agents import AgentsSlot
+from monarch._meshes.procs.limits import check_session
 from monarch._node.current import current_node, has_node
 from monarch._node.future import Future, Promise, in_thread
 from monarch._node.node import Node

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from monarch._meshes.actor_mesh import ActorMesh
+from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.host_mesh import HostMesh
-from monarch._meshes.proc_mesh import ProcMesh
-from monarch._meshes.procs_state import ProcsState
-from monarch._meshes.queries import actor_meshes_on
+from monarch._meshes.procs.proc_mesh import ProcMesh
+from monarch._meshes.procs.queries import actor_meshes_on
+from monarch._meshes.procs.state import ProcsState
 from monarch._meshes.registry import meshes_of
 from monarch._node.future import to_its_end
 from monarch._state.handoff.sender import Handing, giver_of, member_of

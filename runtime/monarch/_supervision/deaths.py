@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.supervision import Begin, Collect, Command, Fail, Judge
-from monarch._meshes.proc_mesh import whole_of
+from monarch._meshes.procs.proc_mesh import whole_of
 from monarch._meshes.registry import meshes_of
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.gather import last_lines
@@ -24,7 +24,7 @@ from monarch.exceptions import MonarchError, StoppedError
 
 if TYPE_CHECKING:
     from monarch._core.verdicts import Hold
-    from monarch._meshes.procs_state import ProcsState
+    from monarch._meshes.procs.state import ProcsState
     from monarch._node.future import Promise
 
 

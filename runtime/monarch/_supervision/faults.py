@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._actors.table import actors_of
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._meshes.birth import Booting
+from monarch._meshes.actors.birth import Booting
 from monarch._meshes.registry import booting, forsake, meshes_of
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.node import Node
@@ -22,7 +22,7 @@ from monarch._wire import messages as m
 
 if TYPE_CHECKING:
     from monarch._core.verdicts import Hold
-    from monarch._meshes.actor_mesh import ActorMesh
+    from monarch._meshes.actors.actor_mesh import ActorMesh
     from monarch._node.future import Promise
 
 

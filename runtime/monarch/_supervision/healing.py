@@ -10,13 +10,13 @@ from typing import Any
 from monarch._core.roster import split_proc
 from monarch._core.shapes.extent import Extent
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._meshes.actor_mesh import ActorMesh
-from monarch._meshes.changes import changing
-from monarch._meshes.proc_mesh import ProcMesh
-from monarch._meshes.procs_state import ProcsState
-from monarch._meshes.queries import actor_meshes_on, dead_ranks, reaches
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.procs.changes import changing
+from monarch._meshes.procs.proc_mesh import ProcMesh
+from monarch._meshes.procs.queries import actor_meshes_on, dead_ranks, reaches
+from monarch._meshes.procs.replace import create, replace
+from monarch._meshes.procs.state import ProcsState
 from monarch._meshes.registry import meshes_of
-from monarch._meshes.replace import create, replace
 from monarch._node.future import Future, Ready
 from monarch._node.gather import Gather
 from monarch._node.node import Node

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from monarch._core.later import asyncio
-from monarch._meshes.actor_mesh import ActorMesh
-from monarch._meshes.proc_mesh import ProcMesh
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._meshes.registry import meshes_of
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.node import Node

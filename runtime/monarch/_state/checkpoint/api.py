@@ -18,9 +18,9 @@ from typing import Any
 
 from monarch._actors.mailbox import FUNCTION
 from monarch._actors.ports import Port
-from monarch._meshes.actor_mesh import ActorMesh
-from monarch._meshes.adverbs import Endpoint
-from monarch._meshes.ask import ask
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.actors.adverbs import Endpoint
+from monarch._meshes.actors.ask import ask
 from monarch._node.future import Future, Promise, in_thread
 from monarch._node.gather import Gather
 from monarch._state.checkpoint.worker import method_of

@@ -13,9 +13,9 @@ from typing import Any
 from monarch._actors.mailbox import FUNCTION
 from monarch._core.reshard import SOURCE, Fetch, Holder, Plan, Planner
 from monarch._core.shapes.boxes import elements
-from monarch._meshes.actor_mesh import ActorMesh
-from monarch._meshes.adverbs import Endpoint, Undecorated
-from monarch._meshes.ask import ask
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.actors.adverbs import Endpoint, Undecorated
+from monarch._meshes.actors.ask import ask
 from monarch._node.current import current_node
 from monarch._node.future import Future, in_thread
 from monarch._state.copy.endpoints import Shared, Side, end, share_state

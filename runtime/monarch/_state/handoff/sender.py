@@ -9,9 +9,9 @@ from typing import Any
 
 from monarch._actors.mailbox import FUNCTION
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._meshes.actor_mesh import ActorMesh
-from monarch._meshes.adverbs import Endpoint
-from monarch._meshes.ask import ask
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.actors.adverbs import Endpoint
+from monarch._meshes.actors.ask import ask
 from monarch.exceptions import ArgumentError, MonarchError, SupervisionError
 
 _THERE = "monarch._state.handoff.receiver"

@@ -12,8 +12,8 @@ from monarch._actors.ports import Port
 from monarch._actors.running import current
 from monarch._core.shapes.extent import axes_text
 from monarch._core.shapes.value_mesh import ValueMesh
-from monarch._meshes.backpressure import take_room
-from monarch._meshes.deferred_calls import call_later, must_wait, send_later, stream_later
+from monarch._meshes.actors.backpressure import take_room
+from monarch._meshes.actors.deferred_calls import call_later, must_wait, send_later, stream_later
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.future import Future
 from monarch._node.gather import Gather, died, replaced

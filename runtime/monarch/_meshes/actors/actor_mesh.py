@@ -14,8 +14,8 @@ from monarch._core.shapes.region import Region
 from monarch._core.shapes.selection import called
 from monarch._core.text.tables import html_table, rich_table, text_table
 from monarch._groups.groups import Grouped
-from monarch._meshes.actors_state import ActorsState
-from monarch._meshes.adverbs import Endpoint, Undecorated
+from monarch._meshes.actors.adverbs import Endpoint, Undecorated
+from monarch._meshes.actors.state import ActorsState
 from monarch._meshes.async_resource import Managed
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import node_for

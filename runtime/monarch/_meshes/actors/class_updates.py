@@ -17,15 +17,15 @@ from monarch._actors.mailbox import FUNCTION
 from monarch._actors.running import current
 from monarch._actors.table import actors_of
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._meshes.adverbs import Endpoint
-from monarch._meshes.ask import ask
+from monarch._meshes.actors.adverbs import Endpoint
+from monarch._meshes.actors.ask import ask
 from monarch._node.current import current_node
 from monarch._node.service import service
 from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import ActorError, ArgumentError, CallTimeoutError, DeviceMeshError, EditError
 
 if TYPE_CHECKING:
-    from monarch._meshes.actor_mesh import ActorMesh
+    from monarch._meshes.actors.actor_mesh import ActorMesh
     from monarch._node.future import Future
 
 PATIENCE = 10.0

@@ -7,7 +7,7 @@ from typing import Any
 from monarch._core.events import Event
 from monarch._core.roster import Procs
 from monarch._core.shapes.region import Region
-from monarch._meshes.birth import Birth
+from monarch._meshes.actors.birth import Birth
 from monarch._node.future import Future
 from monarch._node.rank_config import ActorSpec
 

@@ -14,7 +14,7 @@ from monarch._node.node import Node
 from monarch.exceptions import SupervisionError
 
 if TYPE_CHECKING:
-    from monarch._meshes.procs_state import ProcsState
+    from monarch._meshes.procs.state import ProcsState
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from monarch._core.roster import Procs
-from monarch._meshes.agents import agents_of
+from monarch._meshes.procs.agents import agents_of
 from monarch._node.node import Node
 from monarch._node.rank_config import RankConfig
 from monarch._wire import messages as m

@@ -8,9 +8,9 @@ from typing import Any
 
 from monarch._actors.endpoint import methods_of
 from monarch._actors.running import current
-from monarch._meshes.actor_mesh import ActorMesh
-from monarch._meshes.actors_state import ActorsState
-from monarch._meshes.birth import Birth
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.actors.birth import Birth
+from monarch._meshes.actors.state import ActorsState
 from monarch._meshes.mesh_like import ProcMeshLike
 from monarch._meshes.ownership import own_by_current
 from monarch._meshes.registry import forsake, meshes_of

@@ -11,15 +11,15 @@ from monarch._actors.mailbox import FUNCTION
 from monarch._core.shapes.extent import axes_text
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._groups.rendezvous import tell_of_new_ones
-from monarch._meshes.actor_mesh import ActorMesh
-from monarch._meshes.adverbs import Endpoint
-from monarch._meshes.changes import changing
-from monarch._meshes.limits import check_room
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.actors.adverbs import Endpoint
 from monarch._meshes.mesh_like import Hosts, ProcMeshLike
-from monarch._meshes.procs_state import Ended, ProcsState
-from monarch._meshes.queries import actor_meshes_on, dead_ranks, reaches
+from monarch._meshes.procs.changes import changing
+from monarch._meshes.procs.limits import check_room
+from monarch._meshes.procs.queries import actor_meshes_on, dead_ranks, reaches
+from monarch._meshes.procs.replace import Arrival, create
+from monarch._meshes.procs.state import Ended, ProcsState
 from monarch._meshes.registry import meshes_of
-from monarch._meshes.replace import Arrival, create
 from monarch._node.future import Future, to_its_end
 from monarch._node.peers import Peer
 from monarch._wire import messages as m
@@ -29,7 +29,7 @@ from monarch.exceptions import ArgumentError, ShapeError, StoppedError, Supervis
 _PATIENCE = 60.0
 """Seconds for new processes and actors to be there."""
 _HOOK = "__resized__"
-_TELL = "monarch._meshes.resize:tell"
+_TELL = "monarch._meshes.procs.resize:tell"
 
 
 def resize(mesh: ProcMeshLike, onto: Hosts | None, sizes: Mapping[str, int]) -> ProcMeshLike:

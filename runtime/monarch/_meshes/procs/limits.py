@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from monarch._meshes.agents import agents_of
+from monarch._meshes.procs.agents import agents_of
 from monarch._wire.descriptors import AGENT_NEED, RESERVE, limit_of, remedy, reserve, used_by
 from monarch.exceptions import LimitError
 

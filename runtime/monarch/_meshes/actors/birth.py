@@ -9,7 +9,7 @@ from weakref import ref
 
 from monarch._core.later import asyncio
 from monarch._core.shapes.extent import Extent
-from monarch._meshes.doom import Doom
+from monarch._meshes.actors.doom import Doom
 from monarch._node.gather import Gather, Lost
 from monarch._node.remote_errors import unpack_failure
 from monarch._wire import messages as m

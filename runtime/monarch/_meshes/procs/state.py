@@ -9,7 +9,7 @@ from monarch._core.changes import Changes
 from monarch._core.events import Event
 from monarch._core.roster import Procs
 from monarch._core.supervision import Supervision
-from monarch._meshes.starting import Starting
+from monarch._meshes.procs.starting import Starting
 from monarch._node.future import Future, Promise
 from monarch._node.node import Node
 from monarch._wire import messages as m

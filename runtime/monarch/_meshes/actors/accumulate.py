@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from monarch._meshes.adverbs import Endpoint
+from monarch._meshes.actors.adverbs import Endpoint
 from monarch._node.future import Future, in_thread
 
 P = ParamSpec("P")

@@ -8,8 +8,8 @@ from monarch._meshes.registry import meshes_of
 from monarch._node.node import Node
 
 if TYPE_CHECKING:
-    from monarch._meshes.actor_mesh import ActorMesh
-    from monarch._meshes.procs_state import ProcsState
+    from monarch._meshes.actors.actor_mesh import ActorMesh
+    from monarch._meshes.procs.state import ProcsState
 
 
 def dead_ranks(shared: ProcsState, node: Node) -> list[int]:

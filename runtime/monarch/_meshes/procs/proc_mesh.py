@@ -15,11 +15,11 @@ from monarch._core.shapes.selection import called
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._core.text.tables import html_table, rich_table, text_table
 from monarch._groups.groups import Grouped
-from monarch._meshes.actor_mesh import SHOWN, member_rows
-from monarch._meshes.agents import agents_of
+from monarch._meshes.actors.actor_mesh import SHOWN, member_rows
+from monarch._meshes.actors.spawning import check_names, spawn_actors
 from monarch._meshes.async_resource import Managed
-from monarch._meshes.procs_state import Ended, ProcsState
-from monarch._meshes.spawning import check_names, spawn_actors
+from monarch._meshes.procs.agents import agents_of
+from monarch._meshes.procs.state import Ended, ProcsState
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import current_node, node_for, open_node
 from monarch._node.future import Future, Promise, judging
@@ -114,7 +114,7 @@ class ProcMesh(Grouped, MeshView, Managed):
             SupervisionError: it is to grow, and some of its ranks are dead; heal it first.
             ActorError: the constructor of an actor, or ``__resized__``, raised.
         """
-        from monarch._meshes.resize import resize
+        from monarch._meshes.procs.resize import resize
 
         resize(self, onto, sizes)
         return self
@@ -178,7 +178,7 @@ class ProcMesh(Grouped, MeshView, Managed):
             DeviceMeshError: a process has died, or the mesh was stopped.
             ArgumentError: it is no function.
         """
-        from monarch._meshes.execute import execute
+        from monarch._meshes.actors.execute import execute
 
         return execute(self, function, args, kwargs)
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._groups.rendezvous import tell_of_new_ones
-from monarch._meshes.actor_mesh import ActorMesh
-from monarch._meshes.birth import Birth
-from monarch._meshes.limits import check_room
-from monarch._meshes.queries import actor_meshes_on
+from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.actors.birth import Birth
+from monarch._meshes.procs.limits import check_room
+from monarch._meshes.procs.queries import actor_meshes_on
 from monarch._meshes.registry import meshes_of
 from monarch._node.future import Future
 from monarch._node.gather import Gather
@@ -23,7 +23,7 @@ from monarch._wire.pickling import dumps
 from monarch.exceptions import SpawnError, StoppedError
 
 if TYPE_CHECKING:
-    from monarch._meshes.procs_state import ProcsState
+    from monarch._meshes.procs.state import ProcsState
 
 
 def replace(

@@ -1,0 +1,1 @@
+"""Meshes of actors: spawning, calls, class updates."""

@@ -1,0 +1,1 @@
+"""Meshes of procs: starting, replacing, resizing."""
