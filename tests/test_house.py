@@ -6,6 +6,7 @@ import ast
 import importlib
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,23 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "runtime" / "monarch"
 
 # Ground first. A public module is one whose name has no leading underscore; it stands on the top floor.
-FLOORS = ["_core", "_wire", "_procs", "_tensors", "_probe", "_actors", "_transfers", "_cells", "public"]
+FLOORS = [
+    "_core",
+    "_wire",
+    "_procs",
+    "_tensors",
+    "_node",
+    "_actors",
+    "_groups",
+    "_meshes",
+    "_supervision",
+    "_session",
+    "_state",
+    "_notebook",
+    "public",
+]
+MOST_FILES = 25
+"""Files of a room, besides its ``__init__.py``."""
 # Every floor may import these. In return they import nothing of the package but each other.
 GROUND = {"monarch.exceptions", "monarch.config"}
 
@@ -142,13 +159,61 @@ def test_imports_go_down() -> None:
     for path in FILES:
         here = module_name(path)
         for found in imports_of(path):
-            if found.typing_only or not is_ours(found.module) or found.module in GROUND:
+            if not is_ours(found.module) or found.module in GROUND:
                 continue
             room, target = room_of(here), room_of(found.module)
             if here in GROUND:
                 wrong.append(f"{place(path, found)}: {here} may import nothing of ours, not {found.module}")
             elif FLOORS.index(target) > FLOORS.index(room):
                 wrong.append(f"{place(path, found)}: {room} is below {target}, so not {found.module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def circles(edges: dict[str, set[str]]) -> list[list[str]]:
+    """The strongly connected components of more than one module, by Tarjan's algorithm."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for target in edges.get(module, ()):
+            if target not in index:
+                visit(target)
+                low[module] = min(low[module], low[target])
+            elif target in stack:
+                low[module] = min(low[module], index[target])
+        if low[module] == index[module]:
+            circle = stack[stack.index(module) :]
+            del stack[stack.index(module) :]
+            if len(circle) > 1:
+                found.append(sorted(circle))
+
+    for module in edges:
+        if module not in index:
+            visit(module)
+    return found
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    files = {module_name(path): path for path in FILES}
+    edges = {
+        name: {found.module for found in imports_of(path) if found.module in files and found.module != "monarch"}
+        for name, path in files.items()
+    }
+    assert not circles(edges), "\n".join(" <-> ".join(circle) for circle in circles(edges))
+
+
+def test_circles_are_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def test_no_room_has_too_many_files() -> None:
+    kernel = (ROOT / "monarch_kernel").rglob("*.py")
+    rooms = Counter(path.parent for path in [*FILES, *kernel] if path.stem != "__init__")
+    wrong = [f"{room.relative_to(ROOT)}: {count} files" for room, count in rooms.items() if count > MOST_FILES]
     assert not wrong, "\n".join(wrong)
 
 
