@@ -37,7 +37,7 @@ def _node() -> Any:
 
 def _account(proc: str) -> tuple[int, int] | None:
     """What a process has finished of this one's messages, and what it holds; None if that changes just now."""
-    from monarch._node.asking import ask_proc
+    from monarch._node.services.asking import ask_proc
 
     return ask_proc(proc, "monarch._session.statistics:account_of", _node().proc).get(timeout=2)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from monarch._node.asking import Answers, send_signal
 from monarch._node.current import current_node
+from monarch._node.services.asking import Answers, send_signal
 from monarch._procs.session_folder import host_of
 
 _PATIENCE = 5.0

@@ -12,9 +12,9 @@ from monarch._actors.mailbox import FUNCTION
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.adverbs import Endpoint
-from monarch._node.asking import Answers
 from monarch._node.current import current_node
 from monarch._node.gather import Gather
+from monarch._node.services.asking import Answers
 from monarch._notebook.execute import CellError, CellResult
 from monarch._procs.rank.cell_marker import Place
 from monarch._procs.session_folder import host_of

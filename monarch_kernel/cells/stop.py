@@ -25,8 +25,8 @@ from monarch._core.stop_ladder import (
     Restart,
     StopLadder,
 )
-from monarch._node.asking import Answers
 from monarch._node.current import current_node
+from monarch._node.services.asking import Answers
 from monarch._notebook.busy import Doing
 from monarch._notebook.execute import CellError
 from monarch_kernel.cells.calls import Calls

@@ -15,10 +15,10 @@ from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.ask import ask
 from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._meshes.registry import meshes_of
-from monarch._node.asking import Answers
 from monarch._node.current import current_node
 from monarch._node.future import Future, in_thread, to_its_end
 from monarch._node.liveness import Silence
+from monarch._node.services.asking import Answers
 from monarch._notebook.execute import CellResult
 from monarch._notebook.namespace import Namespace
 from monarch._state.handoff.sender import Handing

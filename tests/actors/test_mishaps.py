@@ -11,10 +11,10 @@ import pytest
 
 from leaks import wait_until
 from monarch._core.shapes.region import Region
-from monarch._node.asking import ask_proc
 from monarch._node.current import current_node
 from monarch._node.gather import Gather
 from monarch._node.remote_errors import pack_failure
+from monarch._node.services.asking import ask_proc
 from monarch._procs.session_folder import ipc_address
 from monarch._wire import messages as m
 from monarch._wire.links import Link

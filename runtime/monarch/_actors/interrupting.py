@@ -10,7 +10,7 @@ from monarch._actors.mailbox import Cell
 from monarch._actors.table import actors_of
 from monarch._core.later import asyncio
 from monarch._node.current import current_node
-from monarch._node.service import service
+from monarch._node.services.registry import service
 from monarch._procs.rank.foreground import interrupt_programs
 from monarch._wire.receiving.aside import tell
 

@@ -21,7 +21,7 @@ from monarch._core.shapes.extent import Point
 from monarch._node.node import Node
 from monarch._node.rank_config import ActorSpec
 from monarch._node.remote_errors import Outcome, is_ours, pack_failure, unpack_failure
-from monarch._node.service import function_of
+from monarch._node.services.registry import function_of
 from monarch._procs.zygote.user_forks import leave_if_forked
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps, loads

@@ -19,7 +19,7 @@ from monarch._core.roster import Procs
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._node.current import current_node
 from monarch._node.future import Promise
-from monarch._node.service import service
+from monarch._node.services.registry import service
 from monarch._procs.os.helpers import be_helper
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from monarch._core.roster import Procs
 from monarch._groups.rendezvous import membership
-from monarch._node.asking import ask_proc
 from monarch._node.current import current_node
-from monarch._node.service import service
+from monarch._node.services.asking import ask_proc
+from monarch._node.services.registry import service
 from monarch._procs.os.helpers import as_helper
 from monarch.exceptions import ArgumentError, GroupError
 

@@ -16,8 +16,8 @@ from monarch._groups.torchrun import (
 )
 from monarch._meshes.context import context
 from monarch._meshes.procs.proc_mesh import ProcMesh
-from monarch._node.asking import ask_proc
 from monarch._node.future import in_thread
+from monarch._node.services.asking import ask_proc
 
 _MODULE = "monarch._groups.torchrun"
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from threading import RLock
 from typing import TYPE_CHECKING, Any, cast
 
-from monarch._node.service import function_of
+from monarch._node.services.registry import function_of
 from monarch._wire import messages as m
 from monarch._wire.bulk.mappings import Mappings
 from monarch._wire.bulk.segments import BulkRef, Segments

@@ -11,7 +11,7 @@ from typing import Any
 from monarch._core.events import Event
 from monarch._core.roster import split_proc
 from monarch._node.node_like import NodeLike
-from monarch._node.service import service
+from monarch._node.services.registry import service
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from monarch._actors import interrupts
 from monarch._actors.interrupting import interrupt
 from monarch._core.stop_ladder import Activity
-from monarch._node.service import service
+from monarch._node.services.registry import service
 from monarch._procs.os.blocked import Wait, blocked
 from monarch._supervision.freeing import running, thread_of, waiting
 

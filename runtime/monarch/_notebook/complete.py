@@ -11,7 +11,7 @@ from typing import Any
 
 from monarch._actors.table import actors_of
 from monarch._node.current import current_node
-from monarch._node.service import service
+from monarch._node.services.registry import service
 
 _NAME = re.compile(r"([A-Za-z_][A-Za-z_0-9.]*)?$")
 _LIMIT = 500

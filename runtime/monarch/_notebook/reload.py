@@ -7,7 +7,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from monarch._node.service import service
+from monarch._node.services.registry import service
 
 _before: dict[int, tuple[ModuleType, dict[str, Any], dict[int, Any]]] = {}
 """Of each reload: the module, what was in it, and what each part of that is now, by the id of the old one."""

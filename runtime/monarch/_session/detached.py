@@ -21,13 +21,13 @@ from monarch._meshes.procs.proc_mesh import ProcMesh, whole_of
 from monarch._meshes.procs.starting import Starting
 from monarch._meshes.procs.state import ProcsState
 from monarch._meshes.registry import meshes_of
-from monarch._node.asking import ask_proc
 from monarch._node.current import open_node
 from monarch._node.future import Future, Ready
 from monarch._node.liveness import Silence
 from monarch._node.node import Node
 from monarch._node.rank_config import ActorSpec, RankConfig
 from monarch._node.remote_errors import unpack_failure
+from monarch._node.services.asking import ask_proc
 from monarch._procs.agent.detached import KeptConfig
 from monarch._procs.agent.detached_records import Record, check_name, find, records
 from monarch._procs.os.posix import memfd, outlives

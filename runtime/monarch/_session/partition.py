@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from monarch._node.current import current_node
-from monarch._node.service import service
+from monarch._node.services.registry import service
 from monarch._session.session import need_session, session_of
 
 

@@ -25,7 +25,7 @@ from monarch._node.current import set_node
 from monarch._node.node import Node
 from monarch._node.rank_config import RankConfig
 from monarch._node.remote_errors import in_bootstrap, in_cleanup, pack_failure
-from monarch._node.service import service
+from monarch._node.services.registry import service
 from monarch._procs.os.gpus import environment_of, visible_gpus
 from monarch._procs.os.helpers import let_helpers_use
 from monarch._procs.rank.cell_marker import mark_stopped

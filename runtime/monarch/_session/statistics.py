@@ -9,7 +9,7 @@ from monarch._core.flow import FinishedStatistics, WindowStatistics
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import current_node
 from monarch._node.node import Node
-from monarch._node.service import service
+from monarch._node.services.registry import service
 
 
 class Statistics(NamedTuple):

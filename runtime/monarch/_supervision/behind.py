@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from monarch._actors.table import actors_of
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.registry import meshes_of
-from monarch._node.asking import Answers
 from monarch._node.current import current_node
 from monarch._node.gather import Gather
-from monarch._node.service import service
+from monarch._node.services.asking import Answers
+from monarch._node.services.registry import service
 from monarch._supervision.freeing import ahead_of
 
 if TYPE_CHECKING:

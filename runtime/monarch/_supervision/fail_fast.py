@@ -16,7 +16,7 @@ from monarch._core.fail_fast import Command, FailFast, Free, Look, Standing, Tel
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.registry import meshes_of
-from monarch._node.asking import Answers
+from monarch._node.services.asking import Answers
 
 if TYPE_CHECKING:
     from monarch._node.owed import Watched

@@ -17,7 +17,7 @@ from monarch._core.stop_ladder import Freed
 from monarch._groups.rendezvous import membership, spoil
 from monarch._node.current import current_node
 from monarch._node.future import Future
-from monarch._node.service import service
+from monarch._node.services.registry import service
 from monarch._procs.os.blocked import Blocked, Wait, blocked
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.actors.adverbs import Endpoint
 from monarch._meshes.actors.ask import ask
 from monarch._node.current import current_node
-from monarch._node.service import service
+from monarch._node.services.registry import service
 from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import ActorError, ArgumentError, CallTimeoutError, DeviceMeshError, EditError
 

@@ -11,7 +11,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._node.asking import Answers
+from monarch._node.services.asking import Answers
 
 if TYPE_CHECKING:
     from monarch._node.node_like import NodeLike

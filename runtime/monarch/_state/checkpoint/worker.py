@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._actors.ports import Port
 from monarch._node.current import current_node
 from monarch._node.remote_errors import pack_failure
-from monarch._node.service import function_of, service
+from monarch._node.services.registry import function_of, service
 from monarch._procs.os.helpers import be_helper
 from monarch._procs.os.versions import NewVersion, find_version
 from monarch._wire import messages as m

@@ -11,7 +11,7 @@ import numpy
 from monarch._core.reshard import Fetch
 from monarch._core.shapes.boxes import Box, runs
 from monarch._node.current import current_node
-from monarch._node.service import service
+from monarch._node.services.registry import service
 from monarch._state.rdma.plane import plane
 from monarch._tensors.checkpoints.states import Local, locals_of
 from monarch._tensors.memory.registry import Remote

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from monarch._node.service import function_of, service
+from monarch._node.services.registry import function_of, service
 from monarch._state.rdma.plane import plane
 from monarch._tensors.memory.registry import Remote
 from monarch._tensors.memory.views import memory_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from monarch._node.asking import ask_proc
 from monarch._node.current import current_node, open_node
 from monarch._node.future import Future, Ready, in_thread, then
+from monarch._node.services.asking import ask_proc
 from monarch._procs.os.helpers import be_helper
 from monarch._state.rdma.plane import plane
 from monarch._tensors.memory.registry import Remote

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._core.roster import split_proc
 from monarch._node.current import current_node
-from monarch._node.service import service
+from monarch._node.services.registry import service
 from monarch._state.rdma.plane import plane
 from monarch._tensors.memory.registry import Remote
 from monarch._tensors.memory.views import memory_of

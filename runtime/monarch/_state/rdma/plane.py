@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch._actors.running import ActorLike, current
-from monarch._node.asking import ask_proc
 from monarch._node.current import current_node
 from monarch._node.node import Node
-from monarch._node.service import service
+from monarch._node.services.asking import ask_proc
+from monarch._node.services.registry import service
 from monarch._procs.os.posix import allow_reading_by
 from monarch._procs.session_folder import host_of
 from monarch._session.session import session_of

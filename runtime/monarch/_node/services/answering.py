@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from monarch._node.mishaps import Mishaps
 from monarch._node.node_like import NodeLike
 from monarch._node.remote_errors import pack_failure
-from monarch._node.service import Service, known_service, service_of
+from monarch._node.services.registry import Service, known_service, service_of
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps, loads
 from monarch._wire.plain import loads_plain

@@ -1,0 +1,1 @@
+"""Functions that processes of a session call by name."""
