@@ -156,7 +156,9 @@ def _measure(
     this_host()
     node = current_node()
     begin = time.perf_counter()
-    node.session.attach(listening, keys, "127.0.0.1")
+    from monarch._session.session import need_session
+
+    need_session(node).attach(listening, keys, "127.0.0.1")
     mesh = attached(tuple(each.src.partition("/")[0] for each in listening), node, lambda: None)
     attach = time.perf_counter() - begin
     begin = time.perf_counter()

@@ -20,7 +20,7 @@ class Last(Actor):
 
         def end() -> None:
             with open(path, "w") as file:
-                file.write(f"{node.closed} {get_runtime() is runtime}")
+                file.write(f"{node.closed} {current_node() is node}")
 
         node.events.closing.append(end)
 

@@ -16,6 +16,8 @@ import pytest
 from leaks import wait_until
 from monarch._core.text.fold import Line
 from monarch._node.current import current_node
+from monarch._session.session import need_session
+from monarch._wire import messages as m
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.exceptions import ActorError, SupervisionError
 
@@ -72,7 +74,7 @@ class Asks(Actor):
 @pytest.fixture
 def lines(host: Any) -> Iterator[list[Line]]:
     """The lines as they come, not shown."""
-    output = current_node().session.output
+    output = need_session(current_node()).output
     output.flush()
     seen: list[Line] = []
     old, output.on_line = output.on_line, seen.append
@@ -257,8 +259,8 @@ def test_silence_costs_no_messages(procs: Any, lines: list[Line], monkeypatch: p
     prints.nothing.call().get(timeout=20)
     node = current_node()
     told: list[Any] = []
-    take = node.on_output
-    monkeypatch.setattr(node, "on_output", lambda output: (told.append(output), take and take(output)))
+    take = node.dispatch.handlers[m.Output]
+    monkeypatch.setitem(node.dispatch.handlers, m.Output, lambda output, _: (told.append(output), take(output, ())))
     for _ in range(100):
         prints.nothing.call().get(timeout=20)
     assert not told
@@ -330,7 +332,7 @@ def test_a_hook_that_shows_lines_may_call_ranks(procs: Any, lines: list[Line]) -
         answers.append(len(prints.nothing.call().get(timeout=20)))
         output.flush()
 
-    output = current_node().session.output
+    output = need_session(current_node()).output
     output.on_line = ask
     prints.say.call("one").get(timeout=20)
     assert wait_until(lambda: texts(lines) == ["one"] and answers == [2])
@@ -344,7 +346,7 @@ def test_a_hook_that_fails_does_not_end_the_output(
     def fail(line: Line) -> None:
         raise ValueError("a hook failed")
 
-    output = current_node().session.output
+    output = need_session(current_node()).output
     output.on_line = fail
     prints.say.call("one").get(timeout=20)
     output.on_line = lines.append

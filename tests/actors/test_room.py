@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
-from monarch._node import backpressure
+from monarch._meshes.actors import backpressure
 from monarch._node.current import current_node
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ArgumentError, CallTimeoutError, SendTimeoutError

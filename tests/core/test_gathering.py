@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given, settings
@@ -12,8 +11,11 @@ from hypothesis import strategies as st
 
 from monarch._core.flow import Finished
 from monarch._core.shapes.extent import Extent
+from monarch._node.call_watch import NoWatch
 from monarch._node.gather import Gather
 from monarch._node.peers import WINDOW, Peer
+from monarch._node.port_table import PortTable
+from monarch._node.waits import Waits
 from monarch._procs.agent.reply_batches import Casts
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
@@ -34,30 +36,23 @@ class Pump:
 
 
 class Caller:
-    """As much of a runtime as a Gather and a Peer need; it counts what completes."""
+    """As much of a node as a Gather and a Peer need; it counts what completes."""
 
     def __init__(self) -> None:
-        self.pump = Pump()
-        self.future_lock = threading.RLock()
-        self.ports: dict[int, Any] = {}
-        self.unshown: dict[int, Any] = {}
+        self.pump: Any = Pump()
+        self.waits = Waits(self.pump)
+        self.ports = PortTable()
+        self.ports.closed.subscribe(self.close)
         self.closed: list[int] = []
-        self.count = 0
+        self.watch = NoWatch()
+        self.bulk = SimpleNamespace(load=lambda reply, frames: reply.body)
         self.host = "x"
-        self.closing: deque[Any] = deque()
 
-    def open_port(self, sink: Any) -> int:
-        self.count += 1
-        self.ports[self.count] = sink
-        return self.count
-
-    def close_port(self, port: int) -> None:
-        assert port in self.ports, "closed twice"
-        del self.ports[port]
+    def close(self, port: int) -> None:
         self.closed.append(port)
 
-    def load(self, reply: m.Reply, frames: Sequence[bytes]) -> Any:
-        return reply.body
+    def find_part(self, kind: type) -> None:
+        """It has none."""
 
     def take(self, frames: list[bytes]) -> None:
         """A message from the agent."""
@@ -69,7 +64,7 @@ class Caller:
                 at += size
             assert at == len(frames)
         elif isinstance(message, m.Reply):
-            sink = self.ports.get(message.port)
+            sink = self.ports.sinks.get(message.port)
             if sink is not None:
                 sink.reply(message, frames[1:])
         else:
@@ -77,7 +72,7 @@ class Caller:
             peer = self.peers[message.proc]
             assert peer.dead is None, "died twice"
             peer.dead = message
-            for sink in list(self.ports.values()):
+            for sink in list(self.ports.gathers.values()):
                 sink.lost(peer, message)
 
     peers: dict[str, Peer]
@@ -214,7 +209,7 @@ def test_every_call_is_answered_or_failed_exactly_once(data: st.DataObject) -> N
     caller = world.caller
     # Each is done, once, and its port is closed; nothing is kept anywhere.
     assert sorted(caller.closed) == list(range(1, len(world.gathers) + 1))
-    assert not caller.ports
+    assert not caller.ports.sinks
     assert not world.casts._open
     notified = [id(waiter) for waiter in caller.pump.notified]
     for gather, procs in world.gathers:

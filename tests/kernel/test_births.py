@@ -40,8 +40,9 @@ def test_cell_magic_whose_actors_are_not_made_leaves_none(notebook: Notebook) ->
     cell = notebook.run(f"%%mesh spawn bad\n{BAD}")
     assert cell.status == "error" and "no weights" in cell.text and cell.stream("stderr") == ""
     notebook.run(
-        "import time\nfrom monarch._node.current import get_runtime\n"
-        "while any(each._name == 'bad' for each in list(get_runtime().meshes.values())): time.sleep(0.01)"
+        "import time\nfrom monarch._node.current import current_node\nfrom monarch._meshes.registry import meshes_of\n"
+        "def left(): return list(meshes_of(current_node()).actor_meshes.values())\n"
+        "while any(each._name == 'bad' for each in left()): time.sleep(0.01)"
     ).ok()
 
 

@@ -23,7 +23,8 @@ START = """
 import os, resource, shutil, signal, subprocess, sys, time
 from monarch.actor import Actor, attach_to_workers, endpoint, heal_mesh, shutdown_context, this_host
 from monarch._meshes.procs import starting
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
+from monarch._session.session import need_session
 from monarch.exceptions import *
 class A(Actor):
     @endpoint
@@ -64,7 +65,7 @@ REMOVED = (
     + """
 actors = start(3)
 pids = list(actors.pid.call().get(30).values())
-folder = get_runtime().folder
+folder = current_node().folder
 def remove():
     if sys.argv[1] == "files":
         for name in os.listdir(folder):
@@ -95,7 +96,7 @@ TAKEN = (
     + """
 actors = start(1)
 actors.pid.call().get(30)
-base = os.path.dirname(get_runtime().folder)
+base = os.path.dirname(current_node().folder)
 os.rename(base, base + "-away")
 os.symlink("/tmp", base)
 try:
@@ -131,7 +132,7 @@ def test_folder_is_restored_only_as_ones_own(tmp_path: Path, what: str) -> None:
 
 def test_session_folder_is_locked_against_cleaners(program: Callable[..., Any]) -> None:
     """systemd-tmpfiles leaves alone what it cannot lock."""
-    text = START + "use(1)\nprint(subprocess.run(['flock', '-nx', get_runtime().folder, 'true']).returncode)\n"
+    text = START + "use(1)\nprint(subprocess.run(['flock', '-nx', current_node().folder, 'true']).returncode)\n"
     assert program(text).ok() == "1\n"
 
 
@@ -141,7 +142,7 @@ STUCK = (
     START
     + """
 use(1)
-agent = get_runtime().session.agent_pid
+agent = need_session(current_node()).agent_pid
 (zygote,) = [
     int(pid)
     for pid in open(f"/proc/{agent}/task/{agent}/children").read().split()
@@ -175,7 +176,7 @@ TERMINATED = (
     + """
 actors = start(2)
 actors.pid.call().get(30)
-os.kill(get_runtime().session.agent_pid, signal.SIGTERM)
+os.kill(need_session(current_node()).agent_pid, signal.SIGTERM)
 print("lost with the host agent, which exited with code" in dies(actors), use(2))
 """
 )

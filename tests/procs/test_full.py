@@ -166,7 +166,7 @@ def test_full_disk_leaves_the_checkpoint_before(program: Callable[..., Any], fla
 STARTED = (
     MOUNTED
     + """
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
 class A(Actor):
     @endpoint
     def pid(self):
@@ -184,7 +184,7 @@ if len(sys.argv) > 2:
     session._places = lambda: [full]
 try:
     actors = this_host().spawn_procs({"gpus": 2}).spawn("a", A)
-    print(len(actors.pid.call().get(60)), get_runtime().folder.startswith(full))
+    print(len(actors.pid.call().get(60)), current_node().folder.startswith(full))
 except OSError as error:
     print(error)
 """

@@ -90,7 +90,8 @@ TESTS = str(Path(__file__).parent.parent)
 LIVE = """
 import os, socket, sys
 from fuzz import Fuzz
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
+from monarch._session.session import need_session
 from monarch._procs.session_folder import ipc_address
 from monarch._wire import messages as m
 from monarch._wire.links import Link
@@ -104,17 +105,17 @@ def resident(pid):
 procs = this_host().spawn_procs({"gpus": 2})
 actors = procs.spawn("a", A)
 pids = list(actors.pid.call().get(60).values())
-runtime = get_runtime()
+node = current_node()
 rank = actors._members_at().peers[0].proc
 target, seed = sys.argv[1], int(sys.argv[2])
-pid = {"rank": pids[0], "agent": runtime.session.agent_pid, "controller": os.getpid()}[target]
-proc = {"rank": rank, "agent": runtime.agent, "controller": runtime.proc}[target]
+pid = {"rank": pids[0], "agent": need_session(node).agent_pid, "controller": os.getpid()}[target]
+proc = {"rank": rank, "agent": node.agent, "controller": node.proc}[target]
 before, opened = resident(pid), len(os.listdir(f"/proc/{pid}/fd"))
-address = ipc_address(runtime.folder, proc)
+address = ipc_address(node.folder, proc)
 if seed:
     # What rightly ends its receiver, or says that others have ended, is left out.
     fuzz = Fuzz(seed, [], (m.Bye, m.Signal, m.Stop, m.Dead, m.Halt, m.Hello, m.Refused, m.Hosts))
-    link = Link(runtime.context, address, runtime.hello)
+    link = Link(node.hosts.context, address, node.hosts.hello)
     for frames in fuzz.many(2000):
         link.send(frames[0], frames[1:])
     link.close(10_000)

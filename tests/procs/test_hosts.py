@@ -21,6 +21,7 @@ from leaks import processes, wait_until
 from monarch._core.shapes.ranks import parse_ranks
 from monarch._node.current import current_node
 from monarch._node.peers import Gateway
+from monarch._session.session import need_session
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
 from monarch._wire.links import make_context
@@ -314,7 +315,7 @@ def test_who_does_not_hold_the_key_is_not_heard(hosts: Any, workers: Any, tmp_pa
     """Neither by the program nor by an agent, and nothing that it sends is unpickled."""
     target = tmp_path / "unpickled"
     node = current_node()
-    session = node.session
+    session = need_session(node)
     workers.echo.call(1).get(timeout=30)
     context = make_context()
     sockets = []
@@ -378,8 +379,8 @@ def test_garbage_at_every_door(hosts: Any, workers: Any) -> None:
     import socket
 
     node = current_node()
-    doors = [node.session._address, *(address for address, _ in node.hosts.known.values())]
-    doors += [address for address, _ in node.session._table.values()]
+    doors = [need_session(node)._address, *(address for address, _ in node.hosts.known.values())]
+    doors += [address for address, _ in need_session(node)._table.values()]
     for address in doors:
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         for data in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(2000)):
@@ -447,7 +448,7 @@ if __name__ == "__main__":
     pids.append(hosts.processes[1].pid)
     future = a.slice(hosts=1).nap.call(1000)
     kept = a.slice(hosts=0).nap.call(1)
-    lease = process.get_runtime().lease
+    lease = process.current_node().hosts.lease
     start = time.monotonic()
     sh("ip", "link", "set", "v1", "down")
     try:
@@ -539,7 +540,8 @@ PARTED = """
 import os, subprocess, sys, time
 from contextlib import closing
 from chaos.training_places import Namespaces, _run
-from monarch._node.current import get_runtime
+from monarch._node.current import current_node
+from monarch._session.session import need_session
 from monarch.actor import Actor, current_rank, endpoint, heal_mesh, shutdown_context
 from monarch.exceptions import DeviceMeshError
 

@@ -45,7 +45,13 @@ UNDECORATED = 2
 FUNCTION = 4
 """Flag of a Call: the method is a function, as ``module:name``, that gets the actor as its first argument."""
 NOTHING = dumps(None)[0]
-on_error: Callable[[BaseException], BaseException | None] = lambda error: None
+
+
+def _as_it_is(error: BaseException) -> BaseException | None:
+    return None
+
+
+on_error: Callable[[BaseException], BaseException | None] = _as_it_is
 """Told of each error of an endpoint; returns what to say instead, if anything. Set when a session begins."""
 _PLACES = 4096
 

@@ -26,7 +26,7 @@ RANKED = -1
 class Port(Generic[T]):
     """The end of a channel that values are sent to. It can be pickled, and used in any process of the session."""
 
-    __slots__ = ("_port", "_proc", "_rank", "_node", "return_undeliverable")
+    __slots__ = ("_node", "_port", "_proc", "_rank", "return_undeliverable")
 
     def __init__(self, node: Node, proc: str, port: int, rank: int = 0) -> None:
         self._node = node

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,6 +12,8 @@ from monarch._node.node import Node
 from monarch._node.rank_config import ActorSpec
 
 if TYPE_CHECKING:
+    import asyncio
+
     from monarch._node.future import Future
     from monarch._wire.messages import Call
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from threading import RLock
 from typing import Any, TypeVar
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 from monarch._actors.deadlocks import Circles
 from monarch._actors.mailbox import Cell, refuse
 from monarch._actors.running import current
+from monarch._core.later import asyncio
 from monarch._node.node import Node
 from monarch._wire import messages as m
 from monarch._wire.receiving.loop import Waiter

@@ -319,7 +319,7 @@ def replaced(reply: Reply, targets: Sequence[Peer], label: str) -> Reply:
 
 
 class _Load:
-    __slots__ = ("_frames", "_reply", "_node")
+    __slots__ = ("_frames", "_node", "_reply")
 
     def __init__(self, node: NodeLike, reply: Reply, frames: Sequence[bytes]) -> None:
         self._node, self._reply, self._frames = node, reply, frames

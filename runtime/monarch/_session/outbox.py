@@ -39,8 +39,8 @@ def window_of(ranks: int) -> int:
 class Outbox:
     """Sends the output of this rank to the program, as far ahead of it as the window allows.
 
-    What does not fit waits in the output files (``monarch._procs.rank.output``), which have a bound of their own. A call's
-    output is sent before its answer. If the program does not take it, all but its end is left out.
+    What does not fit waits in the output files (``monarch._procs.rank.output``), which have a bound of their own. A
+    call's output is sent before its answer. If the program does not take it, all but its end is left out.
 
     Args:
         node: of this rank.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from monarch._core.later import asyncio
 from monarch._node.future import Future, judging
 from monarch.exceptions import StoppedError
 

@@ -1,8 +1,8 @@
 """The agent of a kept mesh: a host agent that outlives its controller, until a lease with a written end is over.
 
-It runs as ``python -m monarch._procs.agent.detached``, and belongs to no other process. While a controller is connected it
-does what every agent does. When the connection breaks the lease begins: until its end the ranks go on, what they print
-is kept, and any program that holds the key of the record may become the controller.
+It runs as ``python -m monarch._procs.agent.detached``, and belongs to no other process. While a controller is
+connected it does what every agent does. When the connection breaks the lease begins: until its end the ranks go on,
+what they print is kept, and any program that holds the key of the record may become the controller.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The host agent: one process a host that starts ranks, watches over them and passes messages between hosts.
 
-It runs as ``python -m monarch._procs.agent.main``, single-threaded, around one poll. What it is to do comes on its standard
-input, because keys must not be seen in a process list. It ends with its controller, and takes all ranks with it.
+It runs as ``python -m monarch._procs.agent.main``, single-threaded, around one poll. What it is to do comes on its
+standard input, because keys must not be seen in a process list. It ends with its controller, and takes all ranks with
+it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The fork server: shared by the sessions of one user and environment, it has torch imported once for all of them.
 
-Run as ``python -m monarch._procs.zygote.fork_server FD FOLDER`` by the first session that needs it, with a listening socket,
-and a Setting on its standard input. It imports nothing large itself: its zygote does, and forks host agents, each for
-one connection. A connection stands for a session; when there is none left the server ends.
+Run as ``python -m monarch._procs.zygote.fork_server FD FOLDER`` by the first session that needs it, with a listening
+socket, and a Setting on its standard input. It imports nothing large itself: its zygote does, and forks host agents,
+each for one connection. A connection stands for a session; when there is none left the server ends.
 
 Agents are children of the server, and do not end with it. What an agent leaves when it is killed comes to the server,
 which is its subreaper, so that it ends that, and removes the folder of a session whose controller is dead too.

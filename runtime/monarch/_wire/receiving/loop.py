@@ -2,8 +2,8 @@
 
 A thread that waits for an answer leads: it reads the inbox and handles what comes, until its answer is there. So an
 answer costs no hop from one thread to another. While no thread leads for a tick, because the program computes or
-runs an endpoint, the background thread does, and yields to the next one that waits. See monarch._wire.receiving.leadership for
-who leads when.
+runs an endpoint, the background thread does, and yields to the next one that waits. See leadership.py for who leads
+when.
 
 The thread that receives never waits and never runs code of the user: what it would wait for could not arrive. A wait
 there is a DeadlockError.
