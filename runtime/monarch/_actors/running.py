@@ -68,6 +68,7 @@ class ActorLike(Protocol):
     rank: int
     instance: Any
     running: Call | None
+    since: float
     queue: deque[Call]
     owned: list[Any]
     at_end: dict[str, Callable[[], object]]

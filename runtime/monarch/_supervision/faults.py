@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._actors.table import actors_of
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.actors.birth import Booting
+from monarch._meshes.procs.proc_mesh import whole_of
 from monarch._meshes.registry import booting, forsake, meshes_of
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.node import Node
@@ -120,7 +121,7 @@ class Faults:
         whole: Any = mesh
         if mesh is None and booting(self._node, fault.actor, fault.rank):
             text = f"bootstrap raised {text}"
-            whole = meshes_of(self._node).own_procs[fault.actor].whole(self._node)
+            whole = whole_of(meshes_of(self._node).own_procs[fault.actor], self._node)
         elif mesh is not None and _was_not_made(mesh, fault.rank):
             assert mesh._state.birth is not None
             port = mesh._state.birth.port

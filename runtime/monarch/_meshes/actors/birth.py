@@ -11,6 +11,7 @@ from monarch._core.later import asyncio
 from monarch._core.shapes.extent import Extent
 from monarch._meshes.actors.doom import Doom
 from monarch._node.gather import Gather, Lost
+from monarch._node.node_like import NodeLike
 from monarch._node.remote_errors import unpack_failure
 from monarch._wire import messages as m
 
@@ -117,6 +118,10 @@ class Birth(Gather[None]):
     def add_done_callback(self, callback: Any) -> None:
         self._kept = True
         super().add_done_callback(callback)
+
+    def proc_ids(self) -> list[str]:
+        """The processes of the whole mesh of processes."""
+        return self.everyone()
 
     def heard(self, ranks: Iterable[int]) -> None:
         """Somebody has read what the constructors of these base ranks have raised."""
@@ -303,7 +308,7 @@ def _true(*_: Any) -> Any:
     return True
 
 
-def _calls_to(node: Node, key: str, peer: Peer) -> list[Callable[[], Any]]:
+def _calls_to(node: NodeLike, key: str, peer: Peer) -> list[Callable[[], Any]]:
     """The calls under way to one actor, but for the one that makes it; each None once nobody keeps it."""
     found: list[Callable[[], Any]] = []
     for sink in list(node.ports.gathers.values()):

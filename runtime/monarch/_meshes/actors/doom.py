@@ -33,8 +33,7 @@ class FailedSpawn(Protocol):
     def actor(self) -> str: ...
     @property
     def port(self) -> int: ...
-    @property
-    def everyone(self) -> Callable[[], list[str]]: ...
+    def proc_ids(self) -> list[str]: ...
 
 
 class Doom:
@@ -57,7 +56,7 @@ class Doom:
         self._round = 0
         """The newest round of those that have answered. Lock: ``_lock``, as the next ones."""
         self._over = False
-        self._procs = birth.everyone()
+        self._procs = birth.proc_ids()
         self._left = {proc for proc in self._procs if node.peers.get(proc).dead is None}
         named = (birth.actor, node.proc, birth.port, self._reason, failed)
         self._answers = Answers(node, self._procs, _DOOM, named, self._heard) if self._left else None

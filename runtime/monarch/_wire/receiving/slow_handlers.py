@@ -66,7 +66,8 @@ class Watch:
     def _look(self) -> None:
         told = None
         while not self._over.wait(_LOOK):
-            while self._check.found:
+            # Not more than there are now: the thread may go on as it does.
+            for _ in range(len(self._check.found)):
                 print(f"monarch: error: {self._check.found.popleft()}", file=sys.stderr, flush=True)
             now = self._now
             if now is None or now is told or time.monotonic() - now[1] < LIMIT:
