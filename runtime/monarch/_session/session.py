@@ -30,7 +30,15 @@ from monarch._procs.launch.local import HostAgent
 from monarch._procs.os.orphans import end_orphans
 from monarch._procs.os.posix import memfd, proc_start_time
 from monarch._procs.rank.output import read_tail
-from monarch._procs.session_folder import TEND, host_id, host_of, make_folder, remove_folder, remove_socket
+from monarch._procs.session_folder import (
+    TEND,
+    host_id,
+    host_of,
+    make_folder,
+    remove_folder,
+    remove_socket,
+    restore_folder,
+)
 from monarch._session.controllers import CONTROLLERS, Desk
 from monarch._session.output import OutputView
 from monarch._session.wiring import wire
@@ -155,6 +163,8 @@ class Session:
             config = AgentConfig(node.host, self.folder, node.proc, os.getpid(), start, PRELOAD, later=LATER)
             node.peers.known.pop(node.agent, None)
             node.peers.get(node.agent, starting=True)
+            # An agent that was ended by a signal has removed it.
+            restore_folder(self.folder)
             self._agent_errors = memfd("agent-stderr")
             self._agent_env = dict(os.environ)
             self._agent = agent = HostAgent(config, self._agent_errors)
