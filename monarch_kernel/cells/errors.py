@@ -19,7 +19,7 @@ from monarch_kernel.cells.stop import Stopped, uninterrupted
 from monarch_kernel.output.render import CellStopped
 
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(?P<kind>cell|line)_magic\('(?P<name>\w+)', '(?P<line>(?:[^'\\]|\\.)*)'")
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def install(shell: Any) -> None:

@@ -12,6 +12,7 @@ from monarch._actors.mailbox import FUNCTION
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.adverbs import Endpoint
+from monarch._meshes.actors.deferred_calls import at_once
 from monarch._node.current import current_node
 from monarch._node.gather import Gather
 from monarch._node.services.asking import Answers
@@ -199,7 +200,8 @@ class Run(Running):
                 f"interrupt is still under way and would hit this cell; run it again, or see what suspends that process"
             )
         endpoints = [Endpoint[..., Any](view, _INSIDE, None, FUNCTION) if inside else view.run for view in views]
-        futures = [cast("Gather[Any]", endpoint.call(source, name, port)) for endpoint in endpoints]
+        with at_once():
+            futures = [cast("Gather[Any]", endpoint.call(source, name, port)) for endpoint in endpoints]
         super().__init__(name, futures, frozenset() if inside else frozenset(future.actor for future in futures))
         for future in futures:
             # When a rank dies, the others are interrupted.

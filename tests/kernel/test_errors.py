@@ -50,7 +50,7 @@ def test_the_frames_are_those_of_the_user(notebook: Notebook) -> None:
     text = cell.text
     for words in ("in inner", "in outer", "return 1 / x", "inner(0)", "ZeroDivisionError"):
         assert words in text
-    for words in ("monarch/", "monarch_kernel", "execute.py", "magics.py"):
+    for words in ("monarch/", "monarch_kernel", "execute.py", "magics"):
         assert words not in text
     # Eight ranks that fail alike are one traceback.
     assert cell.shown.count("return 1 / x") == 1

@@ -100,7 +100,7 @@ def test_a_plain_cell_that_waits_for_actors(book: Notebook, call: str, form: str
     # On a busy machine one may be late for the first rung; none may need more than an interrupt in the end.
     said = cell.stream("stderr")
     assert "stopped by an interrupt" in said and "C call" not in said and "after each interrupt" not in said
-    assert "pump.py" not in cell.text
+    assert "loop.py" not in cell.text
     name = call.partition(".")[0]
     assert book.run(f"set({name}.get.call().get().values())").ok().shown == "{'kept'}"
 

@@ -108,6 +108,8 @@ class FailFast:
         self._failed: set[int] = set()
         self._left = set(range(count))
         self._standings: dict[int, Standing] = {}
+        self._at_rest: dict[int, int] = {}
+        """How often in a row nothing ran at a position, since the last call was added."""
         self.round = 0
         """The newest round of which a group is of no use any more."""
         self._cut: dict[int, tuple[tuple[int, ...], float]] = {}
@@ -141,6 +143,8 @@ class FailFast:
         first = len(self._calls)
         self._calls += [call] * count
         self._left.update(range(first, first + count))
+        # What was said before may be older than the call.
+        self._at_rest.clear()
         self._due = min(self._due, now + COLLECT)
 
     def failed(self, position: int) -> None:
@@ -167,7 +171,7 @@ class FailFast:
     def standing(self, position: int, standing: Standing, now: float) -> list[Command]:
         """A rank says where it is."""
         before, self._standings[position] = self._standings.get(position), standing
-        self.round = max(self.round, standing.round)
+        self._at_rest[position] = 0 if standing.busy else self._at_rest.get(position, 0) + 1
         if standing.idle and before is not None and before.idle:
             # Nobody may be there to hear its answer. One look alone may be faster than a call by somebody else.
             self.ended(position)
@@ -185,6 +189,8 @@ class FailFast:
         if place != standing.place or position not in self._cut:
             self._cut[position] = standing.place, now
             self.freed.add(position)
+            # Of those that are freed only: others may be in groups that were made since.
+            self.round = max(self.round, standing.round)
             return [Free((position,))]
         if now >= when + STUBBORN and position not in self._interrupted:
             self._interrupted.add(position)
@@ -195,4 +201,5 @@ class FailFast:
         """The positions that have failed, and will not join what this one waits in."""
         call = self._calls[position]
         known = [each for each in sorted(self._failed) if each in self._standings]
-        return [each for each in known if self._calls[each] == call or not self._standings[each].busy]
+        # One look alone may be faster than a call that is on its way there.
+        return [each for each in known if self._calls[each] == call or self._at_rest.get(each, 0) > 1]

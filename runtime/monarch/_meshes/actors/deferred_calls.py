@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextvars import copy_context
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +17,19 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 S = TypeVar("S")
+
+
+_at_once: ContextVar[bool] = ContextVar("monarch_at_once", default=False)
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Have calls be sent before they return, as a cell does: the event loop of its thread does not run meanwhile."""
+    token = _at_once.set(True)
+    try:
+        yield
+    finally:
+        _at_once.reset(token)
 
 
 class Later(Future[R]):
@@ -48,7 +62,7 @@ class Later(Future[R]):
 
 def must_wait(mesh: ActorMeshLike) -> bool:
     """Whether a call from this thread would keep an event loop waiting for a verdict, or overtake one that does."""
-    if asyncio._get_running_loop() is None or judging.get():
+    if asyncio._get_running_loop() is None or judging.get() or _at_once.get():
         return False
     return not mesh._node.lanes.is_idle(_lane(mesh)) or mesh._awaits_verdict()
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 # What is above the package, for the zygote to find it in.
-_ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[3]
 
 
 def environment(changes: Mapping[str, str | None]) -> tuple[dict[str, str], dict[str, str | None]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from monarch._procs.os.cpu_shares import is_load_time
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+_PACKAGE = Path(__file__).resolve().parents[2]
 _VARIABLES = {"CUDA_VISIBLE_DEVICES", "HOME", "PATH", "TMPDIR", "TZ", "VIRTUAL_ENV", "XDG_RUNTIME_DIR"}
 _STATUS = ("Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 

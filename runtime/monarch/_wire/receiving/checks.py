@@ -20,7 +20,7 @@ from collections import deque
 from types import CodeType, FrameType
 from typing import Any
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _STDLIB = (sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep)
 _LIBRARIES = ("zmq", "msgspec", "cloudpickle", "torch", "numpy", "psutil")
 _SITE = ("site-packages", "dist-packages")
