@@ -16,7 +16,7 @@ LATER = (
     "torch",
     "monarch._procs.agent.main",
     "monarch._procs.zygote.main",
-    "monarch._transfers",
+    "monarch._state",
 )
 
 
