@@ -1,1 +1,1 @@
-"""Actors and meshes: what the public modules show."""
+"""The actor model in one process: endpoints, mailboxes, executors, ports, interrupts and deadlocks."""

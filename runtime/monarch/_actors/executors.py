@@ -34,7 +34,7 @@ Item = Any
 
 
 def start_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """Start a task of the runtime; not by the loop's task factory, which is the user's and may raise."""
+    """Start a task of ours, bypassing the loop's task factory, which is the user's and may raise."""
     return asyncio.Task(work, loop=loop)
 
 

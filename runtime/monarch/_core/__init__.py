@@ -1,1 +1,1 @@
-"""Decisions without I/O: shapes, ids, messages, gathering, flow control, folding."""
+"""Pure logic without I/O: shapes, rosters, flow control, state machines and text."""

@@ -1,1 +1,1 @@
-"""Process groups of meshes: rendezvous, membership, torchrun."""
+"""Process groups of meshes: rendezvous, groups of axes and slices, and programs written for torchrun."""

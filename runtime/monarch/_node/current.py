@@ -1,4 +1,4 @@
-"""The one runtime of this process: that of a rank, or that of the program, which opens a session when it needs one."""
+"""The node of this process: one for a rank; a program gets one when it opens its session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _parent = 0
 
 
 def current_node() -> Node:
-    """Return the runtime of this process; it never opens a session.
+    """Return the node of this process; never open a session.
 
     Raises:
         StoppedError: the session was shut down.
@@ -33,7 +33,7 @@ def current_node() -> Node:
 
 
 def open_node() -> Node:
-    """Return the runtime of this process, and open a session if a program has none: for public entry points only."""
+    """Return the node of this process; open a session if a program has none. For public entry points only."""
     node = _node
     if node is None or _is_over(node):
         with _lock:
@@ -46,7 +46,7 @@ def open_node() -> Node:
 
 
 def node_for(what: str, origin: str, hosts: Iterable[str]) -> Node:
-    """Return the runtime of this process for a reference that is unpickled here.
+    """Return the node of this process for a reference that is unpickled here.
 
     Args:
         what: the reference, for errors, as in ``the mesh 'trainers'``.
@@ -85,17 +85,17 @@ def _no_session() -> MonarchError:
 
 
 def _is_over(node: Node) -> bool:
-    """Whether a program may have another one; a rank that ends does not begin a session in its last moments."""
+    """Whether a program may open another session; a rank that is ending never does."""
     return node.closed and node.config is None
 
 
 def has_node() -> bool:
-    """Whether there is one already."""
+    """Whether this process has an open node."""
     return _node is not None and not _node.closed
 
 
 def set_node(node: Node | None) -> None:
-    """Makes it the one of this process."""
+    """Set the node of this process."""
     global _node
     _node = node
 

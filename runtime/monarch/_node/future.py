@@ -58,7 +58,7 @@ class Future(Generic[R]):
         self.thread: Turn | None = None
         self.wanted = False
         """Whether a thread waits for it, as far as is known; written by those that do."""
-        # Common to all futures of a runtime, held for a few steps. Guards all below, and ``done`` as it is set.
+        # Common to all futures of a node, held for a few steps. Guards all below, and ``done`` as it is set.
         self._lock = node.waits.lock
         self._callbacks: list[Callable[[Future[R]], None]] | None = None
         self._value: Any = _PENDING

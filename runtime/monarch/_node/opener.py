@@ -1,14 +1,14 @@
-"""How a program opens its session when it first needs one: a slot, since what opens it stands above all rooms here."""
+"""The slot for the function that opens a program's session; the function is in a room above this one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 opener: Callable[[], object] | None = None
-"""Opens the session and returns its node. The package ``monarch`` sets it, so it is there before any module of it."""
+"""Opens the session and returns its node. ``monarch/__init__.py`` sets it before any other module is imported."""
 
 
 def set_opener(function: Callable[[], object]) -> None:
-    """Set what opens a session."""
+    """Set the function that opens a session and returns its node."""
     global opener
     opener = function

@@ -1,4 +1,4 @@
-"""What an actor is made of, as it is sent to its procs."""
+"""Specifications of an actor mesh and of a rank, as their procs receive them."""
 
 from __future__ import annotations
 

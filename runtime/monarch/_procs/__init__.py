@@ -1,1 +1,1 @@
-"""Processes: zygote, host agent, leases, output capture, the message node of a process."""
+"""Processes: host agents, zygotes, the fork server, and the process side of a rank."""

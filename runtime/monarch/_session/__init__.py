@@ -1,1 +1,1 @@
-"""A program's session: its hosts, agents, output and detached meshes."""
+"""Sessions: the program's side, the main program of a rank, output, workers and detached meshes."""

@@ -1,4 +1,4 @@
-"""The program's side of a session: its runtime, the agent of this host, and the hosts that it has attached."""
+"""The program's side of a session: its node, the agent of this host, and the attached hosts."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ LATER = [
 
 
 class Session:
-    """What a program has beside its runtime: the processes that serve it."""
+    """The session of a program: its node, and the host agents and hosts that serve it."""
 
     def __init__(self) -> None:
         raise_limit()
@@ -499,7 +499,7 @@ def need_session(node: Node) -> Session:
 
 
 def start() -> Node:
-    """Makes the runtime of this program, which has none yet."""
+    """Open the session of this program, and return its node."""
     return Session().node
 
 

@@ -1,4 +1,4 @@
-"""What the rooms of a process ask of rooms above them: set when its session begins, before it receives."""
+"""Connect the hooks of lower rooms to the rooms above them, before a process receives its first message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from monarch._supervision.watch import Watch
 
 
 def wire(node: Node) -> None:
-    """Connect the hooks of actors and calls. Both a program and a rank do it, once or again."""
+    """Connect the hooks of actors and calls to a node. Programs and ranks both call this."""
     mailbox.on_error = _explain
     node.watch = Watch(node)
     node.part(Silence).ticked.subscribe(Behind(node).tick)

@@ -1,1 +1,1 @@
-"""State of actors: buffers, copies, transfers and checkpoints."""
+"""State of actors: one-sided buffers, copies, handoff, checkpoints and healing with state."""

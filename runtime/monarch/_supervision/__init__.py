@@ -1,1 +1,1 @@
-"""Failures: who decides about them, who is told, what is started again."""
+"""Failures: deaths and faults, supervisors, restarts, healing and fail-fast."""

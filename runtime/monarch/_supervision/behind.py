@@ -124,7 +124,7 @@ def _waited(node: Node) -> Iterator[Gather[Any]]:
 
 def _is_notebook(node: Node, key: str) -> bool:
     mesh = meshes_of(node).actor_meshes.get(key)
-    return mesh is not None and mesh._state.cls.__module__.startswith("monarch._notebook")
+    return mesh is not None and mesh._state.cls.__module__.startswith("monarch._notebook.")
 
 
 def ahead_now(gather: Gather[Any]) -> str:

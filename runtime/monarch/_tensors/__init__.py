@@ -1,1 +1,1 @@
-"""Tensors between ranks: process groups, and memory that others read and write one-sidedly."""
+"""Everything built on torch: process groups, memory for one-sided transfers, and checkpoint files."""

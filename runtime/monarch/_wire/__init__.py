@@ -1,1 +1,1 @@
-"""ZeroMQ and shared memory: frames, codec, sockets, keys, bulk buffers."""
+"""The control plane: messages, pickling, sockets, keys, shared memory and the receive loop."""

@@ -13,7 +13,7 @@ from monarch.exceptions import ProtocolError
 _BUILTINS = frozenset({"set", "frozenset", "complex", "bytearray", "range", "slice"})
 
 receives_here: Callable[[], bool] = bool
-"""Whether this thread receives at this moment. Set once, by the runtime of this process."""
+"""Whether this thread receives at this moment. Set once, by the node of this process."""
 
 
 class _Plain(pickle.Unpickler):
