@@ -54,7 +54,8 @@ class PeerTable:
         """How many peers have died. Leader only writes."""
         self.pids: dict[str, int] = {}
         """Of processes of this host that were started from here. Leader only writes."""
-        self._root = root
+        self.root = root
+        """Of the program that everything belongs to; another one when that takes over."""
         self._hosts = hosts
         self._ports = ports
         self._events = events
@@ -87,7 +88,7 @@ class PeerTable:
             # The host was lost while this was made, and its loss was told without this peer.
             peer.end(m.Dead(proc, why.reason, why.expected, []))
         # An agent is missed by the loss of its host, and the root takes this process along.
-        if not starting and proc not in (self.proc, self._root) and not proc.endswith("/agent"):
+        if not starting and proc not in (self.proc, self.root) and not proc.endswith("/agent"):
             # A rank asks the agent of its own host, which hears of the loss of others as well.
             self.to_agent(hosts.host if hosts.in_rank else host, m.Watch(self.proc, proc))
         return peer
