@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -48,6 +49,8 @@ class Membership:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.round = 0
+        self._begun = 0.0
+        """When this rank was called to that round, by the monotonic clock."""
         self.convened = 0
         self.roster = -1
         """Version of the roster by which the ranks of this round were called. Lock: ``lock``."""
@@ -152,6 +155,7 @@ class Membership:
             old, self.world = self.world, None
             ended, why = self._ended
             self.round, self.broken, self._joining = number, why if number <= ended else "", number > ended
+            self._begun = time.monotonic()
         if self.broken:
             self._settle(None, GroupError(why), number)
             return
@@ -225,6 +229,11 @@ class Membership:
         if before is not None:
             count += shut_down(open_sockets() - before)
         return count
+
+    def may_be_in(self, src: str, port: int, since: float) -> bool:
+        """Whether a call that began at a time may wait in groups of this round, which may be younger and new to it."""
+        with self.lock:
+            return self._begun <= since or self._used.get((src, port)) == self.round
 
     def free_call(self, src: str, port: int, reason: str) -> None:
         """The collectives of a call cannot end, or are about to be aborted."""

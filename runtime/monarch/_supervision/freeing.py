@@ -183,7 +183,8 @@ def free(key: str, src: str, port: int, reason: str) -> Freed:
         return Freed.CONNECTION
     if _wake(ident):
         return Freed.WAIT
-    if what.wait is Wait.SLEEP:
+    if what.wait is Wait.SLEEP or not membership().may_be_in(src, port, found[0].since):
+        # The others may have called this rank to new groups, where this was asked for while it could not hear.
         return Freed.NOTHING
     _explain(reason)
     return Freed.COLLECTIVE if spoil(reason) else Freed.NOTHING
