@@ -22,7 +22,7 @@ class Last(Actor):
             with open(path, "w") as file:
                 file.write(f"{node.closed} {current_node() is node}")
 
-        node.events.closing.append(end)
+        node.events.closing.subscribe(end)
 
 
 def test_a_rank_that_ends_begins_no_session(procs: Any, tmp_path: Any) -> None:

@@ -154,7 +154,7 @@ def test_an_error_that_cannot_be_read_is_a_protocol_error(echo: Any, body: bytes
 def test_frames_that_are_none_are_told_of_seldom(echo: Any, shown: Callable[[], list[str]]) -> None:
     node, peer = current_node(), echo._members_at().peers[0]
     for proc in (peer.proc, node.proc):
-        link = Link(node.context, ipc_address(node.folder, proc), node.hello)
+        link = Link(node.hosts.context, ipc_address(node.folder, proc), node.hosts.hello)
         for number in range(5_000):
             link.send(b"garbage", [b"more"] * (number % 3))
         # One that says that more frames follow than do, and kinds that neither takes.
@@ -197,7 +197,7 @@ def test_a_part_of_a_batch_that_is_none_loses_no_other(procs: Any, shown: Callab
     batch = m.Batch("h/agent", [1, 2, 1], 4)
     node.dispatch.handlers[m.Batch](batch, [one, b"garbage", b"more", two])
     assert answers.get(timeout=20) == [0, 1]
-    assert len(shown()) == 1 and "undecodable frame" in shown()[0]
+    assert wait_until(lambda: len(shown()) == 1) and "undecodable frame" in shown()[0]
 
 
 def test_an_error_body_of_a_fault_that_is_none_is_shown(echo: Any, capfd: pytest.CaptureFixture[str]) -> None:

@@ -132,13 +132,13 @@ def test_two_threads_make_one_connection_to_a_process(host: Any, often: None) ->
     made: list[Any] = []
 
     def new_gateway(host: str) -> Gateway:
-        link = Link(node.context, ipc_address(node.folder, node.agent), node.hello)
+        link = Link(node.hosts.context, ipc_address(node.folder, node.agent), node.hosts.hello)
         made.append(Gateway(link, f"{host}/agent", False))
         time.sleep(0.001)
         return made[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node, "_new_gateway", new_gateway)
+        patch.setattr(node.hosts, "_new_gateway", new_gateway)
         gateways = together(lambda _: node.hosts.gateway("nowhere"))
     assert made == [gateways[0]] and len(set(map(id, gateways))) == 1
     node.hosts.gateways.pop("nowhere").close()
@@ -151,7 +151,7 @@ def test_all_that_wait_for_shared_memory_are_woken(procs: Any, monkeypatch: pyte
     monkeypatch.setattr(bulk, "SPACE_S", 20.0)
     mesh = procs(4).spawn("keepers", Keeper)
     node = current_node()
-    held, wanted = numpy.zeros(3 << 20, numpy.uint8), numpy.zeros(200_000, numpy.uint8)
+    held, wanted = numpy.zeros(3 << 20, numpy.uint8), numpy.zeros(600_000, numpy.uint8)
     mesh.slice(gpus=0).keep.call_one(held).get(timeout=20)
     before, begin = node.bulk.segments.stats().live, time.monotonic()
     with pytest.MonkeyPatch.context() as patch:

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
+from monarch._meshes import verdicts
+from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import current_node
-from monarch._supervision import state as oversight
 from monarch.actor import Actor, MeshFailure, endpoint, heal_mesh, supervise
 from monarch.exceptions import DeviceMeshError, StoppedError, SupervisionError
 
@@ -43,7 +44,7 @@ def busy() -> Iterator[None]:
 
 
 def test_no_verdict_stays_open_when_judges_race(host: Any, busy: None) -> None:
-    watch, stop = current_node().oversight, threading.Event()
+    watch, stop = verdicts_of(current_node()), threading.Event()
     late: list[BaseException] = []
 
     def wait() -> None:
@@ -75,7 +76,7 @@ def test_no_verdict_stays_open_when_judges_race(host: Any, busy: None) -> None:
 def test_wait_for_a_verdict_is_bounded_and_says_for_whom(
     procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(oversight, "VERDICT_S", 0.3)
+    monkeypatch.setattr(verdicts, "VERDICT_S", 0.3)
     mesh, gate, asked = procs(2, name="mesh"), threading.Event(), threading.Event()
     workers = mesh.spawn("workers", Worker)
     pids = list(workers.pid.call().get(30).values())
@@ -98,7 +99,7 @@ def test_wait_for_a_verdict_is_bounded_and_says_for_whom(
         with pytest.raises(ZeroDivisionError), supervise(mesh):
             1 / 0
         assert "the end of supervise() has waited" in capsys.readouterr().err
-        monkeypatch.setattr(oversight, "VERDICT_S", 60.0)
+        monkeypatch.setattr(verdicts, "VERDICT_S", 60.0)
         gate.set()
         assert len(list(workers.pid.call().get(30).values())) == 2
 
@@ -107,7 +108,7 @@ def test_wait_for_a_verdict_is_bounded_and_says_for_whom(
 def test_event_loop_goes_on_while_a_verdict_is_open(
     procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, heals: bool
 ) -> None:
-    monkeypatch.setattr(oversight, "VERDICT_S", 20.0)
+    monkeypatch.setattr(verdicts, "VERDICT_S", 20.0)
     mesh, gate, asked = procs(2, name="mesh"), threading.Event(), threading.Event()
     workers = mesh.spawn("workers", Worker)
     pids = list(workers.pid.call().get(30).values())
