@@ -138,7 +138,8 @@ def test_an_answer_from_no_position_is_an_error_and_no_hang(procs: Any, rank: in
 def test_an_answer_of_a_stranger_is_counted(echo: Any, shown: Callable[[], list[str]]) -> None:
     node, answers = current_node(), waiting(echo)
     node.dispatch.deliver(m.encode(m.Reply("h/stranger.0", answers.port, 5, m.RESULT, 0, NOTHING)))
-    assert [line for line in shown() if "h/stranger.0 answered echo" in line and "is none of them" in line]
+    wanted = ("h/stranger.0 answered echo", "is none of them")
+    assert wait_until(lambda: any(all(word in line for word in wanted) for line in shown()))
     assert node.mishaps.statistics() and not answers.done
     answers.lost(echo._members_at().peers[0], m.Dead("x", "was ended by the test", True, []))
 
