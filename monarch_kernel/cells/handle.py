@@ -65,7 +65,7 @@ class Handle:
             in_thread(current_node(), "nowait", self._show_end)
 
     def _show_end(self) -> None:
-        """Says what came of the cell, once."""
+        """Show how the cell ended, once."""
         failure: BaseException | None = None
         try:
             self._finish()
@@ -139,7 +139,7 @@ def _was_stopped(failure: BaseException) -> bool:
 
 
 def _outcome(failure: BaseException | None) -> str:
-    """What came of a cell, in words."""
+    """How a cell ended, in words."""
     if failure is None:
-        return "has ended; result() has what came of it"
+        return "has ended; result() has its values"
     return "was stopped" if _was_stopped(failure) else "has failed"

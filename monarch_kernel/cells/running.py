@@ -1,4 +1,4 @@
-"""A cell that runs on ranks: sent, awaited, and what came of it on each."""
+"""A cell that runs on ranks: sent, awaited, and its outcome on each rank."""
 
 from __future__ import annotations
 

@@ -23,13 +23,13 @@ USAGE = """\
     [--restart [N]] [--spares N]   replace ranks that die, N times a minute; keep processes that wait for their places
     [--roles train=4,load=2:cpu]   ranks that differ; %%mesh NAME[load] runs a cell on those of a role
     [--silence S]                  seconds of silence after which a rank is shown as unresponsive, a host as lost
-    [--keep 2h]                    the mesh outlives this kernel by so long
+    [--keep 2h]                    the mesh stays for that long after this kernel
 %mesh list [--all]                 the meshes of this notebook, and those that are kept for this user
 %mesh attach NAME                  get a kept mesh back, with its variables, its actors, and what it has printed
 %mesh                              the meshes and their ranks
 %mesh use NAME                     cells without a name go there
 %mesh down [NAME]                  end a mesh
-%mesh restart [NAME]               end it and start it anew, empty
+%mesh restart [NAME]               end it and start an empty one
 %mesh heal [NAME] [--bare]         put new ranks in the place of those that have died, with what cells have defined
 %mesh heal [NAME] --copy-from R|peer [x y]
                                    and with variables of a rank that lives, or of any: these, or all that can be copied

@@ -23,14 +23,6 @@ class Sink(Protocol):
     def reply(self, reply: m.Reply, frames: Sequence[Any], /) -> None: ...
 
 
-class Call(Sink, Protocol):
-    """A sink that waits for peers."""
-
-    label: str
-
-    def lost(self, peer: Peer, dead: m.Dead, /) -> bool: ...
-
-
 class PortTable:
     """The open ports of a process.
 

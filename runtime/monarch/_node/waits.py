@@ -12,13 +12,6 @@ if TYPE_CHECKING:
     import asyncio
 
 
-class Awaitable(Protocol):
-    """What the deadlock detector needs of a future."""
-
-    done: bool
-    label: str
-
-
 class ActorWaits(Protocol):
     """Watches the waits of actors; registered by the room of actors."""
 
