@@ -40,12 +40,33 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 _FOLDER = mark_this_run()
+_WEDGED = 150.0
+"""Seconds beyond its time limit after which a test can no longer end by itself: the process says where, and exits."""
 _start: Snapshot | None = None
+_stderr = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Here pytest captures nothing, so this is where the program's own stderr goes.
+    config.stash[_stderr] = os.dup(2)
 
 
 def pytest_sessionstart() -> None:
     global _start
     _start = Snapshot()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Has a thread in C look after each test: a time limit by a signal needs a main thread that can take it, once."""
+    marker = item.get_closest_marker("timeout")
+    limit = float(marker.args[0] if marker and marker.args else item.config.getini("timeout"))
+    tries = 1 + (item.config.getoption("reruns", None) or 0)
+    faulthandler.dump_traceback_later(limit * tries + _WEDGED, exit=True, file=item.config.stash[_stderr])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from leaks import processes, wait_until
+from monarch._meshes.actors.ask import ask
 from monarch._node.current import current_node
-from monarch._node.services.asking import ask
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ActorError, CallTimeoutError
 
