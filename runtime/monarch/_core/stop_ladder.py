@@ -242,7 +242,9 @@ class StopLadder:
 
     def _close(self) -> list[Command]:
         self._stage = _Stage.OVER
-        doomed = tuple(rank for rank in self._doomed if rank in self._left)
+        # On a busy machine a rank may say only now that it swallows interrupts.
+        doomed = tuple(rank for rank in self._left if rank in self._doomed or self._is_doomed(rank))
         for rank in self._left:
             self.endings[rank] = Ending.RESTARTED if rank in doomed else Ending.LEFT
-        return [Restart(doomed)] if doomed else []
+        late = tuple(rank for rank in doomed if rank not in self._doomed)
+        return [*([Announce(late)] if late else []), *([Restart(doomed)] if doomed else [])]
