@@ -494,7 +494,8 @@ def test_a_host_that_is_cut_off(tmp_path: Path) -> None:
         "[4, 4]",
     ], done.stderr
     assert done.returncode == 0
-    assert done.stderr == ""
+    # That ranks are silent may be said before their host counts as lost.
+    assert not [line for line in done.stderr.splitlines() if "does not answer" not in line], done.stderr
     assert wait_until(lambda: not processes().keys() - before.keys(), 5)
 
 

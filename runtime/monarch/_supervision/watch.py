@@ -16,8 +16,10 @@ from monarch._meshes.registry import meshes_of
 from monarch._node.node import Node
 from monarch._node.owed import Unanswered, Watched
 
+# Not when the first rank fails: that is noticed in the receiving thread, where an import would run import hooks.
+from monarch._supervision.fail_fast import Party
+
 if TYPE_CHECKING:
-    from monarch._supervision.fail_fast import Party
     from monarch._wire import messages as m
 
 
@@ -83,8 +85,6 @@ class Watch:
 
     def _join(self, uid: str, calls: list[Watched]) -> None:
         """Watches over calls as one, beside those that are watched over already."""
-        from monarch._supervision.fail_fast import Party
-
         while True:
             with self._lock:
                 known = self._parties.get(uid)
