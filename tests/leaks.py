@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import tempfile
 import threading
 import time
@@ -19,7 +20,7 @@ MARKER = "MONARCH_TEST_RUN"
 _ZYGOTES = ("monarch-zygote", "monarch-warming")
 _SPARES = ("monarch-spare", "monarch-image")
 """Processes that are of one kind with these, but serve no session."""
-SOON = 5.0
+SOON = 15.0
 """Seconds for which something on its way out may still be seen."""
 
 # Kept warm for the next message, and bounded; whether one is still in use is asked of the segments themselves.
@@ -105,9 +106,11 @@ def threads() -> dict[int, str]:
 
 
 def descriptors() -> Counter[str]:
-    """Open files of this process by what they are."""
+    """Open files of this process by what they are; not its reserve, which comes and goes with connections."""
     found: Counter[str] = Counter()
-    for fd in os.listdir("/proc/self/fd"):
+    wire = sys.modules.get("monarch._wire.descriptors")
+    held = {str(fd) for fd in (wire.reserve._held if wire is not None else ())}
+    for fd in set(os.listdir("/proc/self/fd")) - held:
         try:
             target = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:
