@@ -16,6 +16,7 @@ from pathlib import Path
 
 from monarch._procs.os.orphans import end_orphans
 from monarch._procs.os.posix import proc_start_time
+from monarch._procs.os.shared_names import remove_names
 from monarch._wire.descriptors import limit_of, used_by
 from monarch._wire.links import IPC_PATH_LIMIT, Inbox, shut_path
 
@@ -180,7 +181,7 @@ def sweep(base: Path) -> None:
         if all(len(known) == 2 for known in claims) and not any(
             is_alive(int(pid), int(start)) for pid, start in claims
         ):
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(str(folder))
 
 
 def is_alive(pid: int, start: int) -> bool:
@@ -190,11 +191,17 @@ def is_alive(pid: int, start: int) -> bool:
 
 def remove_folder(folder: str) -> None:
     """Removes a session's folder, and that of all sessions if it is the last."""
-    shutil.rmtree(folder, ignore_errors=True)
+    _remove(folder)
     try:
         os.rmdir(os.path.dirname(folder))
     except OSError:
         pass
+
+
+def _remove(folder: str) -> None:
+    """Removes a folder, with the shared memory of ranks that nobody has removed before."""
+    remove_names(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def ipc_address(folder: str, proc: str) -> str:

@@ -28,6 +28,7 @@ from monarch._node.remote_errors import in_bootstrap, in_cleanup, pack_failure
 from monarch._node.services.registry import service
 from monarch._procs.os.gpus import environment_of, visible_gpus
 from monarch._procs.os.helpers import let_helpers_use
+from monarch._procs.os.shared_names import keep_names
 from monarch._procs.rank.cell_marker import mark_stopped
 from monarch._procs.rank.foreground import interrupt_programs
 from monarch._procs.zygote.user_forks import watch_forks
@@ -75,6 +76,7 @@ class Rank:
             free_gloo_threads()
         node.events.lost.subscribe(self._sibling_died)
         set_node(node)
+        keep_names(folder, proc)
         self.main = MainExecutor(node)
         self.outbox = Outbox(node, config.procs.region().nelements, self._busy_call)
         self._pause = _FLUSH_EVERY

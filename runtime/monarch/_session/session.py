@@ -58,6 +58,7 @@ _LOOK = 200
 PRELOAD = [
     "torch",
     "numpy",
+    "multiprocessing.resource_tracker",
     "monarch.actor",
     "monarch._session.rank_process",
     "monarch._state.checkpoint.api",

@@ -32,6 +32,7 @@ from monarch._procs.agent.zygotes import Zygote
 from monarch._procs.os.blocked import process_state
 from monarch._procs.os.orphans import end_descendants, end_orphans, end_orphans_in_time
 from monarch._procs.os.posix import memfd, proc_start_time, set_child_subreaper, set_comm
+from monarch._procs.os.shared_names import remove_names
 from monarch._procs.rank.cell_marker import take_mark
 from monarch._procs.session_folder import (
     TEND,
@@ -453,6 +454,8 @@ class Agent:
         self._tidying = bool(end_orphans())
         if self._tidying:
             self._later(_TIDY, self._end_orphans)
+        else:
+            remove_names(self.folder, list(self.children.by_proc))
 
     def _on_zygote(self) -> None:
         self.forks.work(self.children)
