@@ -1,4 +1,4 @@
-"""An interrupt of a call reaches what the call waits for: programs that it has started, and calls that are in front."""
+"""An interrupt reaches one call: programs that it has started, and none of the calls in front of it or behind it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Runs(Actor):
 
 
 def interrupt(actors: Any, call: Any) -> Any:
-    return ask(actors, INTERRUPT, actors._key, current_node().proc, call.port, True).get(20)
+    return ask(actors, INTERRUPT, actors._key, current_node().proc, call.port).get(20)
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -85,19 +85,22 @@ def spins(request: pytest.FixtureRequest, procs: Any) -> Any:
     mesh = procs(1)
     actors = {each: mesh.spawn(each, cls) for each in ("first", "second")}
     actors[name].ok.call_one().get(timeout=20)
-    yield actors[name]
-    for each in actors.values():
-        interrupt(each, each.ok.call_one())
+    return actors[name]
 
 
-def test_interrupt_of_a_call_reaches_the_one_in_front(spins: Any) -> None:
+def test_interrupt_of_a_queued_call_spares_the_one_in_front(spins: Any) -> None:
     front = spins.loop.call_one()
     behind = spins.ok.call_one()
     assert interrupt(spins, behind) == {0: True}
-    for call in (front, behind):
-        with pytest.raises(ActorError, match=r"KeyboardInterrupt|CancelledError"):
-            call.get(timeout=20)
-    assert spins.ok.call_one().get(timeout=20) == 1
+    with pytest.raises(ActorError, match=r"KeyboardInterrupt|CancelledError"):
+        behind.get(timeout=20)
+    after = spins.ok.call_one()
+    with pytest.raises(CallTimeoutError):
+        after.get(timeout=0.2)
+    assert interrupt(spins, front) == {0: True}
+    with pytest.raises(ActorError, match=r"KeyboardInterrupt|CancelledError"):
+        front.get(timeout=20)
+    assert after.get(timeout=20) == 1
 
 
 def test_a_wait_behind_another_call_says_which(spins: Any, capfd: pytest.CaptureFixture[str]) -> None:
