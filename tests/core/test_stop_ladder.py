@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -135,6 +136,32 @@ def test_ladder_takes_as_long_for_256_silent_ranks_as_for_one(count: int) -> Non
     assert [type(command) for _, command in log] == [Interrupt, Free, Insist, Look]
     assert set(ladder.endings.values()) == {Ending.LEFT}
     assert all(ladder.activity(rank) is Activity.SILENT for rank in range(count))
+
+
+def test_rank_has_its_time_to_answer_when_the_ladder_is_called_late() -> None:
+    ladder = StopLadder([0])
+    ladder.begin(0.0)
+    asked: list[tuple[float, Command]] = []
+    now = 0.0
+    while not ladder.over:
+        # The machine was busy with something else.
+        now = ladder.due + 0.4
+        asked += [(now, command) for command in ladder.tick(now)]
+    assert [type(command) for _, command in asked] == [Free, Insist, Look]
+    times = [*(when for when, _ in asked), now]
+    assert [later - earlier > 0.4 for earlier, later in pairwise(times)] == [True] * 3
+    assert now <= BOUND + 4 * 0.4 and ladder.endings == {0: Ending.LEFT}
+
+
+def test_activity_is_the_one_seen_last_and_else_the_one_before() -> None:
+    ladder = StopLadder([0, 1])
+    ladder.begin(0.0)
+    for rank in (0, 1):
+        ladder.glimpsed(rank, Activity.SUSPENDED)
+    assert ladder.activity(0) is Activity.SUSPENDED
+    ladder.seen(0, Activity.PYTHON, 0.1)
+    ladder.glimpsed(1, None)
+    assert (ladder.activity(0), ladder.activity(1)) == (Activity.PYTHON, Activity.SILENT)
 
 
 def test_ladder_of_mixed_ranks_takes_the_time_of_the_slowest() -> None:

@@ -23,7 +23,8 @@ LOOKING = 1.2
 GRACE = 0.3
 """Seconds that a rank has left once it was said that it is restarted: it may have just come out of a C call."""
 BOUND = LOOKING + GRACE
-"""Seconds that the ladder takes at most."""
+"""Seconds that the ladder takes at most, where ``tick`` is called when it is due; on a busy machine its lateness is
+added, so that ranks have as long to answer."""
 
 
 class Activity(Enum):
@@ -122,13 +123,14 @@ class _Stage(Enum):
     OVER = auto()
 
 
-_UNTIL = {
+_LASTS = {
     _Stage.POLITE: POLITE,
-    _Stage.FREEING: FREEING,
-    _Stage.INSISTING: INSISTING,
-    _Stage.LOOKING: LOOKING,
-    _Stage.GRACE: BOUND,
+    _Stage.FREEING: FREEING - POLITE,
+    _Stage.INSISTING: INSISTING - FREEING,
+    _Stage.LOOKING: LOOKING - INSISTING,
+    _Stage.GRACE: GRACE,
 }
+"""Seconds that each stage lasts at most, from when it has begun."""
 
 
 class StopLadder:
@@ -147,11 +149,14 @@ class StopLadder:
         self._restartable = restartable
         self._again = set(again)
         self._stage = _Stage.POLITE
-        self._begun = 0.0
+        self._since = 0.0
+        """When the stage has begun."""
         self._freed: set[int] = set()
         self._ended_by_then: set[int] = set()
         """Ranks that have ended between the abort of what they waited in and the next rung."""
         self._seen: dict[int, Activity] = {}
+        self._glimpsed: dict[int, Activity] = {}
+        """What was seen from outside before the look; of those that the look does not reach."""
         self._doomed: tuple[int, ...] = ()
 
     @property
@@ -166,17 +171,17 @@ class StopLadder:
     @property
     def due(self) -> float:
         """When to call ``tick`` at the latest."""
-        return self._begun + _UNTIL.get(self._stage, 0.0)
+        return self._since + _LASTS.get(self._stage, 0.0)
 
     def activity(self, rank: int) -> Activity:
         """What a rank was last seen to do that still runs."""
-        return self._seen.get(rank, Activity.SILENT)
+        return self._seen.get(rank) or self._glimpsed.get(rank, Activity.SILENT)
 
     # Events
 
     def begin(self, now: float) -> list[Command]:
         """The stop begins."""
-        self._begun = now
+        self._since = now
         if not self._left:
             self._stage = _Stage.OVER
             return []
@@ -203,11 +208,20 @@ class StopLadder:
             self._seen[rank] = activity
         return self.tick(now)
 
+    def glimpsed(self, rank: int, activity: Activity | None) -> list[Command]:
+        """A rank was seen from outside to be doing this before it was asked; None if nothing was to be seen."""
+        if activity is None:
+            self._glimpsed.pop(rank, None)
+        else:
+            self._glimpsed[rank] = activity
+        return []
+
     def tick(self, now: float) -> list[Command]:
         """The time has come, or something has."""
         commands: list[Command] = []
         while not self.over and (not self._left or now >= self.due or self._nothing_to_wait_for()):
             commands.extend(self._next())
+            self._since = now
         return commands
 
     # Stages
