@@ -29,10 +29,12 @@ from monarch._node.current import current_node
 from monarch._node.services.asking import Answers
 from monarch._notebook.busy import Doing
 from monarch._notebook.execute import CellError
+from monarch._supervision.broken_groups import meshes_of_calls, spoil_groups
 from monarch_kernel.cells.calls import Calls
-from monarch_kernel.cells.running import STOPPED, Running
+from monarch_kernel.cells.running import STOPPED, Running, Task
 
 _FREE = "monarch._supervision.freeing:free"
+_ROUND = "monarch._groups.rendezvous:round_now"
 _PROD = "monarch._notebook.busy:prod"
 _DOING = "monarch._notebook.busy:doing"
 _HEARING = 0.1
@@ -60,6 +62,8 @@ class Stopped:
         """What else was stopped, or goes on."""
         self.waited: dict[int, str] = {}
         """Of ranks that had not begun, what they waited for."""
+        self.round = 0
+        """The newest generation of process groups that a rank has said to have before it was freed."""
         self.cut = False
         """Whether process groups were aborted, which has not freed a rank if it was in something else."""
         self.timeout: float | None = None
@@ -158,6 +162,8 @@ class _Climb:
         """News of ranks; from the thread that receives to the one that stops."""
         self._asked_to_free: set[int] = set()
         """Of those that were to be freed, the ones that have not said whether they were."""
+        self._rounds: dict[str, int] = {}
+        """By process, the generation of its groups when it was to be freed."""
         self._count = running.count()
         self.thread: Any = None
         """As a Waiter has it."""
@@ -211,8 +217,7 @@ class _Climb:
             if isinstance(command, Interrupt):
                 running.interrupt(tasks)
             elif isinstance(command, Free):
-                self._asked_to_free = set(command.ranks)
-                self._answers += running.ask(tasks, _FREE, (STOPPED,), self._heard_freed)
+                self._begin_to_free(tasks)
             elif isinstance(command, Insist):
                 running.interrupt(tasks)
                 self._answers += running.ask(tasks, _PROD)
@@ -228,7 +233,30 @@ class _Climb:
             else:
                 assert isinstance(command, Restart)
 
+    def _begin_to_free(self, tasks: list[Task]) -> None:
+        """Asks ranks for the generation of their groups, so that no newer one is aborted; and agents for states.
+
+        A rank that does not say it is in no collective: that would leave it the GIL. On a busy machine the answer of an
+        agent takes longer than a rung.
+        """
+        procs = sorted({task.proc for task in tasks})
+        self._answers.append(Answers(current_node(), procs, _ROUND, (), self._heard_round))
+        self._answers += self._running.states(tasks, self._glimpse)
+
+    def _free(self, proc: str, number: int, _: float) -> list[Command]:
+        """Aborts what the calls of a rank wait in."""
+        self._rounds[proc] = number
+        left = [each for each in self._by_proc[proc] if each not in self._ladder.endings]
+        self._asked_to_free.update(left)
+        tasks = [self._tasks[each] for each in left]
+        self._answers += self._running.ask(tasks, _FREE, (STOPPED, number), self._heard_freed)
+        return []
+
     # News
+
+    def _heard_round(self, proc: str, number: Any) -> None:
+        if isinstance(number, int):
+            self._post(partial(self._free, proc, number))
 
     def _heard_freed(self, proc: str, port: int, freed: Any) -> None:
         what = freed if isinstance(freed, Freed) else Freed.NOTHING
@@ -250,9 +278,15 @@ class _Climb:
             self._doing[number] = doing
             self._post(lambda now: self._ladder.seen(number, doing.activity, now))
 
+    def _glimpse(self, proc: str, state: str, pid: int) -> None:
+        for number in self._by_proc.get(proc, ()):
+            self._pids[number] = pid
+            self._post(lambda now, number=number: self._ladder.glimpsed(number, _STATES.get(state)))
+
     def _state(self, proc: str, state: str, pid: int) -> None:
         activity = _STATES.get(state)
         if activity is None:
+            self._glimpse(proc, state, pid)
             return
         for number in self._by_proc.get(proc, ()):
             self._pids[number] = pid
@@ -284,7 +318,18 @@ class _Climb:
             if self._ladder.endings[number] is Ending.FREED:
                 stopped.note_freed(self._tasks[number].rank, freed)
         stopped.cut = Freed.COLLECTIVE in self._freed.values()
+        self._spoil_cut(stopped)
         return stopped
+
+    def _spoil_cut(self, stopped: Stopped) -> None:
+        """All ranks hear of groups that some were cut off from before they get the next call."""
+        # Those that waited for a rank that was interrupted may have been freed for that, before they were by the stop.
+        parties = [future.party.cut_round for future in self._running.futures if future.party is not None]
+        stopped.cut = stopped.cut or any(parties)
+        stopped.round = max([*self._rounds.values(), *parties], default=0)
+        if stopped.cut:
+            node = current_node()
+            spoil_groups(node, meshes_of_calls(node, self._running.futures), STOPPED, stopped.round)
 
     def _does(self, number: int) -> str:
         """What a rank does that still runs."""

@@ -187,7 +187,7 @@ class MeshMagics(Magics):
         if left:
             mesh.unfinished.append(run)
         if not stopped.doomed:
-            mesh.check_groups(stopped.cut or bool(left))
+            mesh.check_groups(stopped.cut or bool(left), stopped.round)
         return stopped
 
     def _start(self, actors: ActorMesh, header: Header, cell: str, inside: bool) -> tuple[Run, Displays]:

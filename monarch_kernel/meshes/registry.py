@@ -12,7 +12,6 @@ from typing import Any
 from monarch._actors.ports import Channel
 from monarch._core.steps import in_step
 from monarch._meshes.actors.actor_mesh import ActorMesh
-from monarch._meshes.actors.ask import ask
 from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
@@ -23,7 +22,8 @@ from monarch._notebook.execute import CellResult
 from monarch._notebook.namespace import Namespace
 from monarch._state.handoff.sender import Handing
 from monarch._state.heal import heal_mesh
-from monarch.exceptions import CallTimeoutError, DeviceMeshError, MonarchError
+from monarch._supervision.broken_groups import spoil_groups
+from monarch.exceptions import DeviceMeshError, MonarchError
 from monarch_kernel.cells.running import STOPPED, Run
 from monarch_kernel.editing.definitions import Definitions
 from monarch_kernel.magics.header import Header, HeaderError, ranks_of
@@ -40,6 +40,8 @@ _LOOK = 0.5
 """Seconds for ranks to say that they are there, before a table says that they do not."""
 _HEARING = 0.2
 """Seconds for ranks to say how far they are."""
+_HEARING_ONE = 0.3
+"""Seconds more for the first of them, on a busy machine."""
 
 
 class NoMesh(MonarchError):
@@ -66,38 +68,25 @@ class Mesh:
         self.unfinished = [run for run in self.unfinished if not run.done]
         return sorted({rank for run in self.unfinished for rank in run.missing()})
 
-    def check_groups(self, cut: bool) -> None:
+    def check_groups(self, cut: bool, known: int = 0) -> None:
         """After a stop: the process groups are made anew if some ranks have left a collective that others are in.
 
         Args:
             cut: whether a rank was freed from a collective, so that there is no doubt.
+            known: the newest generation of groups that ranks have said to have, if any has.
         """
-        if not cut:
-            try:
-                cut = not in_step(ask(self.cells, f"{_GROUPS}:in_step").get(_HEARING))
-            except (CallTimeoutError, MonarchError):
-                # A rank that cannot say is in C, and may be in a collective.
-                cut = True
-        if cut:
-            # A rank that hears of it late, as it was suspended or held the GIL, may be in new ones by then.
-            with contextlib.suppress(CallTimeoutError, MonarchError):
-                ask(self.cells, f"{_GROUPS}:spoil_round", STOPPED, self._round()).get(_HEARING)
-
-    def _round(self) -> int:
-        """The number of the process groups that the ranks have now, from those that can say it soon."""
+        if cut and known:
+            self._spoil(known)
+            return
         peers = [peer.proc for peer in self.cells._members_at().peers if peer.dead is None]
-        rounds: list[int] = []
-        all_said = threading.Event()
+        positions = _positions(peers)
+        # A rank that cannot say is in C, and may be in a collective.
+        if cut or len(positions) < len(peers) or not in_step({n: at for n, (_, at) in enumerate(positions)}):
+            self._spoil(max((number for number, _ in positions), default=0))
 
-        def heard(_: str, answer: Any) -> None:
-            rounds.append(answer if isinstance(answer, int) else 0)
-            if len(rounds) == len(peers):
-                all_said.set()
-
-        answers = Answers(current_node(), peers, f"{_GROUPS}:round_now", (), heard)
-        all_said.wait(_HEARING)
-        answers.close()
-        return max(rounds, default=0)
+    def _spoil(self, number: int) -> None:
+        """A rank that hears of it late, as it was suspended or held the GIL, may be in newer groups by then."""
+        spoil_groups(current_node(), [self.procs._state.procs], STOPPED, number)
 
     def actors(self) -> list[ActorMesh]:
         """The meshes of actors that live in its processes, besides the namespaces."""
@@ -366,3 +355,21 @@ def with_hint(error: DeviceMeshError, name: str) -> DeviceMeshError:
         f"%%mesh {name}[RANKS] runs a cell on the others"
     )
     return type(error)(f"{error}\n{hint}", mesh=error.mesh, ranks=error.ranks, results=error.results, when=error.when)
+
+
+def _positions(procs: list[str]) -> list[tuple[int, dict[str, int] | None]]:
+    """How far ranks are in their process groups, from those that can say it soon."""
+    positions: list[tuple[int, dict[str, int] | None]] = []
+    said, all_said = threading.Event(), threading.Event()
+
+    def heard(_: str, answer: Any) -> None:
+        positions.append(answer if isinstance(answer, tuple) else (0, None))
+        said.set()
+        if len(positions) == len(procs):
+            all_said.set()
+
+    answers = Answers(current_node(), procs, f"{_GROUPS}:position", (), heard)
+    if not all_said.wait(_HEARING):
+        said.wait(_HEARING_ONE)
+    answers.close()
+    return list(positions)

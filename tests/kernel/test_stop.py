@@ -163,7 +163,6 @@ else:
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=False, reason="groups that late ranks come to while others make new ones may break once")
 def test_stop_of_many_ranks_of_all_kinds_is_as_quick(own: Callable[..., Notebook], tmp_path: Path) -> None:
     book = own()
     book.run("%mesh up --procs 16").ok()

@@ -118,6 +118,10 @@ class FailFast:
         self._in_vain: set[int] = set()
         """Those that waited in vain when they were looked at last."""
 
+    def round_of(self, position: int) -> int:
+        """The round in which a rank has made its groups, as it has said last."""
+        return self._standings[position].round
+
     @property
     def over(self) -> bool:
         """Whether all have ended."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -49,12 +48,15 @@ class Membership:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.round = 0
-        self._begun = 0.0
-        """When this rank was called to that round, by the monotonic clock."""
         self.convened = 0
         self.roster = -1
         """Version of the roster by which the ranks of this round were called. Lock: ``lock``."""
         self.world: World | None = None
+        self._formed: World | None = None
+        """The last world that was formed here, until this process has left it: torch's default group is of it. Lock:
+        ``lock``."""
+        self._turn = threading.Lock()
+        """Of the thread that leaves one world and forms the next: torch has one default group at a time."""
         self.broken = ""
         """Why the groups of this round are of no use; empty while they are."""
         self._waiting: list[Promise[Any]] = []
@@ -148,37 +150,64 @@ class Membership:
 
     def join(self, number: int, address: str, port: int, roster: int, store: Any = None) -> None:
         """Takes part in a round, in a thread of its own."""
+        if store is None:
+            self.cut_forming()
         with self.lock:
             if number <= self.round:
                 return
             self.roster = roster
-            old, self.world = self.world, None
+            self.world = None
             ended, why = self._ended
             self.round, self.broken, self._joining = number, why if number <= ended else "", number > ended
-            self._begun = time.monotonic()
         if self.broken:
             self._settle(None, GroupError(why), number)
             return
         threading.Thread(
-            target=self._join, args=(number, address, port, store, old), name="monarch-group", daemon=True
+            target=self._join, args=(number, address, port, store), name="monarch-group", daemon=True
         ).start()
 
-    def _join(self, number: int, address: str, port: int, store: Any, old: World | None) -> None:
+    def cut_forming(self) -> None:
+        """What an older round still waits for does not come any more; before connections of the next one are there."""
+        with self.lock:
+            before = self._sockets
+        if before is not None:
+            from monarch._tensors.collectives.connections import open_sockets, shut_down
+
+            shut_down(open_sockets() - before)
+
+    def _join(self, number: int, address: str, port: int, store: Any) -> None:
+        # The threads of gloo are started by this one.
+        be_helper()
+        with self._turn:
+            if number == self.round:
+                self._form(number, address, port, store)
+
+    def _leave_formed(self) -> None:
+        """Ends the groups of the last world; until then torch's default group is one that belongs to nobody else."""
+        from monarch._tensors.collectives.world import leave
+
+        with self.lock:
+            old = self._formed
+        if old is not None:
+            leave(old)
+        with self.lock:
+            self._formed = None
+
+    def _form(self, number: int, address: str, port: int, store: Any) -> None:
         from monarch._tensors.collectives import store as rendezvous
         from monarch._tensors.collectives import world as worlds
         from monarch._tensors.collectives.connections import open_sockets
 
-        # The threads of gloo are started by this one.
-        be_helper()
         try:
-            if old is not None:
-                worlds.leave(old)
+            self._leave_formed()
             with self.lock:
                 self._sockets = open_sockets()
             place = self.place(address, port)
             if store is None:
                 store = rendezvous.find_store(address, port, place.size)
             world = worlds.form(place, rendezvous.part_of(store, number))
+            with self.lock:
+                self._formed = world
         except BaseException as error:
             failed = error if isinstance(error, GroupError) else GroupError(f"the process group was not made: {error}")
             self._settle(None, self._reason(failed), number)
@@ -210,12 +239,14 @@ class Membership:
 
     def leave(self) -> None:
         """Ends the groups, because a program is to make its own; the next use makes them anew, with the others."""
-        from monarch._tensors.collectives.world import leave
-
         with self.lock:
-            world, self.world = self.world, None
-        if world is not None:
-            leave(world)
+            self.world = None
+        self._leave_formed()
+
+    @property
+    def has_default(self) -> bool:
+        """Whether torch's default group, if there is one, is of a round: of that of now, or of one before it."""
+        return self._formed is not None
 
     def spoil(self, reason: str) -> int:
         """The groups are of no use any more: frees whoever waits in a collective; how many connections that cut."""
@@ -229,11 +260,6 @@ class Membership:
         if before is not None:
             count += shut_down(open_sockets() - before)
         return count
-
-    def may_be_in(self, src: str, port: int, since: float) -> bool:
-        """Whether a call that began at a time may wait in groups of this round, which may be younger and new to it."""
-        with self.lock:
-            return self._begun <= since or self._used.get((src, port)) == self.round
 
     def free_call(self, src: str, port: int, reason: str) -> None:
         """The collectives of a call cannot end, or are about to be aborted."""
@@ -318,6 +344,7 @@ def _convene(number: int) -> None:
     assert node.config is not None
     address = (node.config.addresses or (LOOPBACK,))[0]
     roster, size = procs.version, procs.region().nelements
+    _own.cut_forming()
     try:
         store, port = serve_store(address, size)
     except (OSError, RuntimeError) as error:
@@ -385,10 +412,9 @@ def round_now() -> int:
 
 
 @service("quick")
-def spoil_round(reason: str, number: int) -> None:
+def spoil_round(reason: str, number: int) -> int:
     """As ``spoil``, unless a newer round has begun: others may be faster than this message."""
-    if _own.end_round(reason, number):
-        spoil(reason)
+    return spoil(reason) if _own.end_round(reason, number) else 0
 
 
 @service("quick")
@@ -468,10 +494,10 @@ def give_up(procs: Procs, number: int) -> None:
 
 
 @service("quick")
-def in_step() -> dict[str, int] | None:
-    """How far this rank is in each of its groups; None if it has none that works."""
+def position() -> tuple[int, dict[str, int] | None]:
+    """The number of this rank's last round, and how far it is in each of its groups; None if it has none that works."""
     world = _own.world
-    return None if world is None or _own.broken else {"": _own.round, **world.position()}
+    return _own.round, (None if world is None or _own.broken else {"": _own.round, **world.position()})
 
 
 def member_died(dead: m.Dead) -> None:

@@ -27,7 +27,7 @@ class LazyDist(ModuleType):
         if name == "group" or (callable(found) and not isinstance(found, type) and name not in _WITHOUT):
             own = membership()
             # A group that the person has made needs none of ours.
-            if own.world is not None or not dist.is_initialized():
+            if own.has_default or not dist.is_initialized():
                 own.ensure()
         return found
 

@@ -7,14 +7,13 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from monarch._actors.table import actors_of
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
 from monarch._node.gather import Gather
 from monarch._node.services.asking import Answers
 from monarch._node.services.registry import service
-from monarch._supervision.freeing import ahead_of
+from monarch._supervision.freeing import waiting
 
 if TYPE_CHECKING:
     from monarch._node.node import Node
@@ -39,8 +38,8 @@ def ahead(key: str, src: str, port: int) -> tuple[str, float] | None:
     Returns:
         None if the call does not wait for its turn.
     """
-    cell = actors_of(current_node()).here.get(key)
-    front = ahead_of(key, src, port)
+    cell = waiting(key, src, port)
+    front = (cell.turns.call or cell.running) if cell is not None else None
     if cell is None or front is None or cell.spec is None:
         return None
     return f"{cell.spec.name}.{front.method}()", time.monotonic() - cell.since

@@ -15,8 +15,8 @@ from weakref import ref
 from monarch._core.fail_fast import Command, FailFast, Free, Look, Standing, Tell
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._meshes.registry import meshes_of
 from monarch._node.services.asking import Answers
+from monarch._supervision.broken_groups import meshes_of_calls, spoil_groups
 
 if TYPE_CHECKING:
     from monarch._node.owed import Watched
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _STANDING = "monarch._supervision.freeing:standing"
 _EXPECT = "monarch._supervision.freeing:expect"
 _FREE = "monarch._supervision.freeing:free"
-_SPOIL = "monarch._groups.rendezvous:spoil_round"
 _INTERRUPT = "monarch._actors.interrupting:interrupt"
 _AT_ONCE = 8
 """Calls to one actor that are looked at at a time, the oldest first: it handles them in order, or a few at once."""
@@ -162,6 +161,12 @@ class Party:
         with self._lock:
             return self._machine is not None and self._machine.frees
 
+    @property
+    def cut_round(self) -> int:
+        """The newest generation of groups that ranks were cut off from while others still run; 0 if there is none."""
+        with self._lock:
+            return self._machine.round if self._machine is not None and self._machine.freed else 0
+
     def completed(self) -> None:
         """One of the calls is about to end. Groups from which ranks were cut off are of no use to the others either."""
         with self._lock:
@@ -176,13 +181,8 @@ class Party:
         for each in self._announced:
             each.close()
         if machine is not None and machine.freed:
-            # Also those that were not called: they are of the same groups.
-            # A spawn has no view, and its mesh may be gone.
-            known = meshes_of(self._node).actor_meshes
-            views = [known.get(call.actor) if call.view is None else call.view for call in self._calls]
-            meshes = {view._state.procs for view in views if view is not None}
-            ranks = [procs.proc(rank) for procs in meshes for rank in range(procs.size)]
-            Answers(self._node, ranks, _SPOIL, (self._reason(machine.freed), machine.round)).close()
+            meshes = meshes_of_calls(self._node, self._calls)
+            spoil_groups(self._node, meshes, self._reason(machine.freed), machine.round)
 
     def _forget(self) -> None:
         answers, self._answers = self._answers, []
@@ -266,32 +266,33 @@ class Party:
             if machine.due < before:
                 self._schedule()
             for command in commands:
-                self._carry_out(command, machine.freed)
+                self._carry_out(command, machine)
             if machine.over:
                 self._finish()
 
-    def _carry_out(self, command: Command, freed: set[int]) -> None:
+    def _carry_out(self, command: Command, machine: FailFast) -> None:
         if isinstance(command, Tell):
             return
         if isinstance(command, Free):
             self._to_free.update(command.positions)
-            self._announce(self._reason(freed))
+            self._announce(machine)
             self._free()
         else:
             self._tell(command.positions, _INTERRUPT, ())
 
-    def _announce(self, reason: str) -> None:
+    def _announce(self, machine: FailFast) -> None:
         """Tells all that ranks are about to be freed, which may close the connections of the others.
 
         Connections are another way than messages, so nobody is freed before all know, or the next look is due.
         """
-        tasks = self._to_look_at(self._machine.watched if self._machine is not None else ())
+        tasks = self._to_look_at(machine.watched)
         living = {n for n in tasks if self._tasks[n][0].targets[self._tasks[n][1]].dead is None}
         new = living - self._expected
         self._expected |= new
         self._expecting |= new
         if new:
-            self._announced += self._ask(sorted(new), _EXPECT, (reason,), self._knows)
+            args = self._reason(machine.freed), machine.round
+            self._announced += self._ask(sorted(new), _EXPECT, args, self._knows)
 
     def _knows(self, task: int, _: Any) -> None:
         with self._lock:
@@ -299,9 +300,13 @@ class Party:
             self._free()
 
     def _free(self) -> None:
-        if self._machine is not None and self._to_free and not self._expecting:
-            tasks, self._to_free = sorted(self._to_free), set()
-            self._tell(tasks, _FREE, (self._reason(self._machine.freed),))
+        machine = self._machine
+        if machine is None or not self._to_free or self._expecting:
+            return
+        tasks, self._to_free = sorted(self._to_free), set()
+        for number in sorted({machine.round_of(task) for task in tasks}):
+            of_round = [task for task in tasks if machine.round_of(task) == number]
+            self._tell(of_round, _FREE, (self._reason(machine.freed), number))
 
     def _tell(self, tasks: Sequence[int], service: str, args: tuple[Any, ...]) -> None:
         for each in self._ask(tasks, service, args):

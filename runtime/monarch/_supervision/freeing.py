@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from monarch._actors.table import actors_of
 from monarch._core.fail_fast import Standing
 from monarch._core.stop_ladder import Freed
-from monarch._groups.rendezvous import membership, spoil
+from monarch._groups.rendezvous import membership, spoil_round
 from monarch._node.current import current_node
 from monarch._node.future import Future
 from monarch._node.services.registry import service
@@ -64,12 +64,6 @@ def _is_idle(key: str, src: str, port: int) -> bool:
 
 def _is_busy(cell: Cell) -> bool:
     return bool(cell.running or cell.queue or cell.turns.tasks or cell.is_coming)
-
-
-def ahead_of(key: str, src: str, port: int) -> Call | None:
-    """The message that an actor of this process handles while one in its queue waits for its turn, if one does."""
-    cell = waiting(key, src, port)
-    return (cell.turns.call or cell.running) if cell is not None else None
 
 
 def thread_of(cell: Cell) -> int:
@@ -136,7 +130,7 @@ def _makes_group(frame: FrameType | None) -> bool:
 
 
 @service("quick")
-def expect(key: str, src: str, port: int, reason: str) -> None:
+def expect(key: str, src: str, port: int, reason: str, number: int) -> None:
     """Others of a call are about to be freed, which may close the connections of this rank's collectives.
 
     Args:
@@ -144,13 +138,14 @@ def expect(key: str, src: str, port: int, reason: str) -> None:
         src: proc that has called.
         port: where it waits for the answer.
         reason: for the error that its collectives raise.
+        number: the newest generation of groups that the others have; a newer one works.
     """
-    if running(key, src, port) is not None:
+    if membership().round <= number and running(key, src, port) is not None:
         _explain(reason)
 
 
 @service("quick")
-def free(key: str, src: str, port: int, reason: str) -> Freed:
+def free(key: str, src: str, port: int, reason: str, number: int) -> Freed:
     """Aborts what a call of this rank waits in: its collectives, a socket, a condition.
 
     The call goes on with an error, or with the interrupt that it has not taken yet.
@@ -160,14 +155,11 @@ def free(key: str, src: str, port: int, reason: str) -> Freed:
         src: proc that has called.
         port: where it waits for the answer.
         reason: for the error that its collectives raise.
+        number: of the generation of groups that this rank had when it was asked; those of a newer one are left alone.
 
     Returns:
         What was aborted.
     """
-    front = ahead_of(key, src, port)
-    if front is not None and front.src == src:
-        # What it waits for was interrupted in its place.
-        port = front.port
     found = running(key, src, port)
     if found is None:
         return Freed.NOTHING
@@ -175,7 +167,7 @@ def free(key: str, src: str, port: int, reason: str) -> Freed:
     what = blocked(ident)
     if _makes_group(sys._current_frames().get(ident)):
         _explain(reason)
-        spoil(reason)
+        spoil_round(reason, number)
         _shut_waited(what)
         return Freed.COLLECTIVE
     # A thread that waits for something else, or sleeps, is in no collective; groups that work are kept.
@@ -183,11 +175,10 @@ def free(key: str, src: str, port: int, reason: str) -> Freed:
         return Freed.CONNECTION
     if _wake(ident):
         return Freed.WAIT
-    if what.wait is Wait.SLEEP or not membership().may_be_in(src, port, found[0].since):
-        # The others may have called this rank to new groups, where this was asked for while it could not hear.
+    if what.wait is Wait.SLEEP or membership().round > number:
         return Freed.NOTHING
     _explain(reason)
-    return Freed.COLLECTIVE if spoil(reason) else Freed.NOTHING
+    return Freed.COLLECTIVE if spoil_round(reason, number) else Freed.NOTHING
 
 
 def _explain(reason: str) -> None:

@@ -164,8 +164,8 @@ def _default_group() -> str:
 
 
 def leave(world: World) -> None:
-    """Ends the groups, so that others can be made."""
-    if dist.is_initialized():
+    """Ends the groups, so that others can be made; a default group that the program has made since stays."""
+    if dist.is_initialized() and dist.group.WORLD is world.groups.get(tuple(range(world.place.size))):
         # Aborting it first, since destroying waits for what is under way.
         world.free()
         dist.destroy_process_group()

@@ -1,0 +1,43 @@
+"""Process groups that some ranks of a mesh were cut off from: all of its ranks hear of it, whoever was called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from monarch._core.roster import Procs
+from monarch._meshes.registry import meshes_of
+from monarch._node.node_like import NodeLike
+from monarch._node.services.asking import Answers
+
+_SPOIL = "monarch._groups.rendezvous:spoil_round"
+
+
+class Addressed(Protocol):
+    """A call, as far as the mesh that it goes to."""
+
+    view: Any
+
+    @property
+    def actor(self) -> str: ...
+
+
+def meshes_of_calls(node: NodeLike, calls: Iterable[Addressed]) -> set[Procs]:
+    """The meshes of processes that some calls went to."""
+    # A spawn has no view, and its mesh may be gone.
+    known = meshes_of(node).actor_meshes
+    views = [known.get(call.actor) if call.view is None else call.view for call in calls]
+    return {view._state.procs for view in views if view is not None}
+
+
+def spoil_groups(node: NodeLike, meshes: Iterable[Procs], reason: str, number: int) -> None:
+    """Tells all ranks of some meshes that a generation of groups is broken; they hear it before later calls from here.
+
+    Args:
+        node: of this process.
+        meshes: whose ranks have left a collective half way, or may have.
+        reason: for the errors of those that still wait in one.
+        number: of the generation; ranks that have a newer one keep it.
+    """
+    ranks = [procs.proc(rank) for procs in meshes for rank in range(procs.size)]
+    Answers(node, ranks, _SPOIL, (reason, number)).close()

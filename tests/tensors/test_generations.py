@@ -1,0 +1,132 @@
+"""Generations of process groups: what is asked about one of them has no effect on the next one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from leaks import wait_until
+from monarch.actor import Actor, endpoint
+
+REASON = "a test has cut it off"
+
+
+class Member(Actor):
+    """One rank, which takes the steps of several by itself, in the order that a test wants."""
+
+    def __init__(self) -> None:
+        from monarch._groups.rendezvous import membership
+
+        self.own = membership()
+
+    @endpoint
+    def total(self) -> float:
+        import torch
+
+        from monarch._notebook.dist import LazyDist
+
+        here = torch.ones(1)
+        LazyDist().all_reduce(here)
+        return here.item()
+
+    @endpoint
+    def use_while_the_old_world_is_left(self) -> tuple[bool, bool]:
+        """Whether a use of ``dist`` waits until the old groups were left, and has the new ones then."""
+        import torch.distributed as dist
+
+        from monarch._notebook.dist import LazyDist
+        from monarch._tensors.collectives import world as worlds
+
+        self.own.ensure()
+        self.own.spoil(REASON)
+        old, leave = dist.group.WORLD, worlds.leave
+        begun, go, done = threading.Event(), threading.Event(), threading.Event()
+
+        def slowly(world: Any) -> None:
+            begun.set()
+            go.wait(20)
+            leave(world)
+
+        def use() -> None:
+            LazyDist().barrier()
+            done.set()
+
+        worlds.leave = slowly
+        try:
+            threads = [threading.Thread(target=self.own.ensure), threading.Thread(target=use)]
+            threads[0].start()
+            begun.wait(20)
+            threads[1].start()
+            assert wait_until(lambda: done.is_set() or len(self.own._waiting) == 2)
+            waited = not done.is_set()
+        finally:
+            go.set()
+            worlds.leave = leave
+        for thread in threads:
+            thread.join(20)
+        return waited, dist.group.WORLD is not old
+
+    @endpoint
+    def use_after_a_round_that_was_ended_first(self) -> bool:
+        """Whether the group after one whose call came late is a new one."""
+        import torch.distributed as dist
+
+        from monarch._groups.rendezvous import spoil_round
+        from monarch.exceptions import GroupError
+
+        self.own.ensure()
+        old = dist.group.WORLD
+        spoil_round(REASON, self.own.round + 1)
+        with pytest.raises(GroupError, match=REASON):
+            self.own.ensure()
+        self.own.ensure()
+        return dist.group.WORLD is not old
+
+    @endpoint
+    def free_late(self, number: int) -> str:
+        """Aborts what this call waits in, as a Stop does; in another thread, as the one that receives is."""
+        from monarch._actors.running import current
+        from monarch._supervision.freeing import free
+
+        self.own.ensure()
+        here = current.get()
+        assert here is not None
+        ended: list[Any] = []
+
+        def ask() -> None:
+            ended.append(free(here[0].key, here[1].src, here[1].port, REASON, self.own.round + number))
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        # A wait that is no sleep, and not one in a condition.
+        while not ended:
+            pass
+        thread.join(20)
+        return ended[0].name
+
+
+@pytest.fixture
+def member(procs: Callable[..., Any]) -> Any:
+    return procs(1).spawn("member", Member)
+
+
+def test_use_waits_until_the_old_groups_are_left(member: Any) -> None:
+    assert member.use_while_the_old_world_is_left.call_one().get(60) == (True, True)
+    assert member.total.call_one().get(60) == 1.0
+
+
+def test_groups_are_new_after_a_round_that_was_ended_first(member: Any) -> None:
+    assert member.use_after_a_round_that_was_ended_first.call_one().get(60)
+    assert member.total.call_one().get(60) == 1.0
+
+
+def test_late_request_leaves_newer_groups_alone(procs: Callable[..., Any]) -> None:
+    members = procs(2).spawn("members", Member)
+    assert [*members.total.call().get(60).values()] == [2.0, 2.0]
+    assert [*members.free_late.call(-1).get(60).values()] == ["NOTHING"] * 2
+    assert [*members.total.call().get(60).values()] == [2.0, 2.0]
+    # Of the generation that they have, it is what was asked for.
+    assert "COLLECTIVE" in [*members.free_late.call(0).get(60).values()]
