@@ -8,6 +8,8 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 
@@ -79,8 +81,11 @@ class Fuzz:
             case builtin if builtin is tuple:
                 several = parts[:1] * choose([0, 1, 4]) if parts[-1] is Ellipsis else parts
                 return tuple(self._value(part) for part in several)
-        simple = {
+        simple: dict[Any, list[Any]] = {
             int: NUMBERS, str: [*TEXTS, *self._procs], bytes: BODIES, bool: [True, False],
             float: [0.0, -1.0, 1e300, float("nan")], types.NoneType: [None], typing.Any: [None, 1, "x", b"x", []],
         }  # fmt: skip
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            fields = typing.get_type_hints(hint)
+            return hint(**{name: self._value(field) for name, field in fields.items()})
         return choose(simple[hint])

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 from monarch._actors.mailbox import FUNCTION
 from monarch._core.shapes.ranks import describe_ranks
+from monarch._core.text.causes import describe
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.adverbs import Endpoint
 from monarch._meshes.actors.deferred_calls import at_once
@@ -17,7 +18,6 @@ from monarch._node.current import current_node
 from monarch._node.gather import Gather
 from monarch._node.services.asking import Answers
 from monarch._notebook.execute import CellError, CellResult
-from monarch._procs.rank.cell_marker import Place
 from monarch._procs.session_folder import host_of
 from monarch._supervision.fail_fast import Party
 from monarch._wire.messages import Dead
@@ -249,13 +249,18 @@ class Run(Running):
         if dead is None:
             text = str(error).splitlines()[0].partition("failed: ")[2] if error is not None else "no answer"
             return CellResult(None, None, CellError(type(error).__name__, text, 0, "", str(error), False), 0.0)
-        place = Place(dead.cell, dead.line)
-        here = self.name == f"cell [{dead.cell}]"
-        reason = dead.reason.removesuffix(f" {place.text()}") if here else dead.reason
-        line = place.line if here else 0
+        here = dead.at is not None and self.name == f"cell [{dead.at.number}]"
+        line = dead.at.line if dead.at is not None and here else 0
         lines = self.source.splitlines()
         source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
         # Its last words, and who is alive.
         more = "\n".join(str(error).splitlines()[1:])
-        failed = CellError(type(error).__name__, f"the process {reason}", line, source, more, False)
+        failed = CellError(
+            type(error).__name__,
+            f"the process {describe(dead.cause, None if here else dead.at)}",
+            line,
+            source,
+            more,
+            False,
+        )
         return CellResult(None, None, failed, 0.0)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from monarch._core.causes import Cause, CellRef, NotReady, NotStarted, Stopped
 from monarch._core.roster import split_proc
 from monarch._core.shapes.extent import Extent
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.shapes.value_mesh import Deferred, ValueMesh
+from monarch._core.text.causes import describe, describe_all
 from monarch._node.call_watch import Party
 from monarch._node.future import _PENDING, Future
 from monarch._node.liveness import Silence
@@ -347,18 +349,19 @@ def died(
         called: what that view is called, if it is not all of the mesh.
     """
     total = extent.nelements
-    reasons: dict[str, list[int]] = {}
+    kinds: dict[tuple[Cause, CellRef | None], list[int]] = {}
     for rank, dead in lost.items():
-        reasons.setdefault(dead.reason, []).append(rank)
+        kinds.setdefault((dead.cause, dead.at), []).append(rank)
     stopped = all(dead.expected for dead in lost.values())
     kind: type[DeviceMeshError] = StoppedError if stopped else SupervisionError
-    if all(dead.reason.startswith("could not be started") for dead in lost.values()):
+    if all(isinstance(dead.cause, (NotStarted, NotReady)) for dead in lost.values()):
         kind = SpawnError
     lines: list[str] = []
-    for reason, ranks in list(reasons.items())[:8]:
+    for (cause, at), ranks in list(kinds.items())[:8]:
         procs = f"the process{'es' if len(ranks) > 1 else ''} of {describe_ranks(ranks, total)} of {called or mesh}"
-        how = "was stopped" if stopped else reason
-        lines.append(f"{procs} {how.replace('was ', 'were ', 1) if len(ranks) > 1 else how}")
+        if stopped:
+            cause, at = Stopped(), None
+        lines.append(f"{procs} {(describe_all if len(ranks) > 1 else describe)(cause, at)}")
         tail = last_lines(lost[ranks[0]])
         if tail and not stopped:
             lines.append(f"  last lines of stderr of rank {ranks[0]}:")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from monarch._core.causes import Cause, NotAttached
 from monarch._node.peers import Gateway
 from monarch._procs.session_folder import ipc_address
 from monarch._wire import messages as m
@@ -55,7 +56,7 @@ class Hosts:
         if host == self.host or host in self.known or self.in_rank:
             return None
         known = self.lost.get(host)
-        return known or m.Dead(host, f"is on host {host}, which this program has not attached", False, [])
+        return known or m.Dead(host, NotAttached(host), False, [])
 
     def gateway(self, host: str) -> Gateway:
         """The way to another host, which is not ``out_of_reach``; one only, since two would not keep the order."""
@@ -98,11 +99,11 @@ class Hosts:
         address = self.known.get(host, ("", ""))[0]
         return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
-    def lose(self, host: str, reason: str, expected: bool) -> None:
+    def lose(self, host: str, cause: Cause, expected: bool) -> None:
         """A host is lost, or was shut down. What is still sent there leads nowhere."""
         if host != self.host:
             # First of all: a peer that is made from now on is dead at once.
-            self.lost[host] = m.Dead(host, reason, expected, [])
+            self.lost[host] = m.Dead(host, cause, expected, [])
         gateway = self.gateways.get(host)
         if gateway is not None:
             gateway.close()

@@ -8,6 +8,7 @@ from socket import gethostname
 from threading import RLock
 from typing import TypeVar, cast
 
+from monarch._core.causes import Stopped
 from monarch._node.bulk import BulkData, Lending
 from monarch._node.call_watch import CallWatch, NoWatch
 from monarch._node.dispatch import Dispatch
@@ -180,7 +181,7 @@ class Node:
         self.closed = True
         self.events.closing.tell()
         self.pump.close()
-        self.ports.lose_all(m.Dead(self.proc, "was shut down", True, []))
+        self.ports.lose_all(m.Dead(self.proc, Stopped(), True, []))
         self.peers.close(linger_ms)
         self.hosts.close(linger_ms)
         self.inbox.close()

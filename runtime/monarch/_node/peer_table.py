@@ -8,6 +8,7 @@ from typing import Any
 
 import zmq
 
+from monarch._core.causes import Cause, Refused
 from monarch._node.events import NodeEvents
 from monarch._node.hosts import Hosts
 from monarch._node.peers import GonePeer, IpcPeer, LocalPeer, Peer, RemotePeer, only_peer
@@ -86,7 +87,7 @@ class PeerTable:
             peer = only_peer(self.known, peer)
         if peer.dead is None and host in hosts.lost and (why := hosts.out_of_reach(host)):
             # The host was lost while this was made, and its loss was told without this peer.
-            peer.end(m.Dead(proc, why.reason, why.expected, []))
+            peer.end(m.Dead(proc, why.cause, why.expected, []))
         # An agent is missed by the loss of its host, and the root takes this process along.
         if not starting and proc not in (self.proc, self.root) and not proc.endswith("/agent"):
             # A rank asks the agent of its own host, which hears of the loss of others as well.
@@ -95,7 +96,7 @@ class PeerTable:
 
     def gone(self, proc: str, why: m.Dead | None = None) -> Peer:
         """Return a peer that is out of reach, or that died before anything was sent to it."""
-        dead = m.Dead(proc, why.reason, why.expected, []) if why is not None else None
+        dead = m.Dead(proc, why.cause, why.expected, []) if why is not None else None
         with self.lock:
             return self.known.setdefault(proc, GonePeer(self, proc, dead))
 
@@ -122,12 +123,12 @@ class PeerTable:
         # It stays known for as long as this process lives: of its output, only what errors quote.
         dead.tails = [] if dead.expected else brief(dead.tails)
 
-    def lose_host(self, host: str, reason: str, expected: bool = False) -> None:
+    def lose_host(self, host: str, cause: Cause, expected: bool = False) -> None:
         """A host is lost with all of its processes, or was shut down."""
-        self._hosts.lose(host, reason, expected)
+        self._hosts.lose(host, cause, expected)
         for proc, peer in list(self.known.items()):
             if peer.host == host and peer.dead is None and proc != self.proc:
-                self.end(m.Dead(proc, reason, expected, []))
+                self.end(m.Dead(proc, cause, expected, []))
 
     def ready(self, ready: m.Ready, _: Sequence[Any]) -> None:
         """A process that was started from here listens."""
@@ -145,7 +146,7 @@ class PeerTable:
 
     def refused(self, refused: m.Refused, _: Sequence[Any]) -> None:
         """Count a process that speaks another version of the protocol as dead."""
-        self.end(m.Dead(refused.proc, f"refuses messages: {refused.reason}", False, []))
+        self.end(m.Dead(refused.proc, Refused(refused.reason), False, []))
 
     def close(self, linger_ms: int) -> None:
         """Close the connections; queued messages have that many milliseconds to leave."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from monarch._core.causes import HostsParted
 from monarch._node.current import current_node
 from monarch._node.services.registry import service
 from monarch._session.session import need_session, session_of
@@ -28,5 +29,4 @@ def _decide(one: str, other: str) -> None:
     # The same one, whoever has said it first; and never the program's own.
     lost = max(host for host in (one, other) if host != node.host)
     kept = one if lost == other else other
-    reason = f"was given up with its host {lost}: the connection between that and host {kept} broke"
-    need_session(node).host_lost(lost, reason)
+    need_session(node).host_lost(lost, HostsParted(lost, kept))

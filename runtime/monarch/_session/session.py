@@ -18,13 +18,14 @@ import zmq
 from monarch._actors.executors import ThreadExecutor
 from monarch._actors.mailbox import NOTHING, Cell
 from monarch._actors.table import actors_of
+from monarch._core.causes import AgentEnded, Cause, HostLost
 from monarch._meshes.procs.agents import AgentsSlot
 from monarch._meshes.procs.limits import check_session
 from monarch._node.current import current_node, has_node
 from monarch._node.future import Future, Promise, in_thread
 from monarch._node.node import Node
 from monarch._node.peers import Gateway
-from monarch._procs.agent.children import how_it_ended
+from monarch._procs.agent.children import cause_of
 from monarch._procs.agent.request import AgentConfig
 from monarch._procs.launch.local import HostAgent
 from monarch._procs.os.orphans import end_orphans
@@ -184,13 +185,13 @@ class Session:
         if self.node.closed or self._agent is not agent:
             return
         self._remove_sockets()
-        how = how_it_ended(agent.status) if agent.status is not None else "has ended"
-        reason = f"was lost with the host agent, which {how}" + (f": {tail.splitlines()[-1]}" if tail else "")
+        how = cause_of(agent.status) if agent.status is not None else None
+        cause = AgentEnded(how, tail.splitlines()[-1] if tail else "")
 
         def lost() -> None:
             # Whoever learns of the loss and starts another one, of the same name, waits for the end of this.
             with self._lock:
-                self.node.peers.lose_host(self.node.host, reason)
+                self.node.peers.lose_host(self.node.host, cause)
                 self._agent, self._former = None, agent
                 self._opened.clear()
                 self._table.pop(self.node.host, None)
@@ -241,7 +242,7 @@ class Session:
         host, _, name = dead.proc.partition("/")
         if name == "agent" and host in self.node.hosts.known:
             # It has said that it takes nothing from here.
-            self.host_lost(host, dead.reason)
+            self.host_lost(host, dead.cause)
         self.output.ended(dead)
 
     # Other hosts
@@ -394,8 +395,7 @@ class Session:
                     host, gateway = watched[monitor]
                     poller.unregister(monitor)
                     if not gateway.closed.is_set():
-                        reason = f"was lost with its host {host}: the connection to it broke"
-                        self.node.pump.post(partial(self.host_lost, host, reason))
+                        self.node.pump.post(partial(self.host_lost, host, HostLost(host)))
                 for monitor in [monitor for monitor, (_, gateway) in watched.items() if gateway.closed.is_set()]:
                     # ZeroMQ blocks where it cannot tell of an event, so this is closed after the link that it is of.
                     if monitor in poller:
@@ -413,14 +413,14 @@ class Session:
                 gateway.closed.wait(10)
                 monitor.close(0)
 
-    def host_lost(self, host: str, reason: str) -> None:
+    def host_lost(self, host: str, cause: Cause) -> None:
         """The connection to a host broke: what was on its way may be gone, so nothing goes on there."""
         self.node.hosts.known.pop(host, None)
         self._table.pop(host, None)
         self._watched.discard(host)
         self._users.pop(host, None)
         self.kept.pop(host, None)
-        self.node.peers.lose_host(host, reason, host in self._released)
+        self.node.peers.lose_host(host, cause, host in self._released)
 
     def forget(self, host: str) -> None:
         """Drops the connection to a host, and what is known of the processes there: it may be attached another time."""

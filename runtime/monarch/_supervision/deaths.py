@@ -8,9 +8,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from monarch._core.causes import Cause, CellRef, NotRestarted
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.supervision import Begin, Collect, Command, Fail, Judge
+from monarch._core.text.causes import describe, describe_all
 from monarch._meshes.procs.proc_mesh import whole_of
 from monarch._meshes.registry import meshes_of
 from monarch._meshes.verdicts import verdicts_of
@@ -174,8 +176,8 @@ class Deaths:
                     known = self._known.get((uid, rank))
                     if known is not None:
                         old = known.dead
-                        reason = f"{old.reason}, and could not be started again: {error}"
-                        known.dead = m.Dead(old.proc, reason, False, old.tails)
+                        cause = NotRestarted(old.cause, str(error))
+                        known.dead = m.Dead(old.proc, cause, False, old.tails, at=old.at)
                 commands = shared.supervision.not_restarted(begin.ranks)
             self._do(uid, commands)
             if not commands and not isinstance(error, StoppedError):
@@ -201,21 +203,23 @@ class Deaths:
     def _fail(self, uid: str, fail: Fail) -> None:
         """Nobody handles it: all calls to the mesh fail, and if nobody has heard of it by a call the owner does."""
         name, owner = meshes_of(self._node).proc_meshes[uid]
-        reasons: dict[str, list[int]] = {}
+        kinds: dict[tuple[Cause, CellRef | None], list[int]] = {}
         waited, latest = False, 0
         with self._lock:
             for rank in fail.ranks:
                 known = self._known[uid, rank]
                 latest = max(latest, known.latest)
                 waited = waited or bool(known.calls)
-                reasons.setdefault(known.dead.reason, []).append(rank)
+                kinds.setdefault((known.dead.cause, known.dead.at), []).append(rank)
         what = "; ".join(
-            f"the process{'es' if len(ranks) > 1 else ''} of {describe_ranks(ranks)} of {name} {reason}"
-            for reason, ranks in reasons.items()
+            f"the processes of {describe_ranks(ranks)} of {name} {describe_all(cause, at)}"
+            if len(ranks) > 1
+            else f"the process of {describe_ranks(ranks)} of {name} {describe(cause, at)}"
+            for (cause, at), ranks in kinds.items()
         )
         why = f"{what}, and nobody supervises {name}, so that all of its calls fail"
         if not self._node.ports.fail_calls(uid, "", why, latest) and not waited:
-            for ranks in reasons.values():
+            for ranks in kinds.values():
                 self._escalation.up(self._failure(uid, tuple(ranks)), owner)
 
     def _failure(self, uid: str, ranks: tuple[int, ...]) -> MeshFailure:

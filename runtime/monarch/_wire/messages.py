@@ -11,9 +11,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from monarch._core.causes import Cause, CellRef
+from monarch._core.text.causes import describe
 from monarch.exceptions import ProtocolError
 
-VERSION = 2
+VERSION = 3
 
 PackedBulk: TypeAlias = tuple[str, int, int, int, list[tuple[int, int]]]
 """Shared memory that holds the large buffers of a message: owner, its pid, fd, segment, offset and length of each."""
@@ -180,17 +182,19 @@ class Dead(_Message, tag=9):
     """A proc has ended, or was never there."""
 
     proc: str
-    reason: str
-    """As in ``was killed by signal 9 (SIGKILL)`` or ``exited with code 3``."""
+    cause: Cause
     expected: bool
     tails: list[tuple[str, int, bytes]]
     """The end of its output: stream, offset, bytes."""
     when: float = 0.0
     """Seconds since the epoch at which its agent learned of it; 0 if that is not known."""
-    cell: int = 0
-    """Number of the notebook's cell that it ran; 0 for none. The reason names cell and line as well."""
-    line: int = 0
-    """The line of that cell."""
+    at: CellRef | None = None
+    """The line of the notebook cell that it ran; None for none."""
+
+    @property
+    def reason(self) -> str:
+        """What follows the subject in a sentence, as in ``exited with code 3 at cell [2] line 1``."""
+        return describe(self.cause, self.at)
 
 
 class Fault(_Message, tag=10):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from monarch._core.causes import NotReady
 from monarch._core.roster import Procs
 from monarch._meshes.procs.agents import agents_of
 from monarch._node.node import Node
@@ -147,9 +148,5 @@ class Starting:
         if not late or node.closed:
             return
         node.peers.to_agent(host, m.Stop(node.proc, late, 0.0))
-        reason = (
-            f"could not be started: it was not ready within {READY_SECONDS:g} s; if imports take that long here, "
-            f"set MONARCH_READY_SECONDS"
-        )
         for name in late:
-            node.peers.end(m.Dead(name, reason, False, []))
+            node.peers.end(m.Dead(name, NotReady(READY_SECONDS), False, []))

@@ -9,10 +9,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
+from monarch._core.causes import Cause, CellRef, Exited, Signaled, Stopped
 from monarch._procs.os.oom import OomWatch
 from monarch._procs.os.orphans import can_mark
 from monarch._procs.os.shared_files import full_shared_memory, remove_torn
-from monarch._procs.rank.cell_marker import Last, Place
+from monarch._procs.rank.cell_marker import Last
 from monarch._procs.rank.output import brief, limit, read_tail, relieve
 from monarch._wire.messages import Dead
 
@@ -24,22 +25,17 @@ _LAST_WORDS = 4 << 20
 """Bytes of each output that a dead proc had not sent yet and that still reach the program: the last of it."""
 
 
-def how_it_ended(status: int) -> str:
-    """An exit status in words: ``was killed by signal 9 (SIGKILL)``, ``exited with code 3``."""
+def cause_of(status: int) -> Exited | Signaled:
+    """Return the cause that an exit status, as ``os.waitpid`` returns it, stands for."""
     if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        try:
-            name = f" ({signal.Signals(number).name})"
-        except ValueError:
-            name = ""
-        return f"was killed by signal {number}{name}"
-    return f"exited with code {os.waitstatus_to_exitcode(status)}"
+        return Signaled(os.WTERMSIG(status))
+    return Exited(os.waitstatus_to_exitcode(status))
 
 
 class Child:
     """A proc of this host."""
 
-    __slots__ = ("fds", "grace", "killed", "owner", "pid", "proc", "reason", "stopping", "title")
+    __slots__ = ("cause", "fds", "grace", "killed", "owner", "pid", "proc", "stopping", "title")
 
     def __init__(self, proc: str, owner: str, title: str, fds: tuple[int, int]) -> None:
         self.proc = proc
@@ -51,12 +47,13 @@ class Child:
         self.grace = 0.0
         """Seconds from its stop that it has asked for."""
         self.killed = False
-        self.reason = ""
+        self.cause: Cause | None = None
+        """Why the agent has killed it."""
 
-    def kill(self, reason: str = "") -> None:
+    def kill(self, cause: Cause | None = None) -> None:
         """Ends it at once; what it has started follows when it is reaped."""
         self.killed = True
-        self.reason = self.reason or reason
+        self.cause = self.cause or cause
         if self.pid:
             # It may be so young that it has no group of its own yet.
             _kill_group(self.pid)
@@ -108,10 +105,10 @@ class Children:
             child.kill()
         return None
 
-    def failed(self, proc: str, reason: str) -> Dead | None:
+    def failed(self, proc: str, cause: Cause) -> Dead | None:
         """It could not be started."""
         child = self.by_proc.get(proc)
-        return self._gone(child, reason) if child else None
+        return self._gone(child, cause) if child else None
 
     def ended(self, pid: int, status: int) -> Dead | None:
         """A child process has ended: its death, or None if it is no proc that is known yet."""
@@ -127,26 +124,27 @@ class Children:
 
     def _end(self, child: Child, status: int) -> Dead:
         _kill_group(child.pid)
-        reason = how_it_ended(status)
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and self._oom.has_struck():
-            reason += ", just when the kernel ended processes because memory had run out (OOM killer)"
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGBUS and (size := full_shared_memory()):
-            reason += (
-                f" while /dev/shm, of {size}, was full; make it larger (docker run --shm-size=8g, or "
-                f"mount -o remount,size=8g /dev/shm), or use less shared memory (fewer DataLoader workers)"
-            )
+        cause: Cause = self._seen(cause_of(status))
         remove_torn(child.pid)
         last = self._last(child.proc)
         if last.stopped and not child.killed:
             # The owner tells a rank and its agent at once, so the rank may end before its agent has heard of it.
-            child.stopping, reason = True, "was stopped"
-        if child.killed and child.reason:
-            reason = child.reason
-        if last.place is not None and not child.stopping:
-            reason = f"{reason} {last.place.text()}"
-        return self._gone(child, reason, last.place)
+            child.stopping, cause = True, Stopped()
+        if child.killed and child.cause is not None:
+            cause = child.cause
+        return self._gone(child, cause, last.place if not child.stopping else None)
 
-    def _gone(self, child: Child, reason: str, place: Place | None = None) -> Dead:
+    def _seen(self, cause: Exited | Signaled) -> Cause:
+        """A cause with what the system tells about it."""
+        match cause:
+            case Signaled(signal.SIGKILL) if self._oom.has_struck():
+                return Signaled(cause.signal, out_of_memory=True)
+            case Signaled(signal.SIGBUS):
+                return Signaled(cause.signal, full_shm=full_shared_memory())
+            case _:
+                return cause
+
+    def _gone(self, child: Child, cause: Cause, at: CellRef | None = None) -> Dead:
         tails: list[tuple[str, int, bytes]] = []
         for stream, fd in zip(("stdout", "stderr"), child.fds, strict=True):
             chunk = read_tail(fd, _LAST_WORDS)
@@ -159,9 +157,8 @@ class Children:
         del self.by_proc[child.proc]
         self._owned.get(child.owner, set()).discard(child.proc)
         now = time.time()
-        at = place or (0, 0)
-        dead = Dead(child.proc, reason, child.stopping, tails, now, *at)
-        self._dead[child.proc] = Dead(child.proc, reason, child.stopping, brief(tails), now, *at)
+        dead = Dead(child.proc, cause, child.stopping, tails, now, at)
+        self._dead[child.proc] = Dead(child.proc, cause, child.stopping, brief(tails), now, at)
         if len(self._dead) > _REMEMBERED:
             self._dead.popitem(last=False)
         return dead

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from monarch._core.causes import Detached
 from monarch._procs.agent.detached_records import Record, publish, write
 from monarch._procs.agent.main import Agent, run_agent
 from monarch._procs.agent.output_backlog import Shelf
@@ -118,8 +119,7 @@ class KeptAgent(Agent):
         self.listens = False
         self.switch.forget()
         self._part_from(owner)
-        reason = f"has ended, or lost its connection; its mesh {self.record.name!r} is kept for the next program"
-        frame = m.encode(m.Dead(owner, reason, False, []))
+        frame = m.encode(m.Dead(owner, Detached(self.record.name), False, []))
         for proc in list(self.children.by_proc):
             # Who waits for an answer of it need not wait until the next one comes.
             self.switch.send(proc, [frame])

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 import zmq
 
+from monarch._core.causes import HostLost, NotInSession, NotStarted, Orphaned, Overdue, Unknown
 from monarch._procs.agent.children import Child, Children
 from monarch._procs.agent.mishaps import AgentMishaps
 from monarch._procs.agent.reply_batches import Casts
@@ -223,12 +224,12 @@ class Agent:
         """Why these procs cannot be started here; empty if they can."""
         if not all(self.switch.is_here(proc) for proc in spawn.procs):
             # Another agent listens at the address of one that was lost, and was sent what was meant for that.
-            return f"could not be started: host {self.host} listens where its host did"
+            return f"host {self.host} listens where its host did"
         need, free = AGENT_NEED * len(spawn.procs), reserve.free() - RESERVE
         if need <= free:
             return ""
         return (
-            f"could not be started: the host agent needs {need} more file descriptors for {len(spawn.procs)} "
+            f"the host agent needs {need} more file descriptors for {len(spawn.procs)} "
             f"processes, and {max(0, free)} of its limit of {limit_of()} are free; raise the limit there before the "
             f"agent starts: {remedy(limit_of() - free + need)}"
         )
@@ -237,7 +238,7 @@ class Agent:
         reason = self._refuses(spawn)
         if reason:
             for proc in spawn.procs:
-                self._tell(spawn.src, m.Dead(proc, reason, False, []))
+                self._tell(spawn.src, m.Dead(proc, NotStarted(reason), False, []))
             return
         if len(spawn.procs) != len(spawn.places):
             raise ProtocolError(f"a Spawn of {len(spawn.procs)} procs has {len(spawn.places)} places")
@@ -277,7 +278,7 @@ class Agent:
             if grace and child.grace > grace:
                 self._later(child.grace - grace, partial(self._end, [child.proc], child.grace))
             else:
-                child.kill(f"did not stop within {grace:g} s and was killed")
+                child.kill(Overdue(grace))
 
     def _on_signal(self, given: m.Signal, _: list[Any]) -> None:
         for child in self.children.get(given.procs):
@@ -307,7 +308,7 @@ class Agent:
                 self.children.watch(watch.src, watch.proc)
                 self._watch_elsewhere(watch.proc)
             else:
-                self._tell(watch.src, m.Dead(watch.proc, "is on a host that is not in this session", False, []))
+                self._tell(watch.src, m.Dead(watch.proc, NotInSession(), False, []))
             return
         dead = self.children.watch(watch.src, watch.proc)
         if dead is not None:
@@ -325,7 +326,7 @@ class Agent:
                 self._tell(watch.src, dead)
                 return
             self.switch.drop(watch.proc)
-            self._spread(m.Dead(watch.proc, "was never started on this host", False, []))
+            self._spread(m.Dead(watch.proc, Unknown(), False, []))
 
     def _on_dead(self, dead: m.Dead, _: list[Any]) -> None:
         """The agent of another host says that a proc of it has died."""
@@ -354,10 +355,8 @@ class Agent:
         source = getattr(m.decode(frames[0]), "src", "")
         if source and source != dst:
             host = host_of(dst)
-            reason = f"is lost with its host {host}: the connection to it broke"
-            if host not in self._lost_hosts:
-                reason = "is on a host that is not in this session"
-            self._tell(source, m.Dead(dst, reason, False, []))
+            cause = HostLost(host) if host in self._lost_hosts else NotInSession()
+            self._tell(source, m.Dead(dst, cause, False, []))
 
     def _send_gathered(self, dst: str, port: int) -> None:
         """Does not keep replies waiting for those of slow ranks."""
@@ -481,7 +480,7 @@ class Agent:
 
     def _end_owned(self, dead: m.Dead) -> None:
         for child in self.children.owned_by(dead.proc):
-            child.kill(f"was ended because its owner, {dead.proc}, {dead.reason}")
+            child.kill(Orphaned(dead.proc, dead.cause))
 
     def _tell(self, proc: str, message: m.AnyMessage) -> None:
         if proc != self.proc:
@@ -493,7 +492,7 @@ class Agent:
             return
         self._lost_hosts.add(name)
         for proc in self.children.watched_on(name):
-            self._spread(m.Dead(proc, f"is lost with its host {name}: the connection to it broke", False, []))
+            self._spread(m.Dead(proc, HostLost(name), False, []))
         if self.owner:
             # Which may have both hosts still.
             parted = pickle.dumps((self.host, name))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from monarch._core.causes import NotStarted
 from monarch._core.text.seldom import Seldom
 from monarch._procs.agent.children import Children
 from monarch._wire import messages as m
@@ -58,17 +59,17 @@ class AgentMishaps:
 
     def _not_started(self, spawn: m.Spawn, error: Exception) -> None:
         """Procs that were asked for will not come; those that have come already end."""
-        reason = f"could not be started: {_text(error)}"
+        cause = NotStarted(_text(error))
         for proc in spawn.procs:
             child = self._children.by_proc.get(proc)
             if child is not None and child.pid:
-                child.kill(reason)
+                child.kill(cause)
                 continue
-            dead = self._children.failed(proc, reason)
+            dead = self._children.failed(proc, cause)
             if dead is not None:
                 self._died(dead)
             else:
-                self._tell(spawn.src, m.Dead(proc, reason, False, []))
+                self._tell(spawn.src, m.Dead(proc, cause, False, []))
 
     def _refused(self, carrier: m.Cast | m.Route, frame: Any, error: Exception) -> bool:
         """Answers the calls that a message carries; False if it carries none that wait for an answer."""

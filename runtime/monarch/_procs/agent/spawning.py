@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
+from monarch._core.causes import NotStarted
 from monarch._procs.agent.children import Children
 from monarch._procs.agent.zygotes import Failed, Forked, Gone, RankSpec, Ready, Succeeded, Zygote
 from monarch._procs.os.cpu_shares import affinity_plan, needs_cold_zygote, threads_plan
@@ -236,10 +237,10 @@ class Forks:
         for proc, pid in zip(spawn.procs, pids, strict=False):
             child = children.by_proc.get(proc)
             if child is not None:
-                child.kill(f"could not be started: {reason}")
+                child.kill(NotStarted(reason))
             self._note(children.started(proc, pid))
         for proc in spawn.procs[len(pids) :]:
-            self._note(children.failed(proc, f"could not be started: {reason}"))
+            self._note(children.failed(proc, NotStarted(reason)))
 
     def _note(self, dead: Dead | None) -> None:
         if dead is not None:

@@ -7,6 +7,8 @@ import os
 import struct
 from typing import NamedTuple
 
+from monarch._core.causes import CellRef
+
 _SIZE = 8
 _SHIFT = 32
 _STOPPED = -0x73746F70706564
@@ -16,22 +18,10 @@ _STOPPED = -0x73746F70706564
 class Last(NamedTuple):
     """What the file of a process says when the process has died."""
 
-    place: Place | None
+    place: CellRef | None
     """Where in a cell it was; None if it ran none."""
     stopped: bool
     """Whether it has ended since its owner has stopped it."""
-
-
-class Place(NamedTuple):
-    """A line of a cell."""
-
-    cell: int
-    """The number of the cell, as the notebook shows it."""
-    line: int
-
-    def text(self) -> str:
-        """As in ``at cell [3] line 5``."""
-        return f"at cell [{self.cell}] line {self.line}"
 
 
 class Mark:
@@ -80,7 +70,7 @@ def take_mark(folder: str, proc: str) -> Last:
     except OSError:
         return Last(None, False)
     value = struct.unpack("q", data)[0] if len(data) == _SIZE else 0
-    place = Place(value >> _SHIFT, value & ((1 << _SHIFT) - 1)) if value > 0 else None
+    place = CellRef(value >> _SHIFT, value & ((1 << _SHIFT) - 1)) if value > 0 else None
     return Last(place, value == _STOPPED)
 
 

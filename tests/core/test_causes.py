@@ -1,0 +1,76 @@
+"""Causes of death: each has a sentence, a tag of its own in the protocol, and survives the wire."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch._core import causes as c
+from monarch._core.text.causes import describe, describe_all
+from monarch._wire import messages as m
+
+PROTOCOL = (Path(__file__).resolve().parents[2] / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
+KINDS = get_args(c.Cause)
+AT = c.CellRef(3, 5)
+
+
+def causes() -> st.SearchStrategy[c.Cause]:
+    text = st.text(max_size=20)
+    plain = st.one_of(
+        st.builds(c.Exited, st.integers(0, 255)),
+        st.builds(c.Signaled, st.integers(1, 64), st.booleans(), text),
+        st.builds(c.NotStarted, text),
+        st.builds(c.AgentEnded, st.none(), text),
+        st.builds(c.HostsParted, text, text),
+        st.just(c.Stopped()),
+    )
+    return st.recursive(
+        plain, lambda inner: st.builds(c.Orphaned, text, inner) | st.builds(c.NotRestarted, inner, text), max_leaves=4
+    )
+
+
+@given(causes(), st.one_of(st.none(), st.builds(c.CellRef, st.integers(0, 2**31), st.integers(0, 2**31))))
+def test_cause_survives_the_wire(cause: c.Cause, at: c.CellRef | None) -> None:
+    decoded = m.decode(m.encode(m.Dead("h/a.0", cause, False, [], at=at)))
+    assert isinstance(decoded, m.Dead)
+    assert (decoded.cause, decoded.at) == (cause, at)
+    assert decoded.reason == describe(cause, at)
+
+
+def test_protocol_lists_each_cause_with_its_fields() -> None:
+    section = PROTOCOL.partition("#### Causes of death")[2].partition("\n#")[0]
+    rows = re.findall(r"^\| (\d+) \| (\w+) \| (.*?) ?\|$", section, flags=re.MULTILINE)
+    listed = {int(tag): (name, re.findall(r"`(\w+)`", fields)) for tag, name, fields in rows}
+    assert listed == {kind.__struct_config__.tag: (kind.__name__, list(kind.__struct_fields__)) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_each_cause_has_a_sentence(kind: type[msgspec.Struct]) -> None:
+    values = {"code": 3, "signal": 9, "grace": 2.0, "seconds": 60.0, "how": c.Exited(1)}
+    cause = kind(**{name: values.get(name, f"<{name}>") for name in kind.__struct_fields__ if name != "out_of_memory"})
+    text = describe(cause, AT)  # pyright: ignore[reportArgumentType]
+    assert "at cell [3] line 5" in text
+    for name in kind.__struct_fields__:
+        if name not in values and name != "out_of_memory":
+            assert f"<{name}>" in text
+
+
+def test_sentence_names_signal_and_line() -> None:
+    assert describe(c.Signaled(9), AT) == "was killed by signal 9 (SIGKILL) at cell [3] line 5"
+    assert describe(c.Signaled(63)) == "was killed by signal 63"
+
+
+def test_sentence_about_several_processes_is_plural() -> None:
+    assert describe_all(c.Signaled(9)) == "were killed by signal 9 (SIGKILL)"
+    assert describe_all(c.Exited(3)) == "exited with code 3"
+
+
+def test_line_belongs_to_the_death_when_a_restart_failed() -> None:
+    cause = c.NotRestarted(c.Exited(3), "no room")
+    assert describe(cause, AT) == "exited with code 3 at cell [3] line 5, and could not be started again: no room"
