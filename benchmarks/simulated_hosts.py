@@ -18,6 +18,7 @@ from typing import Any
 
 import zmq
 
+from monarch._core.causes import Exited
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
 from monarch._wire.links import Link, make_context
@@ -63,7 +64,7 @@ class StandIn:
                 self._on_spawn(message)
             elif isinstance(message, m.Stop):
                 for proc in message.procs:
-                    self._send(m.Dead(proc, "exited with code 0", True, []))
+                    self._send(m.Dead(proc, Exited(0), True, []))
             elif isinstance(message, m.Bye):
                 return
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
+from monarch._core.causes import Stopped
 from monarch._core.shapes.region import Region
 from monarch._node.current import current_node
 from monarch._node.gather import Gather
@@ -141,7 +142,7 @@ def test_an_answer_of_a_stranger_is_counted(echo: Any, shown: Callable[[], list[
     wanted = ("h/stranger.0 answered echo", "is none of them")
     assert wait_until(lambda: any(all(word in line for word in wanted) for line in shown()))
     assert node.mishaps.statistics() and not answers.done
-    answers.lost(echo._members_at().peers[0], m.Dead("x", "was ended by the test", True, []))
+    answers.lost(echo._members_at().peers[0], m.Dead("x", Stopped(), True, []))
 
 
 @pytest.mark.parametrize("body", [b"", b"garbage", b"\x93\x01\x02\x03"])

@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monarch._core.causes import Signaled
 from monarch._core.flow import Finished
 from monarch._core.shapes.extent import Extent
 from monarch._node.call_watch import NoWatch
@@ -150,7 +151,7 @@ class World:
         if self.unreaped:
             proc = self.unreaped.pop(0)
             self.known.discard(proc)
-            self.to_caller.append([m.encode(m.Dead(proc, "was killed", False, []))])
+            self.to_caller.append([m.encode(m.Dead(proc, Signaled(9), False, []))])
             for dst, batch in self.casts.died(proc):
                 assert dst == CALLER
                 self.to_caller.append([bytes(frame) for frame in batch])

@@ -230,7 +230,7 @@ def test_ranks_end_with_the_rank_that_owns_them(rig: Rig) -> None:
     assert wait_until(lambda: not any(lives(pid) for pid in pids), 2.0)
     rig.send(m.Watch(OWNER, "h/c.0"))
     assert rig.dead("h/c.0").reason == (
-        "was ended because its owner, h/b.1, was ended because its owner, h/a.0, was killed by signal 9 (SIGKILL)"
+        "was killed because its owner, h/b.1, was killed because its owner, h/a.0, was killed by signal 9 (SIGKILL)"
     )
 
 
