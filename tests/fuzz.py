@@ -15,7 +15,7 @@ from monarch._wire.pickling import dumps
 
 KINDS = typing.get_args(m.AnyMessage)
 NUMBERS = [0, 1, -1, 2, 7, 255, 1 << 20, 1 << 31, -(1 << 31), 1 << 40, (1 << 63) - 1, -(1 << 63)]
-TEXTS = ["", "@", "h", "h/x", "h/agent", "/", "h/../../x", "x" * 1000, "\0", "a:b", "os:getpid", "\U0001f600", "p.0"]
+TEXTS = ["", "@", "h", "h/x", "h/agent", "/", "h/../../x", "x" * 1000, "\0", "a:b", "os.getpid", "\U0001f600", "p.0"]
 BODIES = [b"", b"\x00", b"\xc1", b"garbage", bytes(1000), dumps(((), {}))[0], dumps(1)[0], b"\xdd\xff\xff\xff\xff"]
 """The last one is the head of a list of 4,294,967,295 values."""
 

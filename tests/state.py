@@ -38,8 +38,9 @@ def _node() -> Any:
 def _account(proc: str) -> tuple[int, int] | None:
     """What a process has finished of this one's messages, and what it holds; None if that changes just now."""
     from monarch._node.services.asking import ask_proc
+    from monarch._session.statistics import account_of
 
-    return ask_proc(proc, "monarch._session.statistics:account_of", _node().proc).get(timeout=2)
+    return ask_proc(proc, account_of, _node().proc).get(timeout=2)
 
 
 def credit_lost(seconds: float) -> list[str]:

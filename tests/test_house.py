@@ -30,6 +30,7 @@ FLOORS = [
     "_session",
     "_state",
     "_notebook",
+    "_services",
     "public",
 ]
 MOST_FILES = 25

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._notebook.checkpoint import STATEFUL, TENSOR, VALUE
+from monarch._node.services.registry import name_of
+from monarch._notebook.checkpoint import STATEFUL, TENSOR, VALUE, load, take
 from monarch._state.checkpoint.api import Save, find, folder_of, send
 from monarch.exceptions import DeviceMeshError
 from monarch_kernel.magics.header import HeaderError
 from monarch_kernel.meshes.registry import Mesh, Meshes, with_hint
 
-_MODULE = "monarch._notebook.checkpoint"
 _KEEP = 2
 """Versions that stay in a folder."""
 _PATIENCE = 24 * 3600.0
@@ -43,7 +43,7 @@ class Saving:
         mesh = self._meshes.get(None)
         begun = time.perf_counter()
         try:
-            save = Save(mesh.cells, folder_of(path), f"{_MODULE}:take", (names,), _KEEP, _PATIENCE, by_content=True)
+            save = Save(mesh.cells, folder_of(path), name_of(take), (names,), _KEEP, _PATIENCE, by_content=True)
         except DeviceMeshError as error:
             raise with_hint(error, mesh.name) from None
 
@@ -74,7 +74,7 @@ class Saving:
         mesh = self._meshes.get(None)
         try:
             folder = find(mesh.cells, folder_of(path), None, _PATIENCE)
-            answers = send(mesh.cells, "restore", f"{_MODULE}:load", folder, names).get()
+            answers = send(mesh.cells, "restore", load, folder, names).get()
         except DeviceMeshError as error:
             raise with_hint(error, mesh.name) from None
         ranks = list(answers.values())

@@ -10,6 +10,7 @@ from typing import Any
 
 from monarch._node.current import current_node
 from monarch._node.services.asking import Answers, send_signal
+from monarch._procs.agent.services import states
 from monarch._procs.session_folder import host_of
 
 _PATIENCE = 5.0
@@ -27,9 +28,7 @@ class Delivery:
         self.thread: Any = None
         """As a Waiter has it."""
         # Agents handle messages in the order in which they come.
-        self._answers = [
-            Answers(node, [f"{host}/agent"], "states", ([],), self._heard, plain=True) for host in list(self.hosts)
-        ]
+        self._answers = [Answers(node, [f"{host}/agent"], states(), self._heard) for host in list(self.hosts)]
 
     @property
     def done(self) -> bool:

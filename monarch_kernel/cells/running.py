@@ -8,16 +8,19 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
-from monarch._actors.mailbox import FUNCTION
+from monarch._actors.interrupting import interrupt
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.text.causes import describe
 from monarch._meshes.actors.actor_mesh import ActorMesh
-from monarch._meshes.actors.adverbs import Endpoint
+from monarch._meshes.actors.ask import endpoint_of
 from monarch._meshes.actors.deferred_calls import at_once
 from monarch._node.current import current_node
 from monarch._node.gather import Gather
 from monarch._node.services.asking import Answers
+from monarch._node.services.registry import request
 from monarch._notebook.execute import CellError, CellResult
+from monarch._notebook.inside import run_in_actor
+from monarch._procs.agent.services import states
 from monarch._procs.session_folder import host_of
 from monarch._supervision.fail_fast import Party
 from monarch._wire.messages import Dead
@@ -26,8 +29,6 @@ from monarch_kernel.cells.calls import ahead_of
 from monarch_kernel.cells.delivery import await_delivery, deliver
 
 STOPPED = "a stop has ended a collective half way; use the group again to make it anew"
-_INSIDE = "monarch._notebook.inside:run_in_actor"
-_INTERRUPT = "monarch._actors.interrupting:interrupt"
 _DEAD = "SupervisionError"
 
 
@@ -95,7 +96,7 @@ class Running:
     def ask(
         self,
         tasks: Iterable[Task],
-        service: str,
+        service: Callable[..., Any],
         args: tuple[Any, ...] = (),
         heard: Callable[[str, int, Any], None] = lambda proc, port, answer: None,
     ) -> list[Answers]:
@@ -103,7 +104,7 @@ class Running:
 
         Args:
             tasks: the calls.
-            service: its name; it gets the actor, the caller and the port of the call, and then the others.
+            service: it gets the actor, the caller and the port of the call, and then the others.
             args: those others.
             heard: told of each answer with the process and the port, in the thread that received it.
         """
@@ -115,8 +116,7 @@ class Running:
             Answers(
                 node,
                 procs,
-                service,
-                (key, node.proc, port, *args),
+                request(service, key, node.proc, port, *args),
                 lambda proc, answer, port=port: heard(proc, port, answer),
             )
             for (key, port), procs in calls.items()
@@ -138,8 +138,7 @@ class Running:
                 heard(proc, state, pid)
 
         return [
-            Answers(current_node(), [f"{host}/agent"], "states", (sorted(procs),), take, plain=True)
-            for host, procs in hosts.items()
+            Answers(current_node(), [f"{host}/agent"], states(sorted(procs)), take) for host, procs in hosts.items()
         ]
 
     def interrupt(self, tasks: Collection[Task] | None = None) -> None:
@@ -153,7 +152,7 @@ class Running:
         if signalled:
             deliver([task.proc for task in signalled], signal.SIGINT)
         # A signal would go to whatever else is in their main threads.
-        for each in self.ask([task for task in meant if task not in signalled], _INTERRUPT):
+        for each in self.ask([task for task in meant if task not in signalled], interrupt):
             each.close()
 
     def wait(self, until: float | None = None) -> bool:
@@ -199,7 +198,7 @@ class Run(Running):
                 f"the cell was not run: the agent of {', '.join(late)} has not answered since the last stop, whose "
                 f"interrupt is still under way and would hit this cell; run it again, or see what suspends that process"
             )
-        endpoints = [Endpoint[..., Any](view, _INSIDE, None, FUNCTION) if inside else view.run for view in views]
+        endpoints = [endpoint_of(view, run_in_actor) if inside else view.run for view in views]
         with at_once():
             futures = [cast("Gather[Any]", endpoint.call(source, name, port)) for endpoint in endpoints]
         super().__init__(name, futures, frozenset() if inside else frozenset(future.actor for future in futures))

@@ -25,18 +25,17 @@ from monarch._core.stop_ladder import (
     Restart,
     StopLadder,
 )
+from monarch._groups.rendezvous import round_now
 from monarch._node.current import current_node
 from monarch._node.services.asking import Answers
-from monarch._notebook.busy import Doing
+from monarch._node.services.registry import request
+from monarch._notebook.busy import Doing, doing, prod
 from monarch._notebook.execute import CellError
 from monarch._supervision.broken_groups import meshes_of_calls, spoil_groups
+from monarch._supervision.freeing import free
 from monarch_kernel.cells.calls import Calls
 from monarch_kernel.cells.running import STOPPED, Running, Task
 
-_FREE = "monarch._supervision.freeing:free"
-_ROUND = "monarch._groups.rendezvous:round_now"
-_PROD = "monarch._notebook.busy:prod"
-_DOING = "monarch._notebook.busy:doing"
 _HEARING = 0.1
 """Seconds to wait at most for ranks that have ended to say whether they were freed."""
 _STATES = {"T": Activity.SUSPENDED, "t": Activity.SUSPENDED, "D": Activity.DEVICE}
@@ -220,9 +219,9 @@ class _Climb:
                 self._begin_to_free(tasks)
             elif isinstance(command, Insist):
                 running.interrupt(tasks)
-                self._answers += running.ask(tasks, _PROD)
+                self._answers += running.ask(tasks, prod)
             elif isinstance(command, Look):
-                self._answers += running.ask(tasks, _DOING, (running.name,), self._looked)
+                self._answers += running.ask(tasks, doing, (running.name,), self._looked)
                 self._answers += running.states(tasks, self._state)
             elif isinstance(command, Announce):
                 ranks = describe_ranks(task.rank for task in tasks)
@@ -240,7 +239,7 @@ class _Climb:
         agent takes longer than a rung.
         """
         procs = sorted({task.proc for task in tasks})
-        self._answers.append(Answers(current_node(), procs, _ROUND, (), self._heard_round))
+        self._answers.append(Answers(current_node(), procs, request(round_now), self._heard_round))
         self._answers += self._running.states(tasks, self._glimpse)
 
     def _free(self, proc: str, number: int, _: float) -> list[Command]:
@@ -249,7 +248,7 @@ class _Climb:
         left = [each for each in self._by_proc[proc] if each not in self._ladder.endings]
         self._asked_to_free.update(left)
         tasks = [self._tasks[each] for each in left]
-        self._answers += self._running.ask(tasks, _FREE, (STOPPED, number), self._heard_freed)
+        self._answers += self._running.ask(tasks, free, (STOPPED, number), self._heard_freed)
         return []
 
     # News

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, MutableMapping
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.ask import ask
@@ -58,7 +58,7 @@ def reload_module(
         if loaded:
             reload_here(number, name, path, source)
         for mesh in places:
-            _ask(mesh, name, "reload_here", number, name, path, source)
+            _ask(mesh, name, reload_here, number, name, path, source)
         for mesh in found:
             old = mesh._state.cls
             new = renamed(number, old) if loaded else old
@@ -68,7 +68,7 @@ def reload_module(
     except BaseException:
         for mesh in places:
             try:
-                _ask(mesh, name, "restore", number)
+                _ask(mesh, name, restore, number)
             except DeviceMeshError:
                 # It is gone, so it has nothing to put back.
                 continue
@@ -81,7 +81,7 @@ def reload_module(
         if new is not value:
             names[variable] = new
     for mesh in places:
-        _ask(mesh, name, "forget", number)
+        _ask(mesh, name, forget, number)
     forget(number)
     ranks = sum(len(mesh) for mesh in places)
     where = (
@@ -90,10 +90,13 @@ def reload_module(
     return "\n".join([f"{name} was reloaded in {where} ({(time.perf_counter() - begun) * 1e3:.0f} ms)", *said])
 
 
-def _ask(mesh: ActorMesh, name: str, function: str, *args: Any) -> None:
+P = ParamSpec("P")
+
+
+def _ask(mesh: ActorMesh, name: str, service: Callable[P, Any], *args: P.args, **named: P.kwargs) -> None:
     whole = mesh._view(mesh._state.region)
     try:
-        ask(whole, f"monarch._notebook.reload:{function}", *args).get(_PATIENCE)
+        ask(whole, service, *args, **named).get(_PATIENCE)
     except CallTimeoutError:
         raise EditError(f"{name} was not reloaded: not all ranks of {mesh._name} answer", mesh=mesh._name) from None
     except ActorError as error:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monarch._groups.torchrun import Script, arrange, new_token, script_of
+from monarch._groups.torchrun import Script, arrange, new_token, run_order, script_of, take_order
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.ask import ask
 from monarch_kernel.magics.header import HeaderError
 
-_MODULE = "monarch._groups.torchrun"
 _USAGE = "write %mesh run [--on MESH[SLICE]] script.py ARGS, or -m module ARGS"
 
 
@@ -49,6 +48,6 @@ def hand_out(program: Program, actors: ActorMesh, views: list[ActorMesh]) -> str
     ranks = [view._region.base_rank(position) for view in views for position in range(len(view))]
     meeting = arrange(actors._state.procs, ranks)
     token = new_token()
-    for answer in [ask(view, f"{_MODULE}:take_order", token, program.script, meeting) for view in views]:
+    for answer in [ask(view, take_order, token, program.script, meeting) for view in views]:
         answer.get()
-    return f"__import__({_MODULE!r}, fromlist=['run_order']).run_order({token!r})  # {program.title()}"
+    return f"__import__({run_order.__module__!r}, fromlist=['run_order']).run_order({token!r})  # {program.title()}"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
 from monarch._meshes.actors.ask import ask
+from monarch._notebook.complete import complete_here, inspect_here
 from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.magics.header import OPTIONS, HeaderError, parse
 from monarch_kernel.magics.mesh import MeshMagics
@@ -15,6 +17,7 @@ from monarch_kernel.meshes.registry import choose
 
 PATIENCE = 0.4
 """Seconds to wait for a rank; who types gets help at once or none."""
+R = TypeVar("R")
 _TOKEN = re.compile(r"[A-Za-z_][A-Za-z_0-9.]*$")
 _WORD = re.compile(r"[\w\-]*$")
 _VERB = re.compile(r"\s*%mesh[ \t]+(\w*)$")
@@ -56,7 +59,7 @@ class TypingHelp:
             word = _WORD.search(place.header)
             names = [*self._magics.meshes.by_name, *self._magics.actor_names(), "spawn", *OPTIONS]
             return _beginning_with(word[0] if word else "", names, cursor)
-        found = self._ask(place.header, "complete_here", place.body)
+        found = self._ask(place.header, complete_here, place.body)
         token = _TOKEN.search(place.body)
         return (found or []), cursor - len(token[0] if token else "")
 
@@ -80,16 +83,16 @@ class TypingHelp:
         rest = re.match(r"\w*", code[cursor:])
         body = place.body.rstrip("(") + (rest[0] if rest else "")
         token = _TOKEN.search(body)
-        return self._ask(place.header, "inspect_here", token[0]) if token else None
+        return self._ask(place.header, inspect_here, token[0]) if token else None
 
-    def _ask(self, header: str, service: str, text: str) -> Any:
+    def _ask(self, header: str, service: Callable[[str, str], R], text: str) -> R | None:
         """Asks the first rank that the cell is for, which answers also while it runs another cell."""
         try:
             given = parse(header)
             mesh, actors = self._magics.addressed(given.name)
             first = choose(actors, given)[0]._member(0)
             key = "" if mesh is not None else first._key
-            return ask(first, f"monarch._notebook.complete:{service}", text, key).get(PATIENCE)[0]
+            return ask(first, service, text, key).get(PATIENCE)[0]
         except (CallTimeoutError, MonarchError, HeaderError):
             return None
 

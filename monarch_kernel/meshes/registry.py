@@ -11,6 +11,7 @@ from typing import Any
 
 from monarch._actors.ports import Channel
 from monarch._core.steps import in_step
+from monarch._groups import rendezvous as groups
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._meshes.registry import meshes_of
@@ -18,6 +19,8 @@ from monarch._node.current import current_node
 from monarch._node.future import Future, in_thread, to_its_end
 from monarch._node.liveness import Silence
 from monarch._node.services.asking import Answers
+from monarch._node.services.registry import request
+from monarch._notebook.copied import give, take
 from monarch._notebook.execute import CellResult
 from monarch._notebook.namespace import Namespace
 from monarch._state.handoff.sender import Handing
@@ -34,8 +37,6 @@ Stage = Callable[[str, Any], None]
 """Is told what begins, and the future that it ends with."""
 
 
-_COPIED = "monarch._notebook.copied"
-_GROUPS = "monarch._groups.rendezvous"
 _LOOK = 0.5
 """Seconds for ranks to say that they are there, before a table says that they do not."""
 _HEARING = 0.2
@@ -127,7 +128,7 @@ class Mesh:
         Returns:
             The names of what was copied, and of what was not, with the reason.
         """
-        return Handing(self.cells, ranks, source).run(60.0, f"{_COPIED}:give", f"{_COPIED}:take", names)
+        return Handing(self.cells, ranks, source).run(60.0, give, take, names)
 
     def resize(self, sizes: dict[str, int]) -> int:
         """Makes it larger or smaller; how many cells of definitions new ranks have got."""
@@ -368,7 +369,7 @@ def _positions(procs: list[str]) -> list[tuple[int, dict[str, int] | None]]:
         if len(positions) == len(procs):
             all_said.set()
 
-    answers = Answers(current_node(), procs, f"{_GROUPS}:position", (), heard)
+    answers = Answers(current_node(), procs, request(groups.position), heard)
     if not all_said.wait(_HEARING):
         said.wait(_HEARING_ONE)
     answers.close()

@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import Any
 
 from monarch._node.opener import set_opener
+from monarch._node.services.registry import set_modules
+from monarch._services import SERVICES
 
 _WHERE = {
     "monarch.actor": """
@@ -28,6 +30,7 @@ def _open_session() -> object:
 
 
 set_opener(_open_session)
+set_modules(SERVICES)
 
 _HOME = {name: module for module, names in _WHERE.items() for name in names.split()}
 

@@ -13,6 +13,7 @@ import pytest
 from leaks import wait_until
 from monarch._core.roster import Procs
 from monarch._meshes.actors import spawning
+from monarch._state.handoff.receiver import still_given
 from monarch.actor import Actor, current_rank, endpoint, heal_mesh, this_host
 from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError, StoppedError, SupervisionError
 
@@ -554,7 +555,7 @@ class Refuses(Hooked):
 def open_states(mesh: Any) -> list[int]:
     from monarch._meshes.actors.ask import ask
 
-    return list(ask(mesh, "monarch._state.handoff.receiver:still_given").get(20).values())
+    return list(ask(mesh, still_given).get(20).values())
 
 
 def test_replicas_by_their_own_hooks(procs: Callable[..., Any]) -> None:

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from leaks import processes, wait_until
+from monarch._actors import interrupting
 from monarch._meshes.actors.ask import ask
 from monarch._node.current import current_node
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ActorError, CallTimeoutError
-
-INTERRUPT = "monarch._actors.interrupting:interrupt"
 
 
 class Runs(Actor):
@@ -39,7 +38,7 @@ class Runs(Actor):
 
 
 def interrupt(actors: Any, call: Any) -> Any:
-    return ask(actors, INTERRUPT, actors._key, current_node().proc, call.port).get(20)
+    return ask(actors, interrupting.interrupt, actors._key, current_node().proc, call.port).get(20)
 
 
 @pytest.mark.parametrize("place", [0, 1])

@@ -14,6 +14,7 @@ from monarch._core.causes import Stopped
 from monarch._core.shapes.region import Region
 from monarch._node.current import current_node
 from monarch._node.gather import Gather
+from monarch._node.liveness import here
 from monarch._node.remote_errors import pack_failure
 from monarch._node.services.asking import ask_proc
 from monarch._procs.session_folder import ipc_address
@@ -82,7 +83,7 @@ def test_a_handler_that_raises_answers_the_caller(echo: Any, kind: str) -> None:
         "Call": m.Call(node.proc, echo._key, "say", answers.port, view, "", 0, NOTHING),
         "Create": m.Create(node.proc, "new", answers.port, view, b""),
         "Halt": m.Halt(node.proc, echo._key, answers.port, view, "test"),
-        "Ask": m.Ask(node.proc, answers.port, view, "monarch._node.liveness:here", dumps(())[0]),
+        "Ask": m.Ask(node.proc, answers.port, view, "liveness.here", dumps(())[0]),
     }[kind]
     assert peer.window.take(1)
     peer.send(m.encode(message))
@@ -180,8 +181,8 @@ def test_what_goes_wrong_where_nobody_waits_is_shown_once(echo: Any, shown: Call
     echo.break_handler.call_one("Probe").get(timeout=20)
     for _ in range(5):
         peer.send(m.encode(m.Probe(peer.proc, ())))
-        peer.send(m.encode(m.Ask(node.proc, 0, b"", "monarch._node.liveness:nothing", NOTHING)))
-    ask_proc(peer.proc, "monarch._node.liveness:here").get(timeout=20)
+        peer.send(m.encode(m.Ask(node.proc, 0, b"", "liveness.nothing", NOTHING)))
+    ask_proc(peer.proc, here).get(timeout=20)
     assert wait_until(lambda: len(shown()) >= 2), shown()
     assert echo.say.call_one(1).get(timeout=20) == 1
     assert [line.partition(" of ")[0] for line in shown()] == ["monarch: internal error in rank 0"] * 2

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from monarch._actors.interrupting import interrupt
 from monarch._actors.table import actors_of
 from monarch._meshes.actors.ask import ask
 from monarch._node.current import current_node
@@ -94,9 +95,7 @@ def test_concurrent_endpoint_begins_beside_others(procs: Any) -> None:
 def test_interrupt_of_a_queued_async_call_ends_only_that(procs: Any) -> None:
     turns = procs(1).spawn("turns", Turns)
     held, first, second = turns.hold.call_one(), turns.visit.call_one("a"), turns.visit.call_one("b")
-    assert ask(turns, "monarch._actors.interrupting:interrupt", turns._key, current_node().proc, first.port).get(
-        20
-    ) == {0: True}
+    assert ask(turns, interrupt, turns._key, current_node().proc, first.port).get(20) == {0: True}
     with pytest.raises(ActorError, match="interrupted"):
         first.get(timeout=20)
     turns.let_go.call_one().get(timeout=20)
@@ -124,9 +123,7 @@ def test_interrupt_of_a_queued_sync_call_ends_only_that(procs: Any) -> None:
     held, first, second = sync.hold.call_one(turns), sync.note.call_one("a"), sync.note.call_one("b")
     # It has arrived when a later message of the same sender has been answered.
     turns.log_by_port.call_one().get(timeout=20)
-    assert ask(sync, "monarch._actors.interrupting:interrupt", sync._key, current_node().proc, first.port).get(20) == {
-        0: True
-    }
+    assert ask(sync, interrupt, sync._key, current_node().proc, first.port).get(20) == {0: True}
     turns.let_go.call_one().get(timeout=20)
     held.get(timeout=20)
     with pytest.raises(ActorError, match="interrupted before it began"):

@@ -16,6 +16,12 @@ import pytest
 from leaks import wait_until
 from monarch._meshes.actors.ask import ask
 from monarch._node.current import current_node
+from monarch._node.liveness import here
+from monarch._node.services.registry import declared
+from monarch._notebook.busy import doing
+from monarch._notebook.complete import complete_here
+from monarch._notebook.reload import forget, reload_here
+from monarch._state.handoff.receiver import pack
 from monarch.actor import Actor, endpoint
 from monarch.exceptions import ActorError, CallTimeoutError, DeadlockError
 
@@ -207,24 +213,22 @@ def test_reloaded_module_may_wait(actors: Any, first: Any, timeout: float | None
     first.keep.call_one("other", actors.slice(gpus=1)).get(timeout=GUARD)
     first.add_module.call_one("module_that_waits").get(timeout=GUARD)
     source = f"import __main__\nx = __main__.other.one.call_one().get(timeout={timeout})\n"
-    reloaded = ask(
-        first, "monarch._notebook.reload:reload_here", 1, "module_that_waits", "module_that_waits.py", source
-    )
+    reloaded = ask(first, reload_here, 1, "module_that_waits", "module_that_waits.py", source)
     assert reloaded.get(timeout=GUARD) == {0: True}
 
 
 @timeouts
 def test_completion_may_wait_in_dir(actors: Any, first: Any, timeout: float | None) -> None:
     first.keep.call_one("thing", Lists(actors.slice(gpus=1), timeout)).get(timeout=GUARD)
-    found = ask(first, "monarch._notebook.complete:complete_here", "thing.", "")
+    found = ask(first, complete_here, "thing.", "")
     assert found.get(timeout=GUARD) == {0: ["thing.attribute_1"]}
 
 
 def test_service_that_blocks_keeps_no_other_waiting(first: Any, tmp_path: Path) -> None:
     first.keep.call_one("thing", Blocks(str(tmp_path / "there"))).get(timeout=GUARD)
-    found = ask(first, "monarch._notebook.complete:complete_here", "thing.", "")
-    assert ask(first, "monarch._node.liveness:here").get(timeout=GUARD) == {0: None}
-    assert ask(first, "monarch._notebook.busy:doing", first._key, first._node.proc, 0, "cell").get(GUARD) == {0: None}
+    found = ask(first, complete_here, "thing.", "")
+    assert ask(first, here).get(timeout=GUARD) == {0: None}
+    assert ask(first, doing, first._key, first._node.proc, 0, "cell").get(GUARD) == {0: None}
     assert first.one.call_one().get(timeout=GUARD) == 1
     assert not found.done
     (tmp_path / "there").touch()
@@ -236,23 +240,26 @@ def test_services_of_a_module_run_in_order(first: Any) -> None:
     answers = []
     for number in range(1, 20):
         source = f"x = {number}\n"
-        answers.append(
-            ask(first, "monarch._notebook.reload:reload_here", number, "module_in_order", "module_in_order.py", source)
-        )
-        answers.append(ask(first, "monarch._notebook.reload:forget", number))
+        answers.append(ask(first, reload_here, number, "module_in_order", "module_in_order.py", source))
+        answers.append(ask(first, forget, number))
     for answer in answers:
         answer.get(timeout=GUARD)
     source = "import sys\nassert sys.modules['module_in_order'].x == 19"
-    assert ask(first, "monarch._notebook.reload:reload_here", 20, "module_in_order", "m.py", source).get(timeout=GUARD)
+    assert ask(first, reload_here, 20, "module_in_order", "m.py", source).get(timeout=GUARD)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["monarch._procs.session_folder:host_of", "monarch._notebook.reload:renamed", "os:system", "monarch.no_such:thing"],
-)
+@pytest.mark.parametrize("name", ["groups.none", "none.at_all", "os.system", "monarch._notebook.reload:forget"])
 def test_service_that_is_not_declared_is_refused(first: Any, name: str) -> None:
-    with pytest.raises((ActorError, ValueError), match=r"is not a service|is no function|No module named"):
-        ask(first, name, "x").get(timeout=GUARD)
+    @declared(name)
+    def service(value: str) -> None: ...
+
+    with pytest.raises((ActorError, ValueError), match="is not a service"):
+        ask(first, service, "x").get(timeout=GUARD)
+
+
+def test_service_of_actors_cannot_be_asked_for_by_itself(first: Any) -> None:
+    with pytest.raises((ActorError, ValueError), match="runs in an actor"):
+        ask(first, pack, None, "token", "handoff.state_of", ()).get(timeout=GUARD)
 
 
 # Unpickling

@@ -15,6 +15,7 @@ import torch
 from leaks import wait_until
 from monarch._meshes.actors.ask import ask
 from monarch._procs.os.gpus import has_touched_gpus
+from monarch._state.rdma import exports
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.distributed import copy_state, device_mesh, group
 from monarch.exceptions import ActorError, TransferError
@@ -167,7 +168,7 @@ def test_memory_is_freed_when_the_last_reader_is_done(procs: Callable[..., Any])
     before = one.allocated.call_one().get(60), values(others.allocated.call())
     for _ in range(3):
         one.pass_on.call_one(others, COUNT).get(120)
-    assert wait_until(lambda: ask(one, "monarch._state.rdma.exports:lent").get(10)[0] == 0)
+    assert wait_until(lambda: ask(one, exports.lent).get(10)[0] == 0)
     assert wait_until(lambda: (one.allocated.call_one().get(60), values(others.allocated.call())) == before)
 
 

@@ -15,6 +15,7 @@ from leaks import wait_until
 from monarch._meshes.actors.ask import ask
 from monarch._procs.os.versions import NewVersion, find_version, versions_in
 from monarch._state.checkpoint.api import checkpoint, restore
+from monarch._state.checkpoint.worker import still_open
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.distributed import device_mesh
 from monarch.exceptions import (
@@ -131,7 +132,7 @@ def in_folder(path: Path) -> list[str]:
 
 
 def nothing_kept(mesh: Any) -> bool:
-    return set(ask(mesh, "monarch._state.checkpoint.worker:still_open").get(GUARD).values()) == {0}
+    return set(ask(mesh, still_open).get(GUARD).values()) == {0}
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from monarch._state.copy.endpoints import still_open
 from monarch.actor import Actor, current_rank, endpoint
 from monarch.distributed import CopyReport, Part, copy_state, device_mesh
 from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError, ShapeError
@@ -253,7 +254,7 @@ def test_what_cannot_be_copied(procs: Callable[..., Any]) -> None:
     # Nothing is shared any more, and the actors live.
     from monarch._meshes.actors.ask import ask
 
-    assert ask(target, "monarch._state.copy.endpoints:still_open").get(10) == {0: 0, 1: 0}
+    assert ask(target, still_open).get(10) == {0: 0, 1: 0}
     assert target.get.call().get()[1]["w"].dtype == torch.int64
 
 

@@ -42,7 +42,7 @@ class Side(Actor):
 
 
 def lent(mesh: Any) -> int:
-    return ask(mesh, "monarch._state.rdma.exports:lent").get(10)[0]
+    return ask(mesh, exports.lent).get(10)[0]
 
 
 EXPECTED = [[0.0, 4.0, 8.0], [1.0, 5.0, 9.0], [2.0, 6.0, 10.0], [3.0, 7.0, 11.0]]

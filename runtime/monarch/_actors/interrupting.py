@@ -16,7 +16,7 @@ _LOOP = 0.1
 """Seconds for an event loop to come to a cancelled task; a loop that does not is in code that awaits nothing."""
 
 
-@service("quick")
+@service("interrupts.interrupt", "quick")
 def interrupt(key: str, src: str, port: int) -> bool:
     """Interrupts a call that an actor of this process handles.
 

@@ -19,16 +19,16 @@ from monarch._core.roster import Procs
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._node.current import current_node
 from monarch._node.future import Promise
-from monarch._node.services.registry import service
+from monarch._node.services.asking import tell_proc
+from monarch._node.services.frame import ask_frame
+from monarch._node.services.registry import request, service
 from monarch._procs.os.helpers import be_helper
 from monarch._wire import messages as m
-from monarch._wire.pickling import dumps
 from monarch.exceptions import GroupError
 
 if TYPE_CHECKING:
     from monarch._tensors.collectives.world import Place, World
 
-_MODULE = "monarch._groups.rendezvous"
 PROGRAM = "only ranks have process groups, and this is the program; use them in endpoints and in %%mesh cells"
 _BROKEN = re.compile(r"gloo/|NCCL error|Connection (closed|reset) by peer|Connection was likely closed")
 """What torch says of a collective whose connections do not work."""
@@ -104,7 +104,7 @@ class Membership:
         elif procs.proc(0) == node.proc:
             convene(procs, newer_than)
         else:
-            _ask(procs.proc(0), "convene", procs, newer_than)
+            tell_proc(current_node(), procs.proc(0), convene, procs, newer_than)
         world = cast("World", promise.get(_PATIENCE))
         with self.lock:
             if world is self.world:
@@ -323,7 +323,7 @@ def membership() -> Membership:
 # Services, which other processes ask for
 
 
-@service("quick")
+@service("groups.convene", "quick")
 def convene(procs: Procs, newer_than: int) -> None:
     """In the first rank of a mesh: begins a round, unless a newer one has begun already."""
     with _own.lock:
@@ -354,17 +354,17 @@ def _convene(number: int) -> None:
     _own.kept[:] = [*_own.kept[-1:], store]
     for rank in range(size):
         if rank != node.rank:
-            _ask(procs.proc(rank), "join", procs, number, address, port, roster)
+            tell_proc(node, procs.proc(rank), join, procs, number, address, port, roster)
     _own.join(number, address, port, roster, store)
 
 
-@service("quick")
+@service("groups.join", "quick")
 def join(procs: Procs, number: int, address: str, port: int, roster: int) -> None:
     """In the other ranks: takes part in a round, to which the first rank calls those of a version of the roster."""
     _own.join(number, address, port, roster)
 
 
-@service("quick")
+@service("groups.renew", "quick")
 def renew(procs: Procs, roster: int) -> None:
     """Some ranks of a mesh were replaced; that the message has arrived tells all references in this process.
 
@@ -387,13 +387,13 @@ def renew(procs: Procs, roster: int) -> None:
 def tell_of_new_ones(procs: Procs) -> None:
     """Tells all processes that this one knows which ranks of a mesh were replaced."""
     node = current_node()
-    frame = m.encode(m.Ask(node.proc, 0, b"", f"{_MODULE}:renew", dumps((procs, procs.version))[0]))
+    frame = ask_frame(node, request(renew, procs, procs.version), 0)
     for proc, peer in list(node.peers.known.items()):
         if peer.dead is None and proc != node.proc and not proc.endswith("/agent"):
             peer.send(frame)
 
 
-@service("quick")
+@service("groups.spoil", "quick")
 def spoil(reason: str) -> int:
     """Frees a rank that waits in a collective, of its mesh's groups or of the person's own."""
     from monarch._tensors.collectives.connections import of_collectives, shut_down
@@ -405,19 +405,19 @@ def spoil(reason: str) -> int:
     return shut_down(of_collectives(config.addresses if config is not None else ())) if uses_collectives() else 0
 
 
-@service("quick")
+@service("groups.round_now", "quick")
 def round_now() -> int:
     """The number of this rank's last round, whether its groups work or not."""
     return _own.round
 
 
-@service("quick")
+@service("groups.spoil_round", "quick")
 def spoil_round(reason: str, number: int) -> int:
     """As ``spoil``, unless a newer round has begun: others may be faster than this message."""
     return spoil(reason) if _own.end_round(reason, number) else 0
 
 
-@service("quick")
+@service("groups.doom", "quick")
 def doom(key: str, src: str, port: int, reason: str, failed: Sequence[int]) -> int:
     """Some constructors of a spawn have raised: if that of this rank goes on, it waits for none of them.
 
@@ -439,7 +439,7 @@ def doom(key: str, src: str, port: int, reason: str, failed: Sequence[int]) -> i
         return _own.round if (_own.world is not None or _own._joining) and not _own.broken else 0
 
 
-@service("quick")
+@service("groups.leave_round", "quick")
 def leave_round(reason: str, number: int) -> None:
     """As ``spoil_round``, but groups that the person's code has made are left alone."""
     if _own.end_round(reason, number):
@@ -483,17 +483,17 @@ def _give_up_if_broken(error: BaseException, number: int) -> None:
     give_up(procs, number)
     for rank in range(procs.size):
         if rank != current_node().rank and not _own._is_dead(procs.proc(rank)):
-            _ask(procs.proc(rank), "give_up", procs, number)
+            tell_proc(current_node(), procs.proc(rank), give_up, procs, number)
 
 
-@service("quick")
+@service("groups.give_up", "quick")
 def give_up(procs: Procs, number: int) -> None:
     """A round is of no use any more, since a connection between two of its ranks broke."""
     if _own.round == number:
         _own.spoil(f"a connection of the process group of {procs.name} broke; use the group again to make it anew")
 
 
-@service("quick")
+@service("groups.position", "quick")
 def position() -> tuple[int, dict[str, int] | None]:
     """The number of this rank's last round, and how far it is in each of its groups; None if it has none that works."""
     world = _own.world
@@ -523,12 +523,6 @@ def uses_collectives() -> bool:
 def _lost(procs: Procs, ranks: list[int]) -> str:
     total = procs.region().nelements
     return f"the process group of {procs.name} is broken, since {describe_ranks(ranks, total)} of it died"
-
-
-def _ask(proc: str, service: str, *args: Any) -> None:
-    """Asks for a service without waiting for an answer."""
-    node = current_node()
-    node.peers.get(proc).send(m.encode(m.Ask(node.proc, 0, b"", f"{_MODULE}:{service}", dumps(args)[0])))
 
 
 def _raiser(error: BaseException) -> Callable[[], Any]:

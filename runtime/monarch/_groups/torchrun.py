@@ -21,8 +21,6 @@ from monarch._node.services.registry import service
 from monarch._procs.os.helpers import as_helper
 from monarch.exceptions import ArgumentError, GroupError
 
-_MODULE = "monarch._groups.torchrun"
-
 
 class Meeting(NamedTuple):
     """Where the ranks of a program find each other."""
@@ -48,7 +46,7 @@ class Script(NamedTuple):
 # The first rank
 
 
-@service("threaded")
+@service("torchrun.serve_meeting", "threaded")
 def serve_meeting(clients: int) -> tuple[str, int]:
     """Service: serves a store for a program at a free port; its address, as the other hosts know it."""
     from monarch._tensors.collectives.interfaces import LOOPBACK
@@ -62,7 +60,7 @@ def serve_meeting(clients: int) -> tuple[str, int]:
     return address, port
 
 
-@service("quick")
+@service("torchrun.serves", "quick")
 def serves(port: int) -> bool:
     """Service: whether this process serves a store at a port."""
     return port in _served
@@ -73,7 +71,7 @@ _served: dict[int, Any] = {}
 
 def arrange(procs: Procs, ranks: Sequence[int]) -> Meeting:
     """Has the first of some ranks serve a store for them."""
-    address, port = ask_proc(procs.proc(ranks[0]), f"{_MODULE}:serve_meeting", len(ranks)).get()
+    address, port = ask_proc(procs.proc(ranks[0]), serve_meeting, len(ranks)).get()
     return Meeting(list(ranks), address, port, True)
 
 
@@ -107,7 +105,7 @@ def variables_of(meeting: Meeting) -> dict[str, str]:
     return variables
 
 
-@service("threaded")
+@service("torchrun.set_variables", "threaded")
 def set_variables(meeting: Meeting) -> None:
     """Service: puts the environment in place, for programs that make their process group by themselves."""
     from monarch._tensors.collectives.interfaces import choose_interface
@@ -121,7 +119,7 @@ def set_variables(meeting: Meeting) -> None:
 _orders: dict[str, tuple[Script, Meeting]] = {}
 
 
-@service("quick")
+@service("torchrun.take_order", "quick")
 def take_order(token: str, script: Script, meeting: Meeting) -> None:
     """Service: keeps what is to be run until ``run_order`` asks for it."""
     _orders[token] = (Script(*script), Meeting(*meeting))

@@ -12,14 +12,13 @@ from monarch._groups.torchrun import (
     run_script,
     script_of,
     serve_meeting,
+    serves,
     set_variables,
 )
 from monarch._meshes.context import context
 from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._node.future import in_thread
 from monarch._node.services.asking import ask_proc
-
-_MODULE = "monarch._groups.torchrun"
 
 
 def setup_torch_elastic_env(
@@ -51,7 +50,7 @@ def setup_torch_elastic_env(
         meeting = Meeting(ranks, master_addr, int(master_port), False)
     else:
         meeting = arrange(procs, ranks)
-    answers = [ask_proc(procs.proc(rank), f"{_MODULE}:set_variables", meeting) for rank in ranks]
+    answers = [ask_proc(procs.proc(rank), set_variables, meeting) for rank in ranks]
     for answer in answers:
         answer.get()
 
@@ -106,4 +105,4 @@ class SPMDActor(Actor):
         mesh = context().actor_instance.proc_mesh
         ranks = list(mesh._region.base_ranks())
         first = mesh._state.procs.proc(ranks[0])
-        return Meeting(ranks, address, int(port), bool(ask_proc(first, f"{_MODULE}:serves", int(port)).get()))
+        return Meeting(ranks, address, int(port), bool(ask_proc(first, serves, int(port)).get()))

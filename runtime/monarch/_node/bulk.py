@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from threading import RLock
 from typing import TYPE_CHECKING, Any, cast
 
-from monarch._node.services.registry import function_of
+from monarch._node.services.registry import declared
 from monarch._wire import messages as m
 from monarch._wire.bulk.mappings import Mappings
 from monarch._wire.bulk.segments import BulkRef, Segments
@@ -23,7 +23,6 @@ _SWEEP = 0.5
 SPACE_S = 2.0
 """Seconds to wait for receivers that hold more shared memory than its bound. They may never let go of it, so after that
 buffers go through the socket."""
-_LENDING = "monarch._state.rdma.exports"
 
 
 class BulkData:
@@ -150,14 +149,26 @@ class BulkData:
                 self._pump.notify(cast("Waiter", space))
 
 
+@declared("exports.lend")
+def lend(tensor: Any, receivers: Sequence[str]) -> Any:
+    """Lend a tensor of a GPU to some processes; None if it has to be copied."""
+    raise NotImplementedError
+
+
+@declared("exports.cancel")
+def cancel(reduced: Any) -> None:
+    """Take back what was lent and not sent."""
+    raise NotImplementedError
+
+
 class Lending:
     """Lends memory of GPUs, when there is some to lend: what does it is on a floor above this one, and needs torch."""
 
     def lend(self, tensor: Any, receivers: Sequence[str]) -> Any:
-        return function_of(f"{_LENDING}:lend")(tensor, receivers)
+        return lend(tensor, receivers)
 
     def cancel(self, reduced: Any) -> None:
-        function_of(f"{_LENDING}:cancel")(reduced)
+        cancel(reduced)
 
 
 class _Space:

@@ -11,7 +11,8 @@ from typing import Any
 from monarch._core.events import Event
 from monarch._core.roster import split_proc
 from monarch._node.node_like import NodeLike
-from monarch._node.services.registry import service
+from monarch._node.services.frame import ask_frame
+from monarch._node.services.registry import request, service
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
@@ -85,8 +86,7 @@ class Silence:
         for proc in procs:
             if proc not in self._asked and split_proc(proc)[0] in self.bounds and self._listens(proc):
                 self._asked[proc] = now
-                ask = m.Ask(node.proc, self._port, b"", "monarch._node.liveness:here", _NOTHING)
-                node.peers.get(proc).send(m.encode(ask))
+                node.peers.get(proc).send(ask_frame(node, request(here), self._port))
 
     def _listens(self, proc: str) -> bool:
         """One that is still being started has nothing to answer with."""
@@ -158,6 +158,6 @@ class _Answers:
         return not self.left()
 
 
-@service("quick")
+@service("liveness.here", "quick")
 def here() -> None:
     """Service: whoever can run this is there."""

@@ -33,7 +33,7 @@ class Doing(NamedTuple):
     """The expression that is called there, as the code has it; empty if that is not known."""
 
 
-@service("threaded")
+@service("busy.prod", "threaded")
 def prod(key: str, src: str, port: int) -> None:
     """Service: interrupts a call once more, so that ``doing`` can tell soon whether that is swallowed.
 
@@ -51,7 +51,7 @@ def prod(key: str, src: str, port: int) -> None:
         interrupts.prod()
 
 
-@service("threaded")
+@service("busy.doing", "threaded")
 def doing(key: str, src: str, port: int, name: str) -> Doing | None:
     """Service: what the code of a call does; None if it has ended.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from monarch._node.services.registry import service
 from monarch._notebook.namespace import Namespace
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class NotRestored(ValueError):
     """A variable cannot come back; the text says why."""
 
 
+@service("variables.take", "actor")
 def take(namespace: Namespace, names: list[str]) -> dict[str, Any]:
     """The state of variables, to be saved.
 
@@ -70,6 +72,7 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, _PLAIN)
 
 
+@service("variables.load", "actor")
 def load(namespace: Namespace, folder: str, names: list[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Brings variables back from a version.
 

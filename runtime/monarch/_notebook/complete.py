@@ -17,7 +17,7 @@ _NAME = re.compile(r"([A-Za-z_][A-Za-z_0-9.]*)?$")
 _LIMIT = 500
 
 
-@service("threaded")
+@service("complete.complete_here", "threaded")
 def complete_here(text: str, key: str) -> list[str]:
     """Completions of the name that a piece of code ends in, in this rank.
 
@@ -28,7 +28,7 @@ def complete_here(text: str, key: str) -> list[str]:
     return complete(text, _variables(key))
 
 
-@service("threaded")
+@service("complete.inspect_here", "threaded")
 def inspect_here(name: str, key: str) -> str | None:
     """What a name means in this rank: see ``inspect_name``."""
     return inspect_name(name, _variables(key))

@@ -7,6 +7,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
+from monarch._node.services.registry import service
 from monarch._notebook.namespace import Namespace
 from monarch._wire.pickling import dumps
 from monarch.exceptions import SerializationError
@@ -15,6 +16,7 @@ _DEFINED = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, typ
 """What cells define: that is run again and not copied, so that it is the rank's own."""
 
 
+@service("replicas.give", "actor")
 def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], tuple[list[str], dict[str, str]]]:
     """On the rank that has them: variables, together so that what they share stays shared.
 
@@ -47,6 +49,7 @@ def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], tu
     return wanted, (sorted(wanted), left)
 
 
+@service("replicas.take", "actor")
 def take(namespace: Namespace, state: dict[str, Any]) -> None:
     """On the others: sets them."""
     namespace.variables.update(state)

@@ -8,10 +8,12 @@ from collections.abc import Coroutine
 from typing import Any
 
 from monarch._actors.running import current
+from monarch._node.services.registry import service
 from monarch._notebook.execute import CellResult, run, run_async, steps_of
 from monarch._notebook.show import Display
 
 
+@service("inside.run_in_actor", "actor")
 def run_in_actor(instance: Any, source: str, name: str, sink: Any) -> CellResult | Coroutine[Any, Any, CellResult]:
     """Runs a cell; on an event loop its ``await`` lets other messages of the actor go on."""
     here = current.get()

@@ -13,7 +13,7 @@ _before: dict[int, tuple[ModuleType, dict[str, Any], dict[int, Any]]] = {}
 """Of each reload: the module, what was in it, and what each part of that is now, by the id of the old one."""
 
 
-@service("threaded")
+@service("reload.reload_here", "threaded")
 def reload_here(number: int, name: str, path: str, source: str) -> bool:
     """Runs the new text of a module in it; what is not in the text any more stays, as with importlib.reload.
 
@@ -55,7 +55,7 @@ def renamed(number: int, old: Any) -> Any:
     return found[2].get(id(old), old) if found is not None else old
 
 
-@service("threaded")
+@service("reload.restore", "threaded")
 def restore(number: int) -> None:
     """Puts a module back as it was before a reload."""
     found = _before.pop(number, None)
@@ -71,7 +71,7 @@ def restore(number: int) -> None:
     module.__dict__.update(old)
 
 
-@service("threaded")
+@service("reload.forget", "threaded")
 def forget(number: int) -> None:
     """A reload is final."""
     _before.pop(number, None)

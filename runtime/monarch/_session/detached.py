@@ -27,13 +27,14 @@ from monarch._node.liveness import Silence
 from monarch._node.node import Node
 from monarch._node.rank_config import ActorSpec, RankConfig
 from monarch._node.remote_errors import unpack_failure
-from monarch._node.services.asking import ask_proc
+from monarch._node.services.asking import ask_proc, tell_agent
 from monarch._procs.agent.detached import KeptConfig
 from monarch._procs.agent.detached_records import Record, check_name, find, records
+from monarch._procs.agent.services import AgentRequest, claim, describe_procs, listen, note
 from monarch._procs.os.posix import memfd, outlives
 from monarch._procs.rank.output import read_tail
 from monarch._procs.session_folder import host_of
-from monarch._session.reattach import make_spec
+from monarch._session.reattach import adopt, make_spec, spec_of
 from monarch._session.session import LATER, PRELOAD, Session, need_session, session_of
 from monarch._session.workers import start_agent
 from monarch._wire import messages as m
@@ -44,7 +45,6 @@ from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError, No
 __all__ = ["Kept", "attach", "end", "keep", "records"]
 
 _HERE = "127.0.0.1"
-_ADOPT = "monarch._session.reattach"
 _PATIENCE = 10.0
 _LEAST = 1.0
 """Seconds of the shortest lease."""
@@ -61,8 +61,7 @@ class KeptHosts(HostMesh):
         assert starting is not None
         how = (starting.variables, dict(starting.of_ranks), starting.want_spares, shared.roles)
         told = dumps((*how, shared.supervision.restart))[0]
-        body = m.pack([shared.procs.uid, told])
-        self._node.peers.to_agent(self._hosts[0], m.Ask(self._node.proc, 0, b"", "tell", body))
+        tell_agent(self._node, self._hosts[0], describe_procs(shared.procs.uid, told))
         return mesh
 
 
@@ -96,7 +95,7 @@ class Kept:
     def note(self, book: bytes) -> None:
         """Leaves something for the program that attaches it next, in place of what was left before."""
         self.book = book
-        self._node.peers.to_agent(self._record.host, m.Ask(self._node.proc, 0, b"", "note", m.pack(book)))
+        tell_agent(self._node, self._record.host, note(book))
 
     def leave(self) -> None:
         """Lets go of it without ending it: its lease begins, and this program or another one may attach it."""
@@ -180,7 +179,7 @@ def keep(name: str, duration: float | str) -> Kept:
     record = find(name)
     try:
         kept, _ = _connect(record)
-        _ask(kept._node, record.host, "listen", None)
+        _ask(kept._node, record.host, listen())
     except BaseException:
         # Nobody knows of it yet.
         if record.alive():
@@ -252,7 +251,7 @@ def _connect(record: Record) -> tuple[Kept, dict[str, Any]]:
     try:
         if host_of(listening.src) != host:
             raise MonarchError(f"at {record.address} there is {listening.src}, and not the kept mesh {record.name!r}")
-        known = _ask(node, host, "claim", os.getpid())
+        known = _ask(node, host, claim(os.getpid()))
         assert node.hosts.keys is not None
         session.attach([listening], node.hosts.keys, _HERE, own=False)
     except BaseException:
@@ -269,10 +268,10 @@ def _take(kept: Kept, known: dict[str, Any], timeout: float) -> None:
     output = need_session(node).output
     # What a program before has shown is not to be shown again, and its end not taken for a loss.
     output.know({(proc, stream): offset for proc, stream, offset in known["passed"]})
-    _ask(node, host, "listen", None)
+    _ask(node, host, listen())
     output.flush()
     deadline = time.monotonic() + timeout
-    asked = [(proc, ask_proc(proc, f"{_ADOPT}:adopt", node.proc, known["former"])) for proc, _ in known["procs"]]
+    asked = [(proc, ask_proc(proc, adopt, node.proc, known["former"])) for proc, _ in known["procs"]]
     where: dict[str, list[str]] = {}
     for proc, answer in asked:
         try:
@@ -332,7 +331,7 @@ def _add_actors(kept: Kept, key: str, procs: list[str], timeout: float) -> None:
     """The mesh of actors of a key, which some procs have said to have."""
     node = kept._node
     try:
-        whole, body, buffers = ask_proc(procs[0], f"{_ADOPT}:spec_of", key).get(timeout)
+        whole, body, buffers = ask_proc(procs[0], spec_of, key).get(timeout)
         spec: ActorSpec = make_spec(body, buffers)
     except MonarchError as error:
         kept.problems.append(f"actors {key.rpartition('-')[0]!r} cannot be used here: {error}")
@@ -355,10 +354,10 @@ def _add_actors(kept: Kept, key: str, procs: list[str], timeout: float) -> None:
         kept.actors.append(mesh)
 
 
-def _ask(node: Node, host: str, service: str, body: Any) -> Any:
+def _ask(node: Node, host: str, asked: AgentRequest) -> Any:
     """Has the agent of a kept mesh do something, and waits for its answer."""
-    answer = _Answer(node, host, service)
-    node.peers.to_agent(host, m.Ask(node.proc, answer.port, b"", service, m.pack(body)))
+    answer = _Answer(node, host, asked.name)
+    node.peers.get(f"{host}/agent").send(asked.frame(node.proc, answer.port))
     return answer.get(_PATIENCE)
 
 

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
-from monarch._core.causes import HostsParted
-from monarch._node.current import current_node
-from monarch._node.services.registry import service
-from monarch._session.session import need_session, session_of
+from monarch._core.causes import Cause, HostsParted
+from monarch._node.node import Node
+from monarch._wire.messages import Parted
 
 
-@service("quick")
-def parted(one: str, other: str) -> None:
-    """Service: the agent of one host says that its connection to another one broke.
+class Partitions:
+    """Hears of connections between hosts that broke, and gives up one of the two hosts.
 
-    What was on its way between their ranks may be gone, so their ranks are dead to each other, for good. If the one was
+    What was on its way between their ranks may be gone, so their ranks are dead to each other, for good. If a host was
     lost as a whole, the program notices by itself within the time that a host may be silent.
+
+    Args:
+        node: of this program.
+        host_lost: told of the host that is given up, in the receiving thread.
     """
-    node = current_node()
-    if session_of(node) is not None:
-        node.pump.call_later(node.hosts.lease + 1.0, partial(_decide, one, other))
 
+    def __init__(self, node: Node, host_lost: Callable[[str, Cause], None]) -> None:
+        self._node = node
+        self._host_lost = host_lost
+        node.dispatch.handle(Parted, self._parted)
 
-def _decide(one: str, other: str) -> None:
-    node = current_node()
-    if node.closed or any(host not in (node.host, *node.hosts.known) for host in (one, other)):
-        return
-    # The same one, whoever has said it first; and never the program's own.
-    lost = max(host for host in (one, other) if host != node.host)
-    kept = one if lost == other else other
-    need_session(node).host_lost(lost, HostsParted(lost, kept))
+    def _parted(self, parted: Parted, _: Sequence[Any]) -> None:
+        self._node.pump.call_later(self._node.hosts.lease + 1.0, partial(self._decide, parted.host, parted.other))
+
+    def _decide(self, one: str, other: str) -> None:
+        node = self._node
+        if node.closed or any(host not in (node.host, *node.hosts.known) for host in (one, other)):
+            return
+        # The same one, whoever has said it first; and never the program's own.
+        lost = max(host for host in (one, other) if host != node.host)
+        kept = one if lost == other else other
+        self._host_lost(lost, HostsParted(lost, kept))

@@ -276,7 +276,7 @@ class Rank:
 _this: Rank | None = None
 
 
-@service("quick")
+@service("rank.assume", "quick")
 def assume(procs: Procs, rank: int, port: int) -> None:
     """Service: this process was a spare of a mesh, and takes the place of one that has died."""
     assert _this is not None and _this.config.procs == procs

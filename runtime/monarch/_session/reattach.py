@@ -17,7 +17,7 @@ _MOST = 64 << 20
 """Bytes of an actor's arguments that are sent to another program."""
 
 
-@service("quick")
+@service("reattach.adopt", "quick")
 def adopt(root: str, former: list[str]) -> tuple[Any, list[str]]:
     """This process belongs to another program from now on.
 
@@ -59,7 +59,7 @@ def adopt(root: str, former: list[str]) -> tuple[Any, list[str]]:
     return config.procs, mine
 
 
-@service("threaded")
+@service("reattach.spec_of", "threaded")
 def spec_of(key: str) -> tuple[bool, list[bytes], list[list[bytes]]]:
     """What an actor here is made of: whether with its arguments, and in pieces its pickled spec and the buffers."""
     cell = actors_of(current_node()).here.get(key)

@@ -42,6 +42,7 @@ from monarch._procs.session_folder import (
 )
 from monarch._session.controllers import CONTROLLERS, Desk
 from monarch._session.output import OutputView
+from monarch._session.partition import Partitions
 from monarch._session.wiring import wire
 from monarch._supervision.faults import Faults
 from monarch._wire import messages as m
@@ -127,6 +128,7 @@ class Session:
         actors_of(node).on_halt = self._halt
         node.part(AgentsSlot).agents = self
         self.output_options = self.output.configure
+        self._partitions = Partitions(node, self.host_lost)
         node.dispatch.handle(m.Listening, lambda listening, _: self._on_listening(listening))
         node.add_part(self)
         actors_of(node).here[CONTROLLERS] = cast("Cell", Desk(node))

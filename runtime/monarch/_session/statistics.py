@@ -51,7 +51,7 @@ def statistics_of(node: Node) -> Statistics:
     )
 
 
-@service("quick")
+@service("statistics.account_of", "quick")
 def account_of(proc: str) -> tuple[int, int] | None:
     """Service: the cost of what this process has finished for another one, and of what it still holds of it.
 

@@ -12,7 +12,7 @@ from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
 from monarch._node.gather import Gather
 from monarch._node.services.asking import Answers
-from monarch._node.services.registry import service
+from monarch._node.services.registry import request, service
 from monarch._supervision.freeing import waiting
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _HEARING = 0.3
 """Seconds for ranks to say at a timeout what they run."""
 
 
-@service("quick")
+@service("behind.ahead", "quick")
 def ahead(key: str, src: str, port: int) -> tuple[str, float] | None:
     """What an actor of this process runs while a call waits for its turn, and for how many seconds it has.
 
@@ -83,8 +83,8 @@ class _Look:
         self.found: dict[int, tuple[str, float]] = {}
         """By rank, what is in front, and for how many seconds. Leader only, but for a look at a timeout's end."""
         self.thread: Any = None
-        args = (gather.actor, node.proc, gather.port)
-        self._answers = Answers(node, sorted(self._pending), "monarch._supervision.behind:ahead", args, self._heard)
+        asked = request(ahead, gather.actor, node.proc, gather.port)
+        self._answers = Answers(node, sorted(self._pending), asked, self._heard)
 
     @property
     def done(self) -> bool:

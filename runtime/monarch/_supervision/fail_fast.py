@@ -12,20 +12,19 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from monarch._actors.interrupting import interrupt
 from monarch._core.fail_fast import Command, FailFast, Free, Look, Standing, Tell
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._node.services.asking import Answers
+from monarch._node.services.registry import request
 from monarch._supervision.broken_groups import meshes_of_calls, spoil_groups
+from monarch._supervision.freeing import expect, free, standing
 
 if TYPE_CHECKING:
     from monarch._node.owed import Watched
     from monarch._node.peers import Peer
 
-_STANDING = "monarch._supervision.freeing:standing"
-_EXPECT = "monarch._supervision.freeing:expect"
-_FREE = "monarch._supervision.freeing:free"
-_INTERRUPT = "monarch._actors.interrupting:interrupt"
 _AT_ONCE = 8
 """Calls to one actor that are looked at at a time, the oldest first: it handles them in order, or a few at once."""
 
@@ -223,7 +222,7 @@ class Party:
             for command in machine.tick(time.monotonic()):
                 if isinstance(command, Look):
                     self._forget()
-                    self._answers = self._ask(self._to_look_at(command.positions), _STANDING, (), self._heard)
+                    self._answers = self._ask(self._to_look_at(command.positions), standing, (), self._heard)
                 elif isinstance(command, Tell):
                     told = True
             if machine.over:
@@ -278,7 +277,7 @@ class Party:
             self._announce(machine)
             self._free()
         else:
-            self._tell(command.positions, _INTERRUPT, ())
+            self._tell(command.positions, interrupt, ())
 
     def _announce(self, machine: FailFast) -> None:
         """Tells all that ranks are about to be freed, which may close the connections of the others.
@@ -292,7 +291,7 @@ class Party:
         self._expecting |= new
         if new:
             args = self._reason(machine.freed), machine.round
-            self._announced += self._ask(sorted(new), _EXPECT, args, self._knows)
+            self._announced += self._ask(sorted(new), expect, args, self._knows)
 
     def _knows(self, task: int, _: Any) -> None:
         with self._lock:
@@ -306,16 +305,16 @@ class Party:
         tasks, self._to_free = sorted(self._to_free), set()
         for number in sorted({machine.round_of(task) for task in tasks}):
             of_round = [task for task in tasks if machine.round_of(task) == number]
-            self._tell(of_round, _FREE, (self._reason(machine.freed), number))
+            self._tell(of_round, free, (self._reason(machine.freed), number))
 
-    def _tell(self, tasks: Sequence[int], service: str, args: tuple[Any, ...]) -> None:
+    def _tell(self, tasks: Sequence[int], service: Callable[..., Any], args: tuple[Any, ...]) -> None:
         for each in self._ask(tasks, service, args):
             each.close()
 
     def _ask(
         self,
         tasks: Sequence[int],
-        service: str,
+        service: Callable[..., Any],
         args: tuple[Any, ...],
         heard: Callable[[int, Any], None] = lambda task, answer: None,
     ) -> list[Answers]:
@@ -331,8 +330,7 @@ class Party:
                 Answers(
                     self._node,
                     list(places),
-                    service,
-                    (*named, *args),
+                    request(service, *named, *args),
                     lambda proc, answer, places=places: heard(places[proc], answer),
                 )
             )

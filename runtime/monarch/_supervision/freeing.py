@@ -72,7 +72,7 @@ def thread_of(cell: Cell) -> int:
     return interrupts.ident if interrupts is not None else threading.main_thread().ident or 0
 
 
-@service("quick")
+@service("freeing.standing", "quick")
 def standing(key: str, src: str, port: int) -> Standing:
     """Where a call stands among the process groups of this rank.
 
@@ -129,7 +129,7 @@ def _makes_group(frame: FrameType | None) -> bool:
     return False
 
 
-@service("quick")
+@service("freeing.expect", "quick")
 def expect(key: str, src: str, port: int, reason: str, number: int) -> None:
     """Others of a call are about to be freed, which may close the connections of this rank's collectives.
 
@@ -144,7 +144,7 @@ def expect(key: str, src: str, port: int, reason: str, number: int) -> None:
         _explain(reason)
 
 
-@service("quick")
+@service("freeing.free", "quick")
 def free(key: str, src: str, port: int, reason: str, number: int) -> Freed:
     """Aborts what a call of this rank waits in: its collectives, a socket, a condition.
 

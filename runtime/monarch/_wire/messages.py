@@ -333,6 +333,15 @@ class Split(_Message, tag=26):
     frames: int
 
 
+class Parted(_Message, tag=27):
+    """The connection between two hosts broke: from the agent of one to the program."""
+
+    src: str
+    host: str
+    """The host of the sender."""
+    other: str
+
+
 class Bye(_Message, tag=18):
     """The owner of an agent ends it, and with it all of its procs."""
 
@@ -367,6 +376,7 @@ AnyMessage: TypeAlias = (
     | Ask
     | Signal
     | Split
+    | Parted
     | Bye
 )
 

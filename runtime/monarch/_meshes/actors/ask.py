@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
+from monarch._actors.mailbox import FUNCTION
+from monarch._meshes.actors.adverbs import Endpoint
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.future import Future
 from monarch._node.gather import Gather
-from monarch._wire import messages as m
-from monarch._wire.pickling import dumps
+from monarch._node.services.frame import ask_frame
+from monarch._node.services.registry import name_of, request
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def ask(mesh: ActorMeshLike, service: str, *args: Any) -> Future[dict[int, Any]]:
-    """Asks the processes of a mesh of actors; the result has what each answered, by position."""
+def ask(mesh: ActorMeshLike, service: Callable[P, R], *args: P.args, **named: P.kwargs) -> Future[dict[int, R]]:
+    """Ask the processes of a mesh of actors for a service; the result has what each answered, by position."""
+    asked = request(service, *args, **named)
     node = mesh._node
     targets = mesh._members_at()
 
-    def finish(_: Gather[Any], values: list[Any]) -> dict[int, Any]:
+    def finish(_: Gather[Any], values: list[Any]) -> dict[int, R]:
         return dict(enumerate(values))
 
-    gather: Gather[Any] = Gather(node, targets.peers, targets.shape.region.extent, mesh._name, service, finish)
-    frame = m.encode(m.Ask(node.proc, gather.port, targets.shape.packed, service, dumps(args)[0]))
+    gather: Gather[Any] = Gather(node, targets.peers, targets.shape.region.extent, mesh._name, asked.name, finish)
+    frame = ask_frame(node, asked, gather.port, targets.shape.packed)
     for peer in targets.peers:
         peer.send(frame)
     gather.check()
     return gather
+
+
+def endpoint_of(mesh: ActorMeshLike, service: Callable[..., Any]) -> Endpoint[..., Any]:
+    """Return a service of kind ``actor`` as an endpoint of a mesh: calls run in the turn of each actor."""
+    return Endpoint(mesh, name_of(service), None, FUNCTION)

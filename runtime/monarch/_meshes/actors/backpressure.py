@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from monarch._actors.running import ActorLike, current
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.mesh_like import ActorMeshLike
+from monarch._node import liveness
 from monarch._node.liveness import Silence
 from monarch._node.node import Node
-from monarch._wire import messages as m
+from monarch._node.services.frame import ask_frame
+from monarch._node.services.registry import request
 from monarch._wire.pickling import dumps
 from monarch.exceptions import ArgumentError, SendTimeoutError
 
@@ -89,7 +91,7 @@ def _wait(node: Node, peer: Peer, position: int, count: int, mesh: ActorMeshLike
         if now - asked >= _ASK_EVERY_S:
             # Its answer says how far it is, also where it handles what needs no answer.
             asked = now
-            peer.send(m.encode(m.Ask(node.proc, _NOBODY, b"", "monarch._node.liveness:here", _NOTHING)))
+            peer.send(ask_frame(node, request(liveness.here), _NOBODY))
 
 
 def _may_wait_for_us(cell: ActorLike, peer: Peer) -> bool:

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch._actors.actor import is_async
 from monarch._actors.endpoint import EndpointProperty, arity_of, methods_of
-from monarch._actors.mailbox import FUNCTION
 from monarch._actors.running import current
 from monarch._actors.table import actors_of
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._meshes.actors.adverbs import Endpoint
-from monarch._meshes.actors.ask import ask
+from monarch._meshes.actors.ask import ask, endpoint_of
 from monarch._node.current import current_node
 from monarch._node.services.registry import service
 from monarch._wire.pickling import dumps, loads
@@ -130,7 +128,7 @@ def update_class(mesh: ActorMesh, new: type) -> Future[Any]:
     number = next(_numbers)
     body = dumps(new, new.__name__)[0]
     try:
-        ask(whole, f"{__name__}:prepare", state.key, number, body).get(PATIENCE)
+        ask(whole, prepare, state.key, number, body).get(PATIENCE)
     except CallTimeoutError:
         raise EditError(
             f"{_kept(mesh)}: not all of its ranks have answered within {PATIENCE:g} s, as one inside a C call that "
@@ -151,7 +149,7 @@ def update_class(mesh: ActorMesh, new: type) -> Future[Any]:
     if state.spec is not None:
         # A rank whose process is replaced gets the new one too.
         state.spec.cls = new
-    return Endpoint[..., Any](whole, f"{__name__}:commit", None, FUNCTION).call(number)
+    return endpoint_of(whole, commit).call(number)
 
 
 def _kept(mesh: ActorMesh) -> str:
@@ -161,7 +159,7 @@ def _kept(mesh: ActorMesh) -> str:
 # In a rank
 
 
-@service("threaded")
+@service("class_updates.prepare", "threaded")
 def prepare(key: str, number: int, body: bytes) -> None:
     """Make the new class and try it on the actor, which keeps the one that it has; in a thread of its own."""
     cell = actors_of(current_node()).here.get(key)
@@ -181,6 +179,7 @@ def prepare(key: str, number: int, body: bytes) -> None:
     _prepared.setdefault(key, {})[number] = new
 
 
+@service("class_updates.commit", "actor")
 def commit(instance: Any, number: int) -> None:
     """Takes the class that was prepared; between two messages of the actor."""
     here = current.get()

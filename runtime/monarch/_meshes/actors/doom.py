@@ -11,14 +11,14 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._core.shapes.ranks import describe_ranks
+from monarch._groups.rendezvous import doom, leave_round
 from monarch._node.services.asking import Answers
+from monarch._node.services.registry import request
 
 if TYPE_CHECKING:
     from monarch._node.node_like import NodeLike
     from monarch._wire import messages as m
 
-_DOOM = "monarch._groups.rendezvous:doom"
-_LEAVE = "monarch._groups.rendezvous:leave_round"
 _PATIENCE = 1.0
 """Seconds to wait at most for ranks to say that they know."""
 
@@ -58,8 +58,8 @@ class Doom:
         self._over = False
         self._procs = birth.proc_ids()
         self._left = {proc for proc in self._procs if node.peers.get(proc).dead is None}
-        named = (birth.actor, node.proc, birth.port, self._reason, failed)
-        self._answers = Answers(node, self._procs, _DOOM, named, self._heard) if self._left else None
+        named = request(doom, birth.actor, node.proc, birth.port, self._reason, failed)
+        self._answers = Answers(node, self._procs, named, self._heard) if self._left else None
         node.pump.call_later(_PATIENCE if self._left else 0.0, self._end)
 
     def _heard(self, proc: str, answer: Any) -> None:
@@ -79,5 +79,5 @@ class Doom:
         if self._answers is not None:
             self._answers.close()
         if self._round:
-            Answers(self._node, self._procs, _LEAVE, (self._reason, self._round)).close()
+            Answers(self._node, self._procs, request(leave_round, self._reason, self._round)).close()
         self._then()

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch._core.roster import Procs
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._groups.rendezvous import tell_of_new_ones
 from monarch._meshes.actors.actor_mesh import ActorMesh
@@ -18,6 +19,8 @@ from monarch._node.gather import Gather
 from monarch._node.node import Node
 from monarch._node.peers import Peer
 from monarch._node.remote_errors import Failure, unpack_failure
+from monarch._node.services.asking import tell_proc
+from monarch._node.services.registry import declared
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 from monarch.exceptions import SpawnError, StoppedError
@@ -75,12 +78,17 @@ def replace(
         starting.start(cold, there.port)
     tell_of_new_ones(procs)
     for rank in (rank for rank in ranks if spares[rank]):
-        ask = m.Ask(node.proc, 0, b"", "monarch._session.rank_process:assume", dumps((procs, rank, there.port))[0])
-        node.peers.get(procs.proc(rank)).send(m.encode(ask))
+        tell_proc(node, procs.proc(rank), assume, procs, rank, there.port)
     made: list[Future[Any]] = [there]
     for actor in actors:
         made.extend(create(actor, rank) for rank in ranks if actor._state.region.position_of(rank) is not None)
     return made
+
+
+@declared("rank.assume")
+def assume(procs: Procs, rank: int, port: int) -> None:
+    """Have a spare process take the place of one that has died; it answers to the port when it is set up."""
+    raise NotImplementedError
 
 
 class Arrival(Future[None]):

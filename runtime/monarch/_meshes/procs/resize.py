@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from monarch._actors.mailbox import FUNCTION
 from monarch._core.shapes.extent import axes_text
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._groups.rendezvous import tell_of_new_ones
 from monarch._meshes.actors.actor_mesh import ActorMesh
-from monarch._meshes.actors.adverbs import Endpoint
+from monarch._meshes.actors.ask import endpoint_of
 from monarch._meshes.mesh_like import Hosts, ProcMeshLike
 from monarch._meshes.procs.changes import changing
 from monarch._meshes.procs.limits import check_room
@@ -22,6 +21,7 @@ from monarch._meshes.procs.state import Ended, ProcsState
 from monarch._meshes.registry import meshes_of
 from monarch._node.future import Future, to_its_end
 from monarch._node.peers import Peer
+from monarch._node.services.registry import service
 from monarch._wire import messages as m
 from monarch.config import STOP_REACT
 from monarch.exceptions import ArgumentError, ShapeError, StoppedError, SupervisionError
@@ -29,7 +29,6 @@ from monarch.exceptions import ArgumentError, ShapeError, StoppedError, Supervis
 _PATIENCE = 60.0
 """Seconds for new processes and actors to be there."""
 _HOOK = "__resized__"
-_TELL = "monarch._meshes.procs.resize:tell"
 
 
 def resize(mesh: ProcMeshLike, onto: Hosts | None, sizes: Mapping[str, int]) -> ProcMeshLike:
@@ -185,9 +184,10 @@ def _tell(actor: ActorMesh, stayed: list[int], old: Mapping[str, int], new: Mapp
     there = whole.slice(**{first: slice(0, min(old[first], new[first]))})
     # Of one with dead ranks each by itself, since a call to all would fail.
     views = [there] if len(there) == len(stayed) else [whole._member(rank) for rank in stayed]
-    return [Endpoint[..., Any](each, _TELL, None, FUNCTION).call(dict(old), dict(new)) for each in views]
+    return [endpoint_of(each, tell).call(dict(old), dict(new)) for each in views]
 
 
+@service("resize.tell", "actor")
 def tell(actor: Any, old: dict[str, int], new: dict[str, int]) -> Any:
     """On a rank that stays: tells an actor, in its turn."""
     return actor.__resized__(old, new)

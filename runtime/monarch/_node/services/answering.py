@@ -13,6 +13,7 @@ from monarch._node.services.registry import Service, known_service, service_of
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps, loads
 from monarch._wire.plain import loads_plain
+from monarch.exceptions import ArgumentError
 
 
 class Answerer(NodeLike, Protocol):
@@ -24,7 +25,7 @@ class Answerer(NodeLike, Protocol):
 def on_ask(node: Answerer, ask: m.Ask) -> None:
     """Have a service run: a quick one here, unless others of its module are still to run in their thread."""
     service = known_service(ask.service)
-    lane = f"service-{ask.service.partition(':')[0].rpartition('.')[2]}"
+    lane = f"service-{ask.service.partition('.')[0]}"
     if service is not None and service.kind == "quick" and node.lanes.is_idle(lane):
         _run(node, ask, service, loads_plain)
         return
@@ -39,6 +40,8 @@ def _run(node: Answerer, ask: m.Ask, service: Service | None, load: Callable[[by
     try:
         if service is None:
             service = service_of(ask.service)
+        if service.kind not in ("quick", "threaded"):
+            raise ArgumentError(f"{ask.service!r} runs in an actor, and cannot be asked for by itself")
         body = dumps(service.function(*load(ask.body)))[0]
     except BaseException as error:
         _answer_error(node, ask, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from monarch._core.shapes.extent import Extent
 from monarch._node.current import current_node
@@ -11,19 +11,34 @@ from monarch._node.future import Future
 from monarch._node.gather import Gather
 from monarch._node.node_like import NodeLike
 from monarch._node.remote_errors import unpack_failure
+from monarch._node.services.frame import ask_frame
+from monarch._node.services.registry import Request, request
+from monarch._procs.agent.services import AgentRequest
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
-from monarch._wire.pickling import dumps
 from monarch._wire.plain import loads_plain
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-def ask_proc(proc: str, service: str, *args: Any) -> Future[Any]:
-    """Asks one process; the result is what it answers, or its error."""
+
+def ask_proc(proc: str, service: Callable[P, R], *args: P.args, **named: P.kwargs) -> Future[R]:
+    """Ask one process for a service; the result is what it answers, or its error."""
     node = current_node()
-    gather: Gather[Any] = Gather(node, [node.peers.get(proc)], Extent((), ()), proc, "", lambda _, values: values[0])
-    gather.targets[0].send(m.encode(m.Ask(node.proc, gather.port, b"", service, dumps(args)[0])))
+    gather: Gather[R] = Gather(node, [node.peers.get(proc)], Extent((), ()), proc, "", lambda _, values: values[0])
+    gather.targets[0].send(ask_frame(node, request(service, *args, **named), gather.port))
     gather.check()
     return gather
+
+
+def tell_proc(node: NodeLike, proc: str, service: Callable[P, Any], *args: P.args, **named: P.kwargs) -> None:
+    """Have one process run a service; nobody waits for its answer, and what it raises counts as a mishap there."""
+    node.peers.get(proc).send(ask_frame(node, request(service, *args, **named), 0))
+
+
+def tell_agent(node: NodeLike, host: str, asked: AgentRequest) -> None:
+    """Have the agent of a host do something; nobody waits for its answer."""
+    node.peers.get(f"{host}/agent").send(asked.frame(node.proc, 0))
 
 
 class Answers:
@@ -32,27 +47,26 @@ class Answers:
     Args:
         node: of this process.
         procs: whom to ask.
-        service: its name.
-        args: for it.
+        asked: the service with its arguments.
         heard: told of each answer, in the thread that received it; an error is a Failure.
-        plain: whether arguments and answers are plain values, as those of agents are.
     """
 
     def __init__(
         self,
         node: NodeLike,
         procs: Sequence[str],
-        service: str,
-        args: tuple[Any, ...],
+        asked: Request | AgentRequest,
         heard: Callable[[str, Any], None] = lambda proc, answer: None,
-        plain: bool = False,
     ) -> None:
         self._node = node
         self._heard = heard
-        self._load = m.unpack if plain else loads_plain
+        self._load = m.unpack if isinstance(asked, AgentRequest) else loads_plain
         self._port = node.ports.open(self)
-        body = m.pack(*args) if plain else dumps(args)[0]
-        frame = m.encode(m.Ask(node.proc, self._port, b"", service, body))
+        frame = (
+            asked.frame(node.proc, self._port)
+            if isinstance(asked, AgentRequest)
+            else ask_frame(node, asked, self._port)
+        )
         for proc in procs:
             peer = node.peers.get(proc)
             if peer.dead is None:

@@ -1,68 +1,127 @@
-"""Functions of this package that other processes of the session call by name."""
+"""Functions of this package that processes of a session call in each other, by a name that stays when files move.
+
+A service is a function with a declaration: ``@service("groups.spoil", "quick")``. Callers pass the function itself, so
+that its arguments are checked and its uses are found; its name goes over the wire. The first part of the name says
+where it is (``monarch/_services.py``), so that a process imports a module when it is first asked for.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from monarch.exceptions import ArgumentError
 
+P = ParamSpec("P")
+R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
-Kind = Literal["quick", "threaded"]
+Kind = Literal["quick", "threaded", "actor", "local"]
 
 
 class Service(NamedTuple):
-    """A function that processes ask each other for, whatever their actors do."""
+    """A function that processes call in each other."""
 
+    name: str
     function: Callable[..., Any]
     kind: Kind
 
 
+class Request(NamedTuple):
+    """A service with its arguments."""
+
+    name: str
+    args: tuple[Any, ...]
+
+
 _services: dict[str, Service] = {}
-"""By name: ``<module>:<function>``. Written as modules are imported, and only added to."""
+"""By name. Written as modules are imported, and only added to."""
+_names: dict[Callable[..., Any], str] = {}
+"""By function; written with ``_services``."""
+_modules: dict[str, str] = {}
+"""By the first part of a name, the module. Written as ``monarch`` is imported."""
 
 
-def service(kind: Kind) -> Callable[[F], F]:
-    """Declare a function as a service, which other processes may ask for.
+def service(name: str, kind: Kind) -> Callable[[F], F]:
+    """Declare a function as a service.
 
     Args:
-        kind: ``quick`` runs in the thread that receives: it returns at once, waits for nothing, runs no code of the
+        name: ``<where>.<function>``; ``monarch/_services.py`` has the first part.
+        kind: ``quick`` runs in the receiving thread: it returns at once, waits for nothing, runs no code of the
             user, and neither gets nor returns objects of the user's classes. ``threaded`` runs in a thread of its
-            module, and may do all of that. Services of one module run in the order in which they were asked for.
+            module, and may do all of that; services of one module run in the order in which they were asked for.
+            ``actor`` runs in an actor, in its turn, with the actor as first argument. ``local`` is called only within
+            the process, by rooms below this one.
     """
 
     def declare(function: F) -> F:
-        _services[f"{function.__module__}:{function.__qualname__}"] = Service(function, kind)
+        _services[name] = Service(name, function, kind)
+        _names[function] = name
         return function
 
     return declare
 
 
+def declared(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Declare a service by its signature, for callers in rooms below the one that has the function."""
+
+    def declare(signature: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(signature)
+        def call(*args: P.args, **named: P.kwargs) -> R:
+            return service_of(name).function(*args, **named)
+
+        _names[call] = name
+        return call
+
+    return declare
+
+
+def request(function: Callable[P, Any], *args: P.args, **named: P.kwargs) -> Request:
+    """Return a service with its arguments, ready to be sent."""
+    if named:
+        raise TypeError(f"{name_of(function)}: pass the arguments of a service by position")
+    return Request(name_of(function), args)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function that is declared as a service."""
+    try:
+        return _names[function]
+    except KeyError:
+        raise TypeError(f"{function!r} is not declared as a service") from None
+
+
+def set_modules(modules: Mapping[str, str]) -> None:
+    """Say where services are, by the first part of their names."""
+    _modules.update(modules)
+
+
 def known_service(name: str) -> Service | None:
-    """The service of a name, if its module is imported."""
+    """Return the service of a name, None if its module is not imported."""
     return _services.get(name)
 
 
 def service_of(name: str) -> Service:
-    """The service of a name, whose module is imported if it is not; not in the thread that receives.
+    """Return the service of a name, and import its module for that; not in the receiving thread.
 
     Raises:
-        ArgumentError: there is no such service.
+        ArgumentError: no service has this name.
     """
-    if name not in _services:
-        function_of(name)
-    try:
-        return _services[name]
-    except KeyError:
-        raise ArgumentError(f"{name!r} is not a service of Monarch: it lacks the decorator @service") from None
+    found = _services.get(name)
+    if found is None:
+        module = _modules.get(name.partition(".")[0])
+        if module is not None:
+            importlib.import_module(module)
+            found = _services.get(name)
+    if found is None:
+        raise ArgumentError(f"{name!r} is not a service of Monarch")
+    return found
 
 
-@functools.lru_cache(maxsize=64)
-def function_of(name: str) -> Callable[..., Any]:
-    """The function of a name as ``monarch.<module>:<function>``; ArgumentError for any other."""
-    module, _, function = name.partition(":")
-    if not module.startswith("monarch.") or not function:
-        raise ArgumentError(f"{name!r} is no function of Monarch")
-    return getattr(importlib.import_module(module), function)
+def function_of(name: str, kind: Kind = "actor") -> Callable[..., Any]:
+    """Return the function of a service of one kind; ArgumentError for any other name."""
+    found = service_of(name)
+    if found.kind != kind:
+        raise ArgumentError(f"{name!r} is a service of kind {found.kind!r}, not {kind!r}")
+    return found.function

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from monarch._core.causes import Detached
+from monarch._procs.agent import services
 from monarch._procs.agent.detached_records import Record, publish, write
 from monarch._procs.agent.main import Agent, run_agent
 from monarch._procs.agent.output_backlog import Shelf
@@ -76,7 +77,14 @@ class KeptAgent(Agent):
         self._leases = 0
         self._way = m.Hosts({})
         """To the controller."""
-        self.services.update(claim=self._claim, listen=self._listen_again, note=self._note, tell=self._tell_of)
+        self.services.update(
+            {
+                services.CLAIM: self._claim,
+                services.LISTEN: self._listen_again,
+                services.NOTE: self._note,
+                services.DESCRIBE: self._tell_of,
+            }
+        )
 
     def begin(self) -> m.Listening:
         """Listens, and writes the record; TakenError if there is a mesh of that name."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import select
 import signal
 import sys
@@ -23,6 +22,7 @@ import msgspec
 import zmq
 
 from monarch._core.causes import HostLost, NotInSession, NotStarted, Orphaned, Overdue, Unknown
+from monarch._procs.agent import services
 from monarch._procs.agent.children import Child, Children
 from monarch._procs.agent.mishaps import AgentMishaps
 from monarch._procs.agent.reply_batches import Casts
@@ -116,7 +116,7 @@ class Agent:
             m.Refused: lambda refused, _: None,
             m.Ask: self._on_ask,
         }
-        self.services: dict[str, Callable[[m.Ask, Any], Any]] = {"states": self._states}
+        self.services: dict[str, Callable[[m.Ask, Any], Any]] = {services.STATES: self._states}
         """What it can be asked for, by name; arguments and answers are plain values."""
 
     # The loop
@@ -495,8 +495,7 @@ class Agent:
             self._spread(m.Dead(proc, HostLost(name), False, []))
         if self.owner:
             # Which may have both hosts still.
-            parted = pickle.dumps((self.host, name))
-            self._tell(self.owner, m.Ask(self.proc, 0, b"", "monarch._session.partition:parted", parted))
+            self._tell(self.owner, m.Parted(self.proc, self.host, name))
 
     def _owner_died(self) -> None:
         self.closing = True

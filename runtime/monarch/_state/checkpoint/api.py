@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import secrets
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from monarch._actors.mailbox import FUNCTION
 from monarch._actors.ports import Port
 from monarch._meshes.actors.actor_mesh import ActorMesh
-from monarch._meshes.actors.adverbs import Endpoint
-from monarch._meshes.actors.ask import ask
+from monarch._meshes.actors.ask import ask, endpoint_of
 from monarch._node.future import Future, Promise, in_thread
 from monarch._node.gather import Gather
+from monarch._node.services.frame import ask_frame
+from monarch._node.services.registry import request
+from monarch._state.checkpoint import worker
 from monarch._state.checkpoint.worker import method_of
-from monarch._wire import messages as m
 from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError
 
-_MODULE = "monarch._state.checkpoint.worker"
 _ENDING = 5.0
 """Seconds to remove what is not to be."""
 _lock = threading.Lock()
@@ -102,7 +100,7 @@ def restore(
     _check(mesh, timeout, state, load)
     until = time.monotonic() + timeout
     folder = find(mesh, folder_of(path), version, timeout)
-    answer = send(mesh, "restore", f"{_MODULE}:load", folder, state, load)
+    answer = send(mesh, "restore", worker.load, folder, state, load)
 
     def wait() -> str:
         answer.get(max(0.0, until - time.monotonic()))
@@ -122,10 +120,10 @@ def find(mesh: ActorMesh, path: str, version: str | int | None, timeout: float) 
     return _steps(mesh._member(0), "restore", "", "find", lambda _: (path, version)).get(timeout)[0]
 
 
-def send(mesh: ActorMesh, what: str, function: str, *args: Any) -> Future[Any]:
+def send(mesh: ActorMesh, what: str, function: Callable[..., Any], *args: Any) -> Future[Any]:
     """Has all actors of a mesh call a function with themselves, in the order of their calls."""
     mesh._check_alive(what)
-    answer = Endpoint[..., Any](mesh, function, None, FUNCTION).call(*args)
+    answer = endpoint_of(mesh, function).call(*args)
     if isinstance(answer, Gather):
         # Errors are to say what the person has called.
         answer.method = what
@@ -171,7 +169,7 @@ class Save:
         self.names: list[list[str]] = []
         """Of each rank, what its state has at the top, once the copies are taken."""
         node = mesh._node
-        self._copies = send(mesh, "checkpoint", f"{_MODULE}:stage", node.proc, self._token, state, args)
+        self._copies = send(mesh, "checkpoint", worker.stage, node.proc, self._token, state, args)
         with _lock:
             self._before = _last.get(path)
             self.future: Promise[str] = in_thread(node, "checkpoint", self._run)
@@ -224,7 +222,7 @@ class Save:
     def _end(self, _: object) -> None:
         # What was stopped or has died meanwhile has ended that too.
         with contextlib.suppress(MonarchError):
-            ask(self._mesh, f"{_MODULE}:abandon", self._token)
+            ask(self._mesh, worker.abandon, self._token)
 
     def _leave(self, _: object) -> None:
         with _lock:
@@ -249,7 +247,7 @@ def _steps(
     gather: Gather[Any] = Gather(node, targets.peers, mesh.extent, mesh._name, what, lambda _, values: list(values))
     for place, peer in enumerate(targets.peers):
         # In one piece: a service gets nothing beside its message.
-        body = pickle.dumps((Port(node, node.proc, gather.port), place, token, step, *args(place)))
-        peer.send(m.encode(m.Ask(node.proc, 0, b"", f"{_MODULE}:step", body)))
+        port = Port(node, node.proc, gather.port)
+        peer.send(ask_frame(node, request(worker.step, port, place, token, step, *args(place)), 0))
     gather.check()
     return gather

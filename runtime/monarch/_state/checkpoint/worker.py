@@ -40,6 +40,7 @@ _watching: Any = None
 # In the actor
 
 
+@service("checkpoint.stage", "actor")
 def stage(actor: Any, conductor: str, token: str, state: str, args: tuple[Any, ...]) -> Any:
     """In an actor: takes a copy of its state, and keeps it until ``abandon``; the names at its top.
 
@@ -68,6 +69,7 @@ def _keep(state: Any, conductor: str, token: str) -> list[str]:
     return [str(key) for key in state]
 
 
+@service("checkpoint.load", "actor")
 def load(actor: Any, folder: str, state: str, load: str) -> Any:
     """In an actor: reads a version into the state that one of its methods gives, and has another take it."""
     from monarch._tensors.checkpoints.restores import Version
@@ -89,7 +91,7 @@ async def _load_awaited(actor: Any, version: Any, template: Awaitable[Any], load
 
 
 def _call(actor: Any, method: str, *args: Any) -> Any:
-    if ":" in method:
+    if "." in method:
         return function_of(method)(actor, *args)
     return method_of(type(actor), method)(actor, *args)
 
@@ -106,7 +108,7 @@ def method_of(cls: type, name: str) -> Callable[..., Any]:
 # Beside the actor
 
 
-@service("quick")
+@service("checkpoint.step", "quick")
 def step(port: Port[Any], place: int, token: str, name: str, *args: Any) -> None:
     """Service: does a step in a thread, and answers when it is done.
 
@@ -182,7 +184,7 @@ def _saving(token: str) -> _Saving:
     return saving
 
 
-@service("quick")
+@service("checkpoint.abandon", "quick")
 def abandon(token: str) -> None:
     """Service: a checkpoint is complete, or is not to be; the copy is let go of, and what is incomplete removed."""
     if token in _open:
@@ -190,7 +192,7 @@ def abandon(token: str) -> None:
         threading.Thread(target=_give_up, args=(token,), name="monarch-checkpoint", daemon=True).start()
 
 
-@service("quick")
+@service("checkpoint.still_open", "quick")
 def still_open() -> int:
     """Service: how many checkpoints this process has a copy for."""
     return len(_open)

@@ -10,18 +10,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from monarch._actors.mailbox import FUNCTION
 from monarch._core.reshard import SOURCE, Fetch, Holder, Plan, Planner
 from monarch._core.shapes.boxes import elements
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.adverbs import Endpoint, Undecorated
-from monarch._meshes.actors.ask import ask
+from monarch._meshes.actors.ask import ask, endpoint_of
 from monarch._node.current import current_node
 from monarch._node.future import Future, in_thread
-from monarch._state.copy.endpoints import Shared, Side, end, share_state
+from monarch._state.copy.endpoints import Shared, Side, end, fetch, share, share_state
 from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError
-
-_MODULE = "monarch._state.copy.endpoints"
 
 
 @dataclass(frozen=True)
@@ -101,8 +98,7 @@ class _Copy:
         return sources, [Side(*side) for side in answer.get(self._timeout).values()]
 
     def _call(self, method: Any, token: str) -> Future[Any]:
-        endpoint: Endpoint[..., Any] = Endpoint(method.mesh, f"{_MODULE}:share", None, FUNCTION)
-        answer = endpoint.call(method.name, token)
+        answer = endpoint_of(method.mesh, share).call(method.name, token)
         self._sharing.append((method.mesh, token, answer))
         return answer
 
@@ -123,8 +119,7 @@ class _Copy:
         answers: list[Future[Any]] = []
         for index, fetches in phase.items():
             orders = [(each, *_place(each, sources, targets)) for each in fetches]
-            endpoint: Endpoint[..., Any] = Endpoint(mesh._member(index), f"{_MODULE}:fetch", None, FUNCTION)
-            answers.append(endpoint.call_one(self._here, orders, self._timeout))
+            answers.append(endpoint_of(mesh._member(index), fetch).call_one(self._here, orders, self._timeout))
         failures: list[BaseException] = []
         for answer in answers:
             # Each is heard, so that nobody fetches any more when this ends.
@@ -147,7 +142,7 @@ class _Copy:
 def _tell_end(mesh: ActorMesh, token: str, _: object) -> None:
     # What was stopped or has died meanwhile has ended that too.
     with contextlib.suppress(MonarchError):
-        ask(mesh, f"{_MODULE}:end", token)
+        ask(mesh, end, token)
 
 
 def _holders(sides: list[Side]) -> list[Holder]:

@@ -41,6 +41,7 @@ _open: dict[str, tuple[dict[str, Local], list[int]]] = {}
 """By the token of the copy: the tensors, and the keys under which they are shared."""
 
 
+@service("copy.share", "actor")
 def share(actor: Any, method: str, token: str) -> Any:
     """In an actor: shares the tensors that one of its methods returns."""
     function = getattr(type(actor), method, None)
@@ -69,6 +70,7 @@ def share_state(state: Any, token: str) -> Side:
     return Side(current_node().host, shared)
 
 
+@service("copy.fetch", "actor")
 def fetch(actor: Any, token: str, fetches: list[tuple[Fetch, Remote, Box]], timeout: float) -> int:
     """In an actor: copies parts of tensors from elsewhere into its own; how many bytes."""
     tensors = _open[token][0]
@@ -87,7 +89,7 @@ def _move(part: Box, remote: Remote, there: Box, memory: Memory, here: Box, widt
     return Move(remote, memory, spans)
 
 
-@service("threaded")
+@service("copy.end", "threaded")
 def end(token: str) -> None:
     """Service: what was shared for a copy is not shared any more."""
     _, keys = _open.pop(token, ({}, []))
@@ -96,7 +98,7 @@ def end(token: str) -> None:
         drop(key)
 
 
-@service("quick")
+@service("copy.still_open", "quick")
 def still_open() -> int:
     """Service: how many copies this process shares something for."""
     return len(_open)

@@ -23,6 +23,7 @@ _given: dict[str, tuple[list[memoryview], list[int]]] = {}
 # On the rank that has the state
 
 
+@service("handoff.state_of", "actor")
 def state_of(actor: Any) -> Any:
     """The state, and nothing more to say."""
     state = actor.__getstate__()
@@ -35,6 +36,7 @@ async def _with_nothing(state: Any) -> tuple[Any, None]:
     return await state, None
 
 
+@service("handoff.pack", "actor")
 def pack(actor: Any, token: str, give: str, args: tuple[Any, ...]) -> Any:
     """In the actor: its state, with large memory shared until ``end``."""
     found = function_of(give)(actor, *args)
@@ -54,7 +56,7 @@ def _pack(found: tuple[Any, Any], token: str) -> tuple[Packed, Any]:
     return (body, [tuple(remote) for remote in remotes]), said
 
 
-@service("threaded")
+@service("handoff.end", "threaded")
 def end(token: str) -> None:
     """Service: nobody reads here any more."""
     _, keys = _given.pop(token, ([], []))
@@ -63,7 +65,7 @@ def end(token: str) -> None:
         drop(key)
 
 
-@service("quick")
+@service("handoff.still_given", "quick")
 def still_given() -> int:
     """Service: how many states this process shares."""
     return len(_given)
@@ -72,11 +74,13 @@ def still_given() -> int:
 # On those that take it
 
 
+@service("handoff.set_state", "actor")
 def set_state(actor: Any, state: Any) -> Any:
     """By the actor's own method."""
     return actor.__setstate__(state)
 
 
+@service("handoff.unpack", "actor")
 def unpack(actor: Any, packed: Packed, take: str, timeout: float) -> Any:
     """In the actor: reads what is large, and takes the state."""
     import numpy

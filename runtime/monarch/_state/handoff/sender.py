@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from monarch._actors.mailbox import FUNCTION
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.actors.actor_mesh import ActorMesh
-from monarch._meshes.actors.adverbs import Endpoint
-from monarch._meshes.actors.ask import ask
+from monarch._meshes.actors.ask import ask, endpoint_of
+from monarch._node.services.registry import name_of
+from monarch._state.handoff import receiver
 from monarch.exceptions import ArgumentError, MonarchError, SupervisionError
 
-_THERE = "monarch._state.handoff.receiver"
 _HOOKS = ("__getstate__", "__setstate__")
 
 
@@ -43,34 +42,38 @@ class Handing:
             )
 
     def run(
-        self, timeout: float, give: str = f"{_THERE}:state_of", take: str = f"{_THERE}:set_state", *args: Any
+        self,
+        timeout: float,
+        give: Callable[..., Any] = receiver.state_of,
+        take: Callable[..., Any] = receiver.set_state,
+        *args: Any,
     ) -> Any:
         """Does it; what ``give`` had to say beside the state is returned.
 
         Args:
             timeout: seconds for each step.
-            give: ``module:function`` that gets the actor and ``args``, and returns the state and what it has to say.
+            give: service that gets the actor and ``args``, and returns the state and what it has to say.
             take: one that gets the actor and the state.
             args: for the first.
         """
-        if not self._new or (give.startswith(_THERE) and not has_hooks(self._mesh._state.cls)):
+        if not self._new or (give is receiver.state_of and not has_hooks(self._mesh._state.cls)):
             return None
         token = secrets.token_hex(8)
         source = member_of(self._mesh, self._source)
         try:
-            packed, said = self._call(source, "pack", token, give, args).get(timeout)
-            answers = [self._call(member_of(self._mesh, rank), "unpack", packed, take, timeout) for rank in self._new]
+            packed, said = endpoint_of(source, receiver.pack).call_one(token, name_of(give), args).get(timeout)
+            answers = [
+                endpoint_of(member_of(self._mesh, rank), receiver.unpack).call_one(packed, name_of(take), timeout)
+                for rank in self._new
+            ]
             failures = [answer.exception(timeout + 5.0) for answer in answers]
         finally:
             with suppress(MonarchError):
-                ask(source, f"{_THERE}:end", token)
+                ask(source, receiver.end, token)
         for failure in failures:
             if failure is not None:
                 raise failure
         return said
-
-    def _call(self, member: ActorMesh, function: str, *args: Any) -> Any:
-        return Endpoint[..., Any](member, f"{_THERE}:{function}", None, FUNCTION).call_one(*args)
 
 
 def giver_of(mesh: ActorMesh, new: Sequence[int], source: int | None) -> int:

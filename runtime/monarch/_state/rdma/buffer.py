@@ -9,7 +9,7 @@ from monarch._node.current import current_node, open_node
 from monarch._node.future import Future, Ready, in_thread, then
 from monarch._node.services.asking import ask_proc
 from monarch._procs.os.helpers import be_helper
-from monarch._state.rdma.plane import plane
+from monarch._state.rdma.plane import drop, plane
 from monarch._tensors.memory.registry import Remote
 from monarch._tensors.memory.views import check_fit, memory_of
 from monarch._tensors.transports.base import Move
@@ -157,8 +157,12 @@ class RDMABuffer:
         if remote.proc == node.proc:
             plane().drop(remote.key)
             return _done(None)
-        answer = ask_proc(remote.proc, "monarch._state.rdma.plane:drop", remote.key)
-        return then(answer, "drop", lambda: answer.get() and None)
+        answer = ask_proc(remote.proc, drop, remote.key)
+
+        def finish() -> None:
+            answer.get()
+
+        return then(answer, "drop", finish)
 
     def __repr__(self) -> str:
         what = f" of {self._remote.dtype}" if self._remote.dtype else ""

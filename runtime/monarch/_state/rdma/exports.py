@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._core.roster import split_proc
 from monarch._node.current import current_node
+from monarch._node.services.asking import tell_proc
 from monarch._node.services.registry import service
 from monarch._state.rdma.plane import plane
 from monarch._tensors.memory.registry import Remote
 from monarch._tensors.memory.views import memory_of
 from monarch._tensors.transports.base import Move
-from monarch._wire import messages as m
-from monarch._wire.pickling import Reduced, dumps, goes_to_gpu
+from monarch._wire.pickling import Reduced, goes_to_gpu
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +25,7 @@ _lent: dict[int, set[str]] = {}
 _watching: Any = None
 
 
+@service("exports.lend", "local")
 def lend(tensor: torch.Tensor, receivers: Sequence[str]) -> Reduced | None:
     """Lends a tensor to some processes; None if one of them is a program, which may have no GPU.
 
@@ -49,6 +50,7 @@ def lend(tensor: torch.Tensor, receivers: Sequence[str]) -> Reduced | None:
     return take, (tuple(remote), dtype, tuple(tensor.shape), tensor.requires_grad)
 
 
+@service("exports.cancel", "local")
 def cancel(reduced: Reduced) -> None:
     """It was not sent."""
     key = Remote(*reduced[1][0]).key
@@ -77,11 +79,10 @@ def _give_back(remote: Remote) -> None:
     if remote.proc == node.proc:
         returned(remote.key, node.proc)
         return
-    body = dumps((remote.key, node.proc))[0]
-    node.peers.get(remote.proc).send(m.encode(m.Ask(node.proc, 0, b"", f"{__name__}:returned", body)))
+    tell_proc(node, remote.proc, returned, remote.key, node.proc)
 
 
-@service("threaded")
+@service("exports.returned", "threaded")
 def returned(key: int, proc: str) -> None:
     """Service: a receiver has its copy."""
     with _lock:
@@ -95,7 +96,7 @@ def returned(key: int, proc: str) -> None:
     plane().drop(key)
 
 
-@service("quick")
+@service("exports.lent", "quick")
 def lent() -> int:
     """Service: how many tensors of this process are lent."""
     return len(_lent)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 from monarch._actors.running import ActorLike, current
 from monarch._node.current import current_node
@@ -26,7 +26,8 @@ from monarch._tensors.transports.stream import Stream
 from monarch._tensors.transports.stream_server import StreamServer
 from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError, TransferError
 
-_MODULE = "monarch._state.rdma.plane"
+P = ParamSpec("P")
+R = TypeVar("R")
 VARIABLE = "MONARCH_RDMA_TRANSPORTS"
 """Environment variable with the names of the transports that may be used, by commas; all if it is not set."""
 _ORDER = ("local", "attach", "cuda_ipc", "nixl", "stream")
@@ -148,15 +149,15 @@ class Plane:
             )
 
     def _find_stream(self, remote: Remote, timeout: float) -> tuple[str, int]:
-        host, port = self._ask(remote, "stream_address", timeout)
+        host, port = self._ask(remote, timeout, stream_address)
         return str(host), int(port)
 
     def _ask_exposed(self, remote: Remote, keys: list[int], timeout: float) -> tuple[str, bytes] | None:
-        return self._ask(remote, "expose", timeout, keys)
+        return self._ask(remote, timeout, expose, keys)
 
-    def _ask(self, remote: Remote, service: str, timeout: float, *args: Any) -> Any:
+    def _ask(self, remote: Remote, timeout: float, service: Callable[P, R], *args: P.args, **named: P.kwargs) -> R:
         try:
-            return ask_proc(remote.proc, f"{_MODULE}:{service}", *args).get(timeout)
+            return ask_proc(remote.proc, service, *args, **named).get(timeout)
         except CallTimeoutError:
             why = f"did not answer for {timeout:g} s"
         except TransferError:
@@ -194,19 +195,19 @@ def plane() -> Plane:
         return _own[1]
 
 
-@service("threaded")
+@service("rdma.stream_address", "threaded")
 def stream_address() -> tuple[str, int]:
     """Service: where this process serves what it shares."""
     return plane().stream_address()
 
 
-@service("threaded")
+@service("rdma.expose", "threaded")
 def expose(keys: list[int]) -> tuple[str, bytes] | None:
     """Service: how NIXL agents reach some pieces."""
     return plane().expose(keys)
 
 
-@service("threaded")
+@service("rdma.drop", "threaded")
 def drop(key: int) -> bool:
     """Service: drops a piece; whether there was one."""
     return plane().drop(key)

@@ -1,0 +1,55 @@
+"""What a host agent can be asked for: requests by name, with plain values as arguments and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from monarch._wire import messages as m
+
+STATES = "agent.states"
+CLAIM = "agent.claim"
+LISTEN = "agent.listen"
+NOTE = "agent.note"
+DESCRIBE = "agent.describe"
+
+
+class AgentRequest(NamedTuple):
+    """A service of an agent with its argument."""
+
+    name: str
+    argument: Any
+
+    def frame(self, proc: str, port: int) -> bytes:
+        """Return the message that asks for it.
+
+        Args:
+            proc: that asks.
+            port: that waits for the answer; 0 if nobody does.
+        """
+        return m.encode(m.Ask(proc, port, b"", self.name, m.pack(self.argument)))
+
+
+def states(procs: Sequence[str] = ()) -> AgentRequest:
+    """Ask for the state of processes: a dict from proc id to the letter in /proc and the pid."""
+    return AgentRequest(STATES, list(procs))
+
+
+def claim(pid: int) -> AgentRequest:
+    """Ask a detached mesh to take the asking process, of that pid, as its controller; a dict of what runs there."""
+    return AgentRequest(CLAIM, pid)
+
+
+def listen() -> AgentRequest:
+    """Tell a detached mesh that its controller is ready for the output that was held back."""
+    return AgentRequest(LISTEN, None)
+
+
+def note(book: bytes) -> AgentRequest:
+    """Leave bytes with a detached mesh, for the next controller."""
+    return AgentRequest(NOTE, book)
+
+
+def describe_procs(uid: str, told: bytes) -> AgentRequest:
+    """Leave with a detached mesh how one of its meshes of procs is started, for the next controller."""
+    return AgentRequest(DESCRIBE, [uid, told])

@@ -1,0 +1,26 @@
+"""Where the services of a process are, by the first part of their names: modules that are imported when asked for."""
+
+SERVICES = {
+    "behind": "monarch._supervision.behind",
+    "busy": "monarch._notebook.busy",
+    "checkpoint": "monarch._state.checkpoint.worker",
+    "class_updates": "monarch._meshes.actors.class_updates",
+    "complete": "monarch._notebook.complete",
+    "copy": "monarch._state.copy.endpoints",
+    "exports": "monarch._state.rdma.exports",
+    "freeing": "monarch._supervision.freeing",
+    "groups": "monarch._groups.rendezvous",
+    "handoff": "monarch._state.handoff.receiver",
+    "inside": "monarch._notebook.inside",
+    "interrupts": "monarch._actors.interrupting",
+    "liveness": "monarch._node.liveness",
+    "rank": "monarch._session.rank_process",
+    "rdma": "monarch._state.rdma.plane",
+    "reattach": "monarch._session.reattach",
+    "reload": "monarch._notebook.reload",
+    "replicas": "monarch._notebook.copied",
+    "resize": "monarch._meshes.procs.resize",
+    "statistics": "monarch._session.statistics",
+    "torchrun": "monarch._groups.torchrun",
+    "variables": "monarch._notebook.checkpoint",
+}
