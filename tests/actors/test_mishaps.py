@@ -187,7 +187,7 @@ def test_what_goes_wrong_where_nobody_waits_is_shown_once(echo: Any, shown: Call
     assert echo.say.call_one(1).get(timeout=20) == 1
     assert [line.partition(" of ")[0] for line in shown()] == ["monarch: internal error in rank 0"] * 2
     assert "Probe was dropped: LookupError: broken on purpose (test_mishaps.py:" in shown()[0]
-    assert "Ask was dropped: AttributeError" in shown()[1]
+    assert "Ask was dropped: ArgumentError" in shown()[1]
 
 
 def test_a_part_of_a_batch_that_is_none_loses_no_other(procs: Any, shown: Callable[[], list[str]]) -> None:
