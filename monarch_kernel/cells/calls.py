@@ -108,6 +108,10 @@ class Calls:
         what = f"the constructor of {call.mesh}" if call.method == "__init__" else f"{call.label}"
         return f"{what}, called in cell [{cell}]" if cell else what
 
+    def is_cell(self, call: Gather[Any]) -> bool:
+        """Whether a call is a cell, and none of an actor's endpoint."""
+        return call.port in self._names
+
     def ahead(self, calls: Iterable[Gather[Any]]) -> list[Ahead]:
         """The calls that some wait for, and that are none of these."""
         calls = list(calls)

@@ -12,9 +12,12 @@ from typing import Any
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.text.excerpt import Excerpt, left_out
 from monarch._core.text.fold import Block
+from monarch._core.text.unjoined import describe_unjoined
+from monarch._core.unjoined import Finding
 from monarch._node.gather import Gather
 from monarch._node.node import Node
 from monarch._session.output import in_units, show_blocks
+from monarch._supervision.unjoined import UnjoinedCollectives
 from monarch_kernel.cells.calls import Calls
 from monarch_kernel.output.log import OutputLog
 
@@ -78,6 +81,7 @@ class Streams:
         self._hiding: dict[int, bool] = {}
         """Threads whose calls are to be hidden from their beginning; whether their output is collected."""
         node.ports.opened.subscribe(self.opened)
+        node.part(UnjoinedCollectives).show = self.tell_unjoined
 
     def attach(self, output: Any) -> None:
         """Takes what a view of output shows."""
@@ -260,6 +264,12 @@ class Streams:
             print(text, end="", file=sys.stderr, flush=True)
         else:
             self.write(text, "stderr", self._parents.get(port) or self._kernel.get_parent("shell"))
+
+    def tell_unjoined(self, finding: Finding, call: Gather[Any], count: int) -> None:
+        """Says in its cell of ranks that wait in a collective for ranks that have finished."""
+        is_cell = self.calls.is_cell(call)
+        where, what = ("this cell", "stop the cell") if is_cell else (call.label, "stop the cell that waits for it")
+        self.tell(describe_unjoined(finding, count, where, what) + "\n", call.port)
 
     def place(self) -> Place:
         """Where the cell that runs now shows things, also when it has ended."""

@@ -6,7 +6,7 @@ import math
 import os
 import warnings
 
-__all__ = ["STOP_CANCEL", "STOP_CLEANUP", "STOP_DRAIN", "STOP_OWNED", "STOP_REACT", "Seconds"]
+__all__ = ["COLLECTIVE_WAIT", "STOP_CANCEL", "STOP_CLEANUP", "STOP_DRAIN", "STOP_OWNED", "STOP_REACT", "Seconds"]
 
 
 class Seconds:
@@ -52,3 +52,5 @@ STOP_OWNED = Seconds("MONARCH_STOP_OWNED_S", 10.0)
 """For the meshes that an actor owns to stop, all together, before its ``__cleanup__`` runs."""
 STOP_CLEANUP = Seconds("MONARCH_STOP_CLEANUP_S", 5.0)
 """For ``__cleanup__``; then it is cancelled, or interrupted."""
+COLLECTIVE_WAIT = Seconds("MONARCH_COLLECTIVE_WAIT_S", 2.0)
+"""For a rank to wait in a collective for ranks that have finished, before that is reported; it ends nothing."""

@@ -8,6 +8,7 @@ from monarch._actors import mailbox
 from monarch._node.liveness import Silence
 from monarch._node.node import Node
 from monarch._supervision.behind import Behind
+from monarch._supervision.unjoined import UnjoinedCollectives
 from monarch._supervision.watch import Watch
 
 
@@ -16,6 +17,7 @@ def wire(node: Node) -> None:
     mailbox.on_error = _explain
     node.watch = Watch(node)
     node.part(Silence).ticked.subscribe(Behind(node).tick)
+    node.part(Silence).ticked.subscribe(node.part(UnjoinedCollectives).tick)
 
 
 def _explain(error: BaseException) -> BaseException | None:

@@ -100,10 +100,14 @@ def standing(key: str, src: str, port: int) -> Standing:
     frame = sys._current_frames().get(ident)
     if _makes_group(frame) and not making:
         making.append(())
-    at = _caller_of_wait(frame) or frame
-    place = (id(at), at.f_lasti, at.f_lineno) if at is not None else ()
     sleeps = blocked(ident).wait is Wait.SLEEP
-    return Standing(node.rank, groups, tuple(making), place, sleeps, number, idle, busy)
+    return Standing(node.rank, groups, tuple(making), place_of(frame), sleeps, number, idle, busy)
+
+
+def place_of(frame: FrameType | None) -> tuple[int, ...]:
+    """Where the code of a thread is: equal as long as it does not move. A wait for an answer counts as one place."""
+    at = _caller_of_wait(frame) or frame
+    return (id(at), at.f_lasti, at.f_lineno) if at is not None else ()
 
 
 def _caller_of_wait(frame: FrameType | None) -> FrameType | None:

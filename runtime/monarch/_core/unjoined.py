@@ -1,0 +1,130 @@
+"""Ranks that wait in a collective for ranks that have finished. No I/O, no clock.
+
+A finished rank has not joined a collective if it has begun fewer in that group. Point-to-point operations count as
+well, so counts may also differ for a good reason: a wait in a collective that ranks may leave early (``gather``)
+is reported only once no rank is left that could be slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from monarch._core.fail_fast import Standing
+
+SYMMETRIC = frozenset(
+    {
+        "barrier", "all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_single", "all_gather_into_tensor",
+        "all_gather_coalesced", "all_gather_object", "reduce_scatter", "reduce_scatter_single",
+        "reduce_scatter_tensor", "all_to_all", "all_to_all_single",
+    }
+)  # fmt: skip
+"""Collectives that no rank can leave before all have joined."""
+
+
+class Waits(NamedTuple):
+    """A collective that a rank waits in."""
+
+    rank: int
+    operation: str
+    """Name of the function of torch; empty if unknown."""
+    group: str
+    """torch's name of the process group."""
+    members: tuple[int, ...]
+    """Ranks of the group."""
+    is_default: bool
+    number: int
+    """How many collectives the rank has begun in the group; 0 while it makes a group."""
+    peers: tuple[int, ...] = ()
+    """Of a point-to-point operation: the other side."""
+    place: tuple[int, ...] = ()
+    """Equal as long as the code does not move."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Ranks that wait in one collective, and ranks of its group that have finished without joining it."""
+
+    waits: Waits
+    """Of the first one."""
+    ranks: tuple[int, ...]
+    absent: tuple[int, ...]
+    seconds: float
+    """For how long all of ``ranks`` were seen to wait, at least."""
+
+
+def never_joining(waits: Waits, finished: Mapping[int, Standing]) -> tuple[int, ...]:
+    """Return the finished ranks that a rank waits for in vain; empty if others may still join, or it is not known."""
+    if waits.peers:
+        return waits.peers if all(peer in finished for peer in waits.peers) else ()
+    others = {each for each in waits.members if each != waits.rank}
+    absent = {each for each in others & finished.keys() if _has_not_joined(waits, finished[each])}
+    may_be_slow = waits.operation not in SYMMETRIC and not others <= finished.keys()
+    return () if may_be_slow else tuple(sorted(absent))
+
+
+def _has_not_joined(waits: Waits, other: Standing) -> bool:
+    return not waits.number or other.groups.get(waits.group, ((), 0))[1] < waits.number
+
+
+class Unjoined:
+    """The ranks of one mesh, some of which have finished while others wait.
+
+    Args:
+        limit: seconds that a rank waits before it is reported.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._waits: dict[int, tuple[Waits, float]] = {}
+        """By rank, what it waits in, and since when it was seen there."""
+        self._finished: dict[int, tuple[Standing, int]] = {}
+        """By rank, where it stands, and in how many looks in a row nothing ran there."""
+        self._reported: set[tuple[int, str, int, tuple[int, ...]]] = set()
+
+    @property
+    def members(self) -> set[int]:
+        """The ranks of the groups that ranks wait in, which are not reported yet."""
+        return {
+            each for waits, _ in self._waits.values() if _key(waits) not in self._reported for each in waits.members
+        }
+
+    def waiting(self, rank: int, waits: Waits | None, now: float) -> None:
+        """Note what a rank that has not finished says: the collective that it waits in, if it waits in one."""
+        known = self._waits.get(rank)
+        if waits is None:
+            self._waits.pop(rank, None)
+        elif known is None or known[0] != waits:
+            self._waits[rank] = waits, now
+        self._finished.pop(rank, None)
+
+    def standing(self, rank: int, standing: Standing) -> None:
+        """Note what a rank says that owes nothing."""
+        self._waits.pop(rank, None)
+        if standing.busy:
+            self._finished.pop(rank, None)
+            return
+        before, looks = self._finished.get(rank, (standing, 0))
+        self._finished[rank] = standing, looks + 1 if before.groups == standing.groups else 1
+
+    def findings(self, now: float) -> list[Finding]:
+        """Return what has not been reported yet."""
+        # One look alone may be faster than a call that is on its way there.
+        finished = {rank: standing for rank, (standing, looks) in self._finished.items() if looks > 1}
+        groups: dict[tuple[str, str, int, tuple[int, ...]], list[tuple[Waits, float]]] = {}
+        for waits, since in self._waits.values():
+            absent = never_joining(waits, finished)
+            if absent and now - since >= self._limit and _key(waits) not in self._reported:
+                self._reported.add(_key(waits))
+                key = (waits.operation, waits.group, waits.number, absent)
+                groups.setdefault(key, []).append((waits, since))
+        return [self._finding(each, absent, now) for (_, _, _, absent), each in groups.items()]
+
+    def _finding(self, several: list[tuple[Waits, float]], absent: tuple[int, ...], now: float) -> Finding:
+        ranks = tuple(sorted(waits.rank for waits, _ in several))
+        return Finding(several[0][0], ranks, absent, now - max(since for _, since in several))
+
+
+def _key(waits: Waits) -> tuple[int, str, int, tuple[int, ...]]:
+    return waits.rank, waits.group, waits.number, waits.place

@@ -1,0 +1,209 @@
+"""Tells those who wait for a call of ranks that wait in a collective for ranks that have finished it.
+
+Nothing is asked as long as all ranks of a mesh are busy, or all have finished. ``_core/unjoined.py`` decides.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+from monarch._core.fail_fast import Standing
+from monarch._core.roster import Procs, split_proc
+from monarch._core.text.unjoined import describe_unjoined
+from monarch._core.unjoined import Finding, Unjoined, Waits
+from monarch._node.current import current_node
+from monarch._node.gather import Gather
+from monarch._node.node import Node
+from monarch._node.services.asking import Answers
+from monarch._node.services.registry import service
+from monarch._procs.os.blocked import Wait, blocked
+from monarch._supervision.freeing import place_of, running, thread_of
+from monarch._wire.receiving.aside import tell
+from monarch.config import COLLECTIVE_WAIT
+
+_WAITS = "monarch._supervision.unjoined:waits"
+_STANDING = "monarch._supervision.freeing:standing"
+_SHARE = 0.5
+"""Of the limit that passes between two looks at ranks of which one waits."""
+
+
+@service("threaded")
+def waits(key: str, src: str, port: int) -> Waits | None:
+    """Service: the collective that a call waits in here.
+
+    Args:
+        key: of the actor's mesh.
+        src: proc that has called.
+        port: where it waits for the answer.
+
+    Returns:
+        None if it waits in none.
+    """
+    from monarch._groups.rendezvous import uses_collectives
+
+    found = running(key, src, port)
+    if found is None or not uses_collectives():
+        return None
+    from monarch._tensors.collectives.waiting import waits_in
+
+    ident = thread_of(found[0])
+    frame = sys._current_frames().get(ident)
+    return waits_in(frame, current_node().rank, place_of(frame), blocked(ident).wait is Wait.OTHER)
+
+
+class UnjoinedCollectives:
+    """The part of a node that looks for such ranks. All of it is leader only.
+
+    Attributes:
+        show: shows a finding, given the call of one of the waiting ranks, and how many ranks the mesh has. Set once.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.show: Callable[[Finding, Gather[Any], int], None] = _print
+        self._looks: dict[str, _Look] = {}
+        """By uid of the mesh."""
+
+    def tick(self, now: float) -> None:
+        """Begin to look at meshes of which some ranks have finished; every second or so."""
+        for uid, calls in _under_way(self._node).items():
+            if uid not in self._looks:
+                self._looks[uid] = _Look(self._node, uid, lambda *found: self.show(*found))
+                self._looks[uid].begin(calls)
+        for look in self._looks.values():
+            look.hurry(now)
+        self._looks = {uid: look for uid, look in self._looks.items() if not look.over}
+
+
+def _print(finding: Finding, call: Gather[Any], count: int) -> None:
+    tell(f"monarch: {describe_unjoined(finding, count, call.label, 'end that call')}")
+
+
+class _Look:
+    """Looks at one mesh, as long as a rank waits in a collective and others have finished."""
+
+    def __init__(self, node: Node, uid: str, show: Callable[[Finding, Gather[Any], int], None]) -> None:
+        self._node, self._uid, self._show = node, uid, show
+        self._limit = COLLECTIVE_WAIT()
+        self._machine = Unjoined(self._limit)
+        self._calls: dict[str, Gather[Any]] = {}
+        """By proc, the oldest call that waits for it."""
+        self._procs: Procs | None = None
+        self._answers: list[Answers] = []
+        self._pending: set[str] = set()
+        """Procs that have not answered in this look."""
+        self._asked = 0.0
+        self.over = False
+
+    def begin(self, calls: dict[str, Gather[Any]]) -> None:
+        """Ask the ranks that owe an answer what they wait in, and the others of their groups where they stand."""
+        self._close()
+        self._calls = calls
+        self._procs = _procs_of(calls.values())
+        finished = self._finished() if self._procs is not None else {}
+        if self._procs is None or not finished:
+            self.over = True
+            return
+        self._asked = time.monotonic()
+        members = self._machine.members
+        self._ask_waiting()
+        rested = [proc for rank, proc in finished.items() if rank in members]
+        self._ask(rested, _STANDING, ("", "", 0), self._stands)
+
+    def hurry(self, now: float) -> None:
+        """Go on without those that have not answered in time: C code may hold the GIL there."""
+        if self._pending and now - self._asked >= self._limit:
+            self._pending.clear()
+            self._judge()
+
+    def _finished(self) -> dict[int, str]:
+        """By rank, the living procs that owe nothing."""
+        assert self._procs is not None
+        known = self._node.peers.known
+        procs = {rank: self._procs.proc(rank) for rank in range(self._procs.size)}
+        return {
+            rank: proc
+            for rank, proc in procs.items()
+            if proc not in self._calls and proc in known and known[proc].dead is None
+        }
+
+    def _ask_waiting(self) -> None:
+        several: dict[int, tuple[Gather[Any], list[str]]] = {}
+        for proc, call in self._calls.items():
+            several.setdefault(call.port, (call, []))[1].append(proc)
+        for call, procs in several.values():
+            self._ask(procs, _WAITS, (call.actor, self._node.proc, call.port), self._waits)
+
+    def _ask(self, procs: list[str], service: str, args: tuple[Any, ...], heard: Any) -> None:
+        self._pending.update(procs)
+        if procs:
+            self._answers.append(Answers(self._node, procs, service, args, partial(self._heard, heard)))
+
+    def _heard(self, note: Any, proc: str, answer: Any) -> None:
+        if proc not in self._pending:
+            return
+        self._pending.discard(proc)
+        note(proc, answer)
+        if not self._pending:
+            self._judge()
+
+    def _waits(self, proc: str, answer: Any) -> None:
+        self._machine.waiting(split_proc(proc)[1], answer if isinstance(answer, Waits) else None, self._asked)
+
+    def _stands(self, proc: str, answer: Any) -> None:
+        if isinstance(answer, Standing):
+            self._machine.standing(answer.rank, answer)
+
+    def _judge(self) -> None:
+        """All have answered: report what was found, and look again if a rank waits."""
+        assert self._procs is not None
+        for finding in self._machine.findings(self._asked):
+            call = self._calls.get(self._procs.proc(finding.waits.rank))
+            if call is not None:
+                self._show(finding, call, self._procs.size)
+        if not self._machine.members:
+            self._close()
+            self.over = True
+            return
+        self._node.pump.call_later(self._limit * _SHARE, self._again)
+
+    def _again(self) -> None:
+        calls = {} if self._node.closed else _under_way(self._node).get(self._uid, {})
+        if calls:
+            self.begin(calls)
+        else:
+            self._close()
+            self.over = True
+
+    def _close(self) -> None:
+        answers, self._answers = self._answers, []
+        self._pending.clear()
+        for each in answers:
+            each.close()
+
+
+def _under_way(node: Node) -> dict[str, dict[str, Gather[Any]]]:
+    """By mesh of processes, the procs that owe an answer to a call of an actor, and the oldest such call of each."""
+    found: dict[str, dict[str, Gather[Any]]] = {}
+    for call in _calls(node):
+        for peer in call.waits_for():
+            if peer.dead is None:
+                found.setdefault(split_proc(peer.proc)[0], {}).setdefault(peer.proc, call)
+    return found
+
+
+def _calls(node: Node) -> Iterator[Gather[Any]]:
+    for each in list(node.ports.gathers.values()):
+        if isinstance(each, Gather) and each.actor and each.watched and not each.done:
+            yield each
+
+
+def _procs_of(calls: Iterable[Gather[Any]]) -> Procs | None:
+    for call in calls:
+        if call.view is not None:
+            return call.view._state.procs
+    return None

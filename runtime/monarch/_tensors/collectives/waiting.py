@@ -1,0 +1,107 @@
+"""The collective that a thread waits in, as its Python frames show it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from monarch._core.unjoined import Waits
+
+_C10D = dist.distributed_c10d.__file__
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_DEPTH = 60
+"""Frames that are looked through at most."""
+_MAKERS = {"new_group", "init_process_group"}
+_PEERS = {
+    "send": "dst", "send_object_list": "dst", "recv": "src", "recv_object_list": "src",
+}  # fmt: skip
+"""Point-to-point operations, and the parameter that names the other side."""
+
+
+def waits_in(frame: FrameType | None, rank: int, place: tuple[int, ...], in_futex: bool) -> Waits | None:
+    """Return the collective that a thread waits in, None if it waits in none.
+
+    Args:
+        frame: the innermost frame of the thread.
+        rank: of this process.
+        place: of the frame.
+        in_futex: whether the thread waits for another one.
+    """
+    if frame is None or not dist.is_initialized():
+        return None
+    function = _outermost(frame)
+    if function is None:
+        return _work_of_default(rank, place) if in_futex and _waits_by_name(frame) else None
+    name, values = function.f_code.co_name, function.f_locals
+    if name in _MAKERS:
+        return _making(name, values, rank, place)
+    group = _group_of(values)
+    if group is None:
+        return None
+    number, peers = group._get_sequence_number_for_group(), _peers(name, values, group)
+    # A point-to-point operation whose other side is not known may be one with anybody.
+    return None if peers is None else _waits(name, group, number, rank, place, peers)
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    for _ in range(_DEPTH):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
+
+
+def _outermost(frame: FrameType) -> FrameType | None:
+    """The function of torch.distributed that the program has called, if the thread is inside one."""
+    found: FrameType | None = None
+    for each in _frames(frame):
+        if not each.f_code.co_filename.startswith(_TORCH):
+            break
+        if each.f_code.co_filename == _C10D and not each.f_code.co_name.startswith("_"):
+            found = each
+    return found
+
+
+def _waits_by_name(frame: FrameType) -> bool:
+    """Whether code waits for a Work, or in code of torch that does, such as the backward pass of a parallel module."""
+    return frame.f_code.co_filename.startswith(_TORCH) or "wait" in frame.f_code.co_names
+
+
+def _group_of(values: dict[str, Any]) -> Any:
+    group = values.get("group")
+    if issubclass(type(group), dist.ProcessGroup):
+        return group
+    return dist.group.WORLD
+
+
+def _peers(name: str, values: dict[str, Any], group: Any) -> tuple[int, ...] | None:
+    parameter = _PEERS.get(name)
+    if parameter is None:
+        return ()
+    peer, in_group = values.get(parameter), values.get(f"group_{parameter}")
+    if type(peer) is int:
+        return (peer,)
+    return (dist.get_global_rank(group, in_group),) if type(in_group) is int else None
+
+
+def _waits(name: str, group: Any, number: int, rank: int, place: tuple[int, ...], peers: tuple[int, ...] = ()) -> Waits:
+    names: Any = dist.distributed_c10d._world.pg_names
+    members = tuple(dist.get_process_group_ranks(group))
+    return Waits(rank, name, names.get(group, ""), members, group is dist.group.WORLD, number, peers, place)
+
+
+def _making(name: str, values: dict[str, Any], rank: int, place: tuple[int, ...]) -> Waits:
+    ranks = values.get("ranks")
+    waits = _waits(name, dist.group.WORLD, 0, rank, place)
+    return waits._replace(members=tuple(ranks)) if type(ranks) in (list, tuple) and ranks else waits
+
+
+def _work_of_default(rank: int, place: tuple[int, ...]) -> Waits:
+    """A wait for a Work, which does not name its group: taken for one of the default group."""
+    group: Any = dist.group.WORLD
+    return _waits("", group, group._get_sequence_number_for_group(), rank, place)

@@ -1,0 +1,38 @@
+"""A cell says when ranks wait in a collective for ranks that have finished it."""
+
+from __future__ import annotations
+
+from kernels import Notebook
+
+
+def test_cell_says_which_ranks_have_not_joined_a_collective(notebook: Notebook) -> None:
+    notebook.mesh("dist.barrier()").ok()
+    cell = notebook.send("%%mesh\nif rank == 0: dist.barrier()")
+    cell.until(lambda: "has waited" in cell.stream("stderr"))
+    text = cell.stream("stderr")
+    assert (
+        text.startswith("rank 0 has waited ") and "that ranks 1-3 have not joined: they have finished this cell" in text
+    )
+    assert "stop the cell, or call it on all ranks of the group" in text
+    notebook.interrupt()
+    assert cell.wait().status == "error"
+    assert notebook.mesh("dist.barrier()").ok().stream("stderr") == ""
+
+
+def test_cell_says_it_of_endpoints_of_actors(notebook: Notebook) -> None:
+    notebook.run(
+        "from monarch.actor import Actor, endpoint, current_rank\n"
+        "from monarch.distributed import group\n"
+        "class Meeting(Actor):\n"
+        "    @endpoint\n"
+        "    def meet(self):\n"
+        "        import torch.distributed as dist\n"
+        "        if current_rank().rank == 0: dist.barrier(group())\n"
+        "meeting = mesh.spawn('meeting', Meeting)\n"
+        "meeting.initialized.get(20)"
+    ).ok()
+    cell = notebook.send("meeting.meet.call().get()")
+    cell.until(lambda: "has waited" in cell.stream("stderr"))
+    assert "that ranks 1-3 have not joined: they have finished meeting.meet()" in cell.stream("stderr")
+    notebook.interrupt()
+    assert cell.wait().status == "error"
