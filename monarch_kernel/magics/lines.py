@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch.actor import Restart
+from monarch.config import CHECK_COLLECTIVES
 from monarch_kernel.magics.header import OPTIONS, HeaderError
 from monarch_kernel.meshes.detached import KeptRecipe, kept_recipe
 from monarch_kernel.meshes.recipe import DEVICES, Recipe, roles_of, usual_axes
@@ -23,6 +24,7 @@ USAGE = """\
     [--restart [N]] [--spares N]   replace ranks that die, N times a minute; keep processes that wait for their places
     [--roles train=4,load=2:cpu]   ranks that differ; %%mesh NAME[load] runs a cell on those of a role
     [--silence S]                  seconds of silence after which a rank is shown as unresponsive, a host as lost
+    [--check-collectives]          compare shapes and dtypes of ranks before each collective; for debugging, it is slow
     [--keep 2h]                    the mesh stays for that long after this kernel
 %mesh list [--all]                 the meshes of this notebook, and those that are kept for this user
 %mesh attach NAME                  get a kept mesh back, with its variables, its actors, and what it has printed
@@ -126,6 +128,7 @@ class Verbs:
         parser.add_argument("--roles", default="")
         parser.add_argument("--keep", default="")
         parser.add_argument("--silence", type=float)
+        parser.add_argument("--check-collectives", action="store_true")
         given = parser.parse_args(words)
         if given.procs is not None and given.gpus is not None:
             raise Usage("%mesh up: give either --procs or --gpus")
@@ -141,6 +144,8 @@ class Verbs:
             if not equals or not key:
                 raise Usage(f"%mesh up: --env takes K=V, and not {pair!r}")
             env[key] = value
+        if given.check_collectives:
+            env[CHECK_COLLECTIVES.variable] = "1"
         if given.spares < 0:
             raise Usage("%mesh up: --spares takes a number that is not negative")
         restart = given.restart if given.restart != "on-failure" else str(Restart().most)

@@ -1,4 +1,4 @@
-"""Time limits that a program can set, by an environment variable that is read when the limit is used."""
+"""Settings of a program: environment variables that are read when the setting is used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ import math
 import os
 import warnings
 
-__all__ = ["COLLECTIVE_WAIT", "STOP_CANCEL", "STOP_CLEANUP", "STOP_DRAIN", "STOP_OWNED", "STOP_REACT", "Seconds"]
+__all__ = [
+    "CHECK_COLLECTIVES",
+    "COLLECTIVE_WAIT",
+    "STOP_CANCEL",
+    "STOP_CLEANUP",
+    "STOP_DRAIN",
+    "STOP_OWNED",
+    "STOP_REACT",
+    "Flag",
+    "Seconds",
+]
 
 
 class Seconds:
@@ -42,6 +52,24 @@ class Seconds:
         return f"Seconds({self.variable!r}, {self.default:g})"
 
 
+class Flag:
+    """A switch that is off unless its variable is set.
+
+    Args:
+        variable: the environment variable; empty, ``0``, ``false``, ``no`` and ``off`` mean off, all else on.
+    """
+
+    def __init__(self, variable: str) -> None:
+        self.variable = variable
+
+    def __call__(self) -> bool:
+        """Return whether it is on now."""
+        return os.environ.get(self.variable, "").strip().lower() not in ("", "0", "false", "no", "off")
+
+    def __repr__(self) -> str:
+        return f"Flag({self.variable!r})"
+
+
 STOP_REACT = Seconds("MONARCH_STOP_REACT_S", 3.0)
 """For a stopped process to say that it stops; one that says nothing, because C code holds the GIL, is killed then."""
 STOP_DRAIN = Seconds("MONARCH_STOP_DRAIN_S", 3.0)
@@ -54,3 +82,5 @@ STOP_CLEANUP = Seconds("MONARCH_STOP_CLEANUP_S", 5.0)
 """For ``__cleanup__``; then it is cancelled, or interrupted."""
 COLLECTIVE_WAIT = Seconds("MONARCH_COLLECTIVE_WAIT_S", 2.0)
 """For a rank to wait in a collective for ranks that have finished, before that is reported; it ends nothing."""
+CHECK_COLLECTIVES = Flag("MONARCH_CHECK_COLLECTIVES")
+"""Whether ranks compare operation, shapes and dtypes before each collective; read as a rank starts."""

@@ -35,6 +35,7 @@ __all__ = [
     "ArgumentError",
     "AxisError",
     "CallTimeoutError",
+    "CollectiveMismatchError",
     "DeadlockError",
     "DeviceMeshError",
     "EditError",
@@ -198,6 +199,10 @@ class LimitError(SpawnError):
 
 class GroupError(DeviceMeshError):
     """A process group could not be made, or one of its ranks has died; it can be made anew."""
+
+
+class CollectiveMismatchError(GroupError):
+    """Ranks of a process group called collectives that do not match; the text has their shapes and dtypes."""
 
 
 class TransferError(DeviceMeshError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kernels import Notebook
 
 
@@ -36,3 +38,15 @@ def test_cell_says_it_of_endpoints_of_actors(notebook: Notebook) -> None:
     assert "that ranks 1-3 have not joined: they have finished meeting.meet()" in cell.stream("stderr")
     notebook.interrupt()
     assert cell.wait().status == "error"
+
+
+def test_checked_mesh_names_shapes_that_differ(own: Callable[..., Notebook]) -> None:
+    book = own()
+    book.run("%mesh up --procs 3 --check-collectives").ok()
+    book.mesh("import torch\ndist.all_reduce(torch.ones(4))").ok()
+    cell = book.mesh("dist.all_reduce(torch.ones(5 if rank == 1 else 4))")
+    assert cell.status == "error"
+    assert cell.text.count("CollectiveMismatchError: the ranks of a process group") >= 2, cell.text
+    assert "rank 0 called allreduce of shape (4) and dtype float32" in cell.text
+    assert "rank 1 called allreduce of shape (5) and dtype float32" in cell.text
+    book.mesh("dist.all_reduce(torch.ones(4))").ok()

@@ -20,7 +20,7 @@ from monarch._core.later import asyncio
 from monarch._core.shapes.extent import Point
 from monarch._node.node import Node
 from monarch._node.rank_config import ActorSpec
-from monarch._node.remote_errors import Outcome, is_ours, pack_failure, unpack_failure
+from monarch._node.remote_errors import Outcome, is_consequence, is_ours, pack_failure, unpack_failure
 from monarch._node.services.registry import function_of
 from monarch._procs.zygote.user_forks import leave_if_forked
 from monarch._wire import messages as m
@@ -376,7 +376,7 @@ class Cell:
             return
         freed = on_error(error)
         own = freed is None and isinstance(error, MonarchError) and _raised_by_us(error)
-        failure = pack_failure(freed or error, own, freed is not None)
+        failure = pack_failure(freed or error, own, is_consequence(freed))
         node.replies.finished(call.src, call.cost, bool(call.port))
         if call.port:
             node.replies.answer(call.src, call.port, call.view, m.ERROR, failure)
@@ -471,7 +471,7 @@ class Cell:
                 error = StoppedError(f"{self.title()} was stopped before it was made: {self.ending}")
                 self._not_made(create, error, True)
             else:
-                self._not_made(create, freed or error, False, freed is not None)
+                self._not_made(create, freed or error, False, is_consequence(freed))
         else:
             node.idle()
             node.replies.answer(create.src, create.port, create.view, m.RESULT, NOTHING)

@@ -24,7 +24,8 @@ from monarch._node.services.frame import ask_frame
 from monarch._node.services.registry import request, service
 from monarch._procs.os.helpers import be_helper
 from monarch._wire import messages as m
-from monarch.exceptions import GroupError
+from monarch.config import CHECK_COLLECTIVES
+from monarch.exceptions import CollectiveMismatchError, GroupError
 
 if TYPE_CHECKING:
     from monarch._tensors.collectives.world import Place, World
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 PROGRAM = "only ranks have process groups, and this is the program; use them in endpoints and in %%mesh cells"
 _BROKEN = re.compile(r"gloo/|NCCL error|Connection (closed|reset) by peer|Connection was likely closed")
 """What torch says of a collective whose connections do not work."""
+_UNCHECKED = re.compile(r"(failed to pass|reached) monitoredBarrier")
+"""What it says if that is so while the collective is being checked."""
 _ROUNDS = 1_000_000
 """More than one incarnation of a rank convenes."""
 _PATIENCE = 90.0
@@ -452,6 +455,9 @@ def note_failure(error: BaseException) -> GroupError | None:
     Returns:
         What to say instead, if the call was freed from a collective: torch only knows that connections were closed.
     """
+    mismatch = _mismatch(error)
+    if mismatch:
+        return _instead_of(error, CollectiveMismatchError(mismatch, mesh=_own.procs().name))
     here = current.get()
     # Another rank that was freed closes its connections to this one, which may be faster than the reason.
     patience = _HEARING if broke(error) else 0.0
@@ -465,15 +471,31 @@ def note_failure(error: BaseException) -> GroupError | None:
     caused = caused or (isinstance(error, GroupError) and str(error) == reason)
     if not reason or not caused:
         return None
-    known = GroupError(reason, mesh=_own.procs().name).with_traceback(error.__traceback__)
     # Where the error comes from is told, and not what gloo says of connections that were closed here.
+    return _instead_of(error, GroupError(reason, mesh=_own.procs().name))
+
+
+def _instead_of(error: BaseException, known: GroupError) -> GroupError:
+    """Have an error that says more take the place of another one, with its traceback."""
     known.__suppress_context__ = True
-    return known
+    return known.with_traceback(error.__traceback__)
+
+
+def _mismatch(error: BaseException) -> str:
+    """What the check of collectives has found; empty if this is something else, or there is no check."""
+    if not CHECK_COLLECTIVES() or current_node().config is None:
+        return ""
+    from monarch._tensors.collectives.checks import describe_mismatch
+
+    return describe_mismatch(error)
 
 
 def broke(error: BaseException | None) -> bool:
     """Whether an error is of a collective, or of the making of a group, whose connections do not work."""
-    return isinstance(error, RuntimeError) and _BROKEN.search(str(error)) is not None
+    if not isinstance(error, RuntimeError):
+        return False
+    text = str(error)
+    return _BROKEN.search(text) is not None or (CHECK_COLLECTIVES() and _UNCHECKED.search(text) is not None)
 
 
 def _give_up_if_broken(error: BaseException, number: int) -> None:

@@ -16,7 +16,7 @@ from monarch._core.shapes.ranks import describe_ranks
 from monarch._wire import plain
 from monarch._wire.messages import UNREADABLE, VERSION, Failure, encode
 from monarch._wire.pickling import dumps, loads
-from monarch.exceptions import ActorError, MonarchError, ProtocolError
+from monarch.exceptions import ActorError, CollectiveMismatchError, MonarchError, ProtocolError
 
 if TYPE_CHECKING:
     from monarch._core.shapes.value_mesh import ValueMesh
@@ -152,6 +152,11 @@ def exception_of(failure: Failure) -> BaseException | None:
         return loads(failure.pickled)
     except Exception:
         return None
+
+
+def is_consequence(told: BaseException | None) -> bool:
+    """Whether what is told in place of an error only says what other ranks have brought about."""
+    return told is not None and not isinstance(told, CollectiveMismatchError)
 
 
 def raise_one(failure: Failure, extent: Extent, rank: int, call: str) -> BaseException:

@@ -14,7 +14,7 @@ from pickle import PickleBuffer
 from typing import Any, TypeAlias
 
 from monarch._groups.rendezvous import broke, note_failure
-from monarch._node.remote_errors import Outcome, fold_frames
+from monarch._node.remote_errors import Outcome, fold_frames, is_consequence
 from monarch._notebook.marks import marked, unmark
 from monarch._notebook.show import Bundle, Display, bundle_of, portable
 from monarch._procs.zygote.user_forks import leave_if_forked
@@ -143,7 +143,7 @@ def steps_of(
         leave_if_forked(error)
         freed = note_failure(error)
         failed = _error(freed or error, name, lines)
-        failed.freed, failed.broken = freed is not None, broke(error)
+        failed.freed, failed.broken = is_consequence(freed), broke(error)
         return CellResult(None, None, failed, time.perf_counter() - begun)
     finally:
         unmark()

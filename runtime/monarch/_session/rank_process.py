@@ -40,6 +40,7 @@ from monarch._wire import messages as m
 from monarch._wire import pickling
 from monarch._wire.pickling import loads
 from monarch._wire.receiving.aside import flush as flush_told
+from monarch.config import CHECK_COLLECTIVES
 
 _FLUSH_EVERY = 0.05
 _FLUSH_IDLE = 1.0
@@ -74,6 +75,10 @@ class Rank:
             # The agent may run on all cores that the host lets the session use.
             let_helpers_use(os.sched_getaffinity(os.getppid()))
             free_gloo_threads()
+        if CHECK_COLLECTIVES():
+            from monarch._tensors.collectives.checks import check_collectives
+
+            check_collectives()
         node.events.lost.subscribe(self._sibling_died)
         set_node(node)
         keep_names(folder, proc)

@@ -100,8 +100,18 @@ def standing(key: str, src: str, port: int) -> Standing:
     frame = sys._current_frames().get(ident)
     if _makes_group(frame) and not making:
         making.append(())
-    sleeps = blocked(ident).wait is Wait.SLEEP
-    return Standing(node.rank, groups, tuple(making), place_of(frame), sleeps, number, idle, busy)
+    wait = blocked(ident).wait
+    groups |= _being_checked(frame, node.rank, wait)
+    place, sleeps = place_of(frame), wait is Wait.SLEEP
+    return Standing(node.rank, groups, tuple(making), place, sleeps, number, idle, busy)
+
+
+def _being_checked(frame: FrameType | None, rank: int, wait: Wait) -> dict[str, tuple[tuple[int, ...], int]]:
+    """The group whose collective a thread is in, if collectives are checked before they are counted."""
+    # Nothing is imported in the thread that receives.
+    checks = sys.modules.get("monarch._tensors.collectives.checks")
+    waits = checks.waiting.waits_in(frame, rank, (), wait is Wait.OTHER) if checks is not None else None
+    return {waits.group: (waits.members, waits.number)} if waits is not None and not waits.peers else {}
 
 
 def place_of(frame: FrameType | None) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
 from monarch._core.unjoined import Waits
 
@@ -43,7 +44,9 @@ def waits_in(frame: FrameType | None, rank: int, place: tuple[int, ...], in_fute
     group = _group_of(values)
     if group is None:
         return None
-    number, peers = group._get_sequence_number_for_group(), _peers(name, values, group)
+    peers = _peers(name, values, group)
+    # The check of a collective comes before it is counted.
+    number = group._get_sequence_number_for_group() + (get_debug_level() == DebugLevel.DETAIL)
     # A point-to-point operation whose other side is not known may be one with anybody.
     return None if peers is None else _waits(name, group, number, rank, place, peers)
 

@@ -1,0 +1,54 @@
+"""Checked collectives: ranks compare operation, shapes and dtypes before each, as torch does at the level DETAIL.
+
+torch wraps each process group that is made after that. A check is a collective of its own and takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import re
+
+from torch._C._distributed_c10d import DebugLevel, set_debug_level
+
+# Imported here, and not first by the receiving thread.
+from monarch._tensors.collectives import waiting as waiting
+
+_MISMATCH = re.compile(
+    r"Rank (\d+) is running collective: CollectiveFingerPrint\((.*?)\), "
+    r"but Rank (\d+) is running collective: CollectiveFingerPrint\((.*?)\)\.\s*Collectives differ",
+    re.S,
+)
+_TYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
+          "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool"}  # fmt: skip
+
+
+def check_collectives() -> None:
+    """Have the process groups that this process makes from now on check their collectives."""
+    set_debug_level(DebugLevel.DETAIL)
+
+
+def describe_mismatch(error: BaseException) -> str:
+    """Return what ranks have called that do not match; empty if the error says nothing of the kind."""
+    found = _MISMATCH.search(str(error)) if isinstance(error, RuntimeError) else None
+    if found is None:
+        return ""
+    own, other = _call(found[2]), _call(found[4])
+    # torch reads what another operation has sent in its own format, so only the names of equal operations are true.
+    same = own[0] == other[0]
+    sides = {int(found[1]): " ".join(own), int(found[3]): " ".join(other) if same else "another collective"}
+    texts = [f"rank {rank} called {sides[rank]}" for rank in sorted(sides)]
+    return f"the ranks of a process group called collectives that do not match: {', '.join(texts)}; " + (
+        "give all of them tensors of one shape and dtype" if same else "call the same one on all of them"
+    )
+
+
+def _call(fingerprint: str) -> tuple[str, ...]:
+    """Operation, shapes and dtypes, as far as they are there."""
+    operation = re.search(r"OpType=(\w+)", fingerprint)
+    shapes = re.search(r"TensorShape=\[(.*?)\](?=, TensorDtypes)", fingerprint)
+    types = re.search(r"TensorDtypes=([\w, ]*?)(?=, TensorDeviceTypes)", fingerprint)
+    texts = [operation[1].lower() if operation else "a collective"]
+    if shapes:
+        texts.append(f"of shape ({shapes[1]})")
+    if types:
+        texts.append("and dtype " + ", ".join(_TYPES.get(each, each) for each in types[1].split(", ")))
+    return tuple(texts)
