@@ -291,16 +291,20 @@ class Gather(Future[R]):
             some = len(lost) + len(failures) + len(self.unanswered) < len(values)
             error = self._error_of(failures, lost, ValueMesh(self.extent, values) if some else None)
             if self.unanswered and self.goes_on:
-                ranks = [rank for rank, peer in enumerate(self.targets) if peer in self.unanswered]
-                add_note(error, f"{describe_ranks(ranks)} had not answered by then; the call goes on there")
+                add_note(
+                    error, f"{describe_ranks(self._unanswered())} had not answered by then; the call goes on there"
+                )
             raise error
         return self._finish(self, values)
+
+    def _unanswered(self) -> list[int]:
+        return [rank for rank, peer in enumerate(self.targets) if peer in self.unanswered]
 
     def _error_of(
         self, failures: dict[int, Failure], lost: dict[int, Dead], results: ValueMesh[Any] | None
     ) -> BaseException:
         if not lost:
-            return group(failures, self.extent, self.label, results)
+            return group(failures, self.extent, self.label, results, self._unanswered())
         return died(self.label, self.mesh, lost, self.extent, results, self._called)
 
 

@@ -164,8 +164,22 @@ def raise_one(failure: Failure, extent: Extent, rank: int, call: str) -> BaseExc
     return group({rank: failure}, extent, call, None)
 
 
-def group(failures: dict[int, Failure], extent: Extent, call: str, results: ValueMesh[Any] | None) -> BaseException:
-    """One error of all failed ranks: those that failed alike are told once."""
+def group(
+    failures: dict[int, Failure],
+    extent: Extent,
+    call: str,
+    results: ValueMesh[Any] | None,
+    unanswered: Sequence[int] = (),
+) -> BaseException:
+    """One error of all failed ranks: those that failed alike are told once.
+
+    Args:
+        failures: by rank.
+        extent: of the view that was addressed.
+        call: its label.
+        results: of those that answered with a value.
+        unanswered: ranks that were no longer waited for.
+    """
     kinds: dict[tuple[str, str, str], list[int]] = {}
     for rank, failure in sorted(failures.items()):
         kinds.setdefault((failure.kind, failure.text, failure.where), []).append(rank)
@@ -179,8 +193,9 @@ def group(failures: dict[int, Failure], extent: Extent, call: str, results: Valu
         return original
     total = extent.nelements
     lines = [f"{call} failed on {_whose(list(failures), extent)}"]
-    if total > 1 and len(failures) < total:
-        lines[0] += f"; {describe_ranks(set(range(total)) - set(failures))} answered (see err.results)"
+    answered = set(range(total)).difference(failures, unanswered)
+    if answered:
+        lines[0] += f"; {describe_ranks(answered)} answered (see err.results)"
     for ranks in sorted(kinds.values(), key=lambda ranks: failures[ranks[0]].freed)[:8]:
         one = failures[ranks[0]]
         head = f"{_whose(ranks, extent)}: {one.kind}: {one.text}" if len(kinds) > 1 else f"{one.kind}: {one.text}"
