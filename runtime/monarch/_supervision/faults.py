@@ -67,7 +67,7 @@ class Faults:
                 who = f"an actor of {describe_ranks([fault.rank])} has just failed"
                 self._collecting[uid] = verdicts_of(self._node).hold(uid, who)
         if first:
-            self._node.pump.call_later(TOGETHER, self._report)
+            self._node.pump.call_later(TOGETHER, self._report_aside)
 
     def _is_judged_by_owner(self, actor: str) -> bool:
         cell = actors_of(self._node).here.get(meshes_of(self._node).owners.get(actor, ""))
@@ -83,6 +83,14 @@ class Faults:
             boot = shared.initialized
             for fault in boot.untold() if isinstance(boot, Booting) else ():
                 call_hook(self._failure(shared.procs.name, None, fault, (fault.rank,)))
+
+    def _report_aside(self) -> None:
+        """Tracebacks are completed from source files, which the receiving thread does not read."""
+        try:
+            self._node.lanes.post("faults", self._report)
+        except RuntimeError:
+            # The system starts no thread.
+            self._report()
 
     def _report(self) -> None:
         with self._lock:

@@ -18,6 +18,7 @@ from monarch._wire.pickling import dumps
 from monarch.exceptions import ArgumentError, DeviceMeshError, MonarchError
 
 if TYPE_CHECKING:
+    from monarch._node.node import Node
     from monarch._tensors.checkpoints.files import Copy, Whole
 
 
@@ -32,9 +33,27 @@ class _Saving:
         self.whole: Whole | None = None
 
 
-_open: dict[str, _Saving] = {}
-"""By the token of the checkpoint."""
-_watching: Any = None
+class _Savings:
+    """The part of a node that has the checkpoints it takes part in.
+
+    Args:
+        node: of this process.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.open: dict[str, _Saving] = {}
+        """By the token of the checkpoint; single operations only, which are atomic."""
+        # Without the process that conducts it, a checkpoint comes to no end.
+        node.events.proc_died.subscribe(self._died)
+
+    def _died(self, proc: str) -> None:
+        for token, saving in list(self.open.items()):
+            if saving.conductor == proc:
+                abandon(token)
+
+
+def _open() -> dict[str, _Saving]:
+    return current_node().part(_Savings).open
 
 
 # In the actor
@@ -64,8 +83,7 @@ async def _stage_awaited(state: Awaitable[Any], conductor: str, token: str) -> l
 def _keep(state: Any, conductor: str, token: str) -> list[str]:
     from monarch._tensors.checkpoints.files import Copy
 
-    _watch()
-    _open[token] = _Saving(conductor, Copy(state))
+    _open()[token] = _Saving(conductor, Copy(state))
     return [str(key) for key in state]
 
 
@@ -144,7 +162,7 @@ def _begin(token: str, path: str, plans: list[bytes]) -> tuple[str, list[bytes]]
     saving = _saving(token)
     saving.whole = Whole(plans)
     saving.version = NewVersion(path, token)
-    if token not in _open:
+    if token not in _open():
         saving.version.abandon()
     return saving.version.folder, saving.whole.plans
 
@@ -165,7 +183,7 @@ def _find(token: str, path: str, version: str | int | None) -> str:
 
 
 def _give_up(token: str) -> None:
-    saving = _open.pop(token, None)
+    saving = _open().pop(token, None)
     if saving is not None:
         saving.copy.abandoned = True
         if saving.version is not None:
@@ -178,7 +196,7 @@ _STEPS: dict[str, Callable[..., Any]] = {
 
 
 def _saving(token: str) -> _Saving:
-    saving = _open.get(token)
+    saving = _open().get(token)
     if saving is None:
         raise DeviceMeshError("the checkpoint was given up, or this rank was replaced since its state was copied")
     return saving
@@ -187,7 +205,7 @@ def _saving(token: str) -> _Saving:
 @service("checkpoint.abandon", "quick")
 def abandon(token: str) -> None:
     """Service: a checkpoint is complete, or is not to be; the copy is let go of, and what is incomplete removed."""
-    if token in _open:
+    if token in _open():
         # To remove files may take long, and this thread receives messages.
         threading.Thread(target=_give_up, args=(token,), name="monarch-checkpoint", daemon=True).start()
 
@@ -195,19 +213,4 @@ def abandon(token: str) -> None:
 @service("checkpoint.still_open", "quick")
 def still_open() -> int:
     """Service: how many checkpoints this process has a copy for."""
-    return len(_open)
-
-
-def _watch() -> None:
-    """Without who conducts it, a checkpoint comes to no end."""
-    global _watching
-    node = current_node()
-    if _watching is not node:
-        _watching = node
-        node.events.proc_died.subscribe(_died)
-
-
-def _died(proc: str) -> None:
-    for token, saving in list(_open.items()):
-        if saving.conductor == proc:
-            abandon(token)
+    return len(_open())

@@ -19,10 +19,30 @@ from monarch._wire.pickling import Reduced, goes_to_gpu
 if TYPE_CHECKING:
     import torch
 
-_lock = threading.Lock()
-_lent: dict[int, set[str]] = {}
-"""By key, who has not copied it yet."""
-_watching: Any = None
+    from monarch._node.node import Node
+
+
+class _Loans:
+    """The part of a node that has the tensors it lends.
+
+    Args:
+        node: of this process.
+    """
+
+    def __init__(self, node: Node) -> None:
+        self.lock = threading.Lock()
+        self.receivers: dict[int, set[str]] = {}
+        """By key, the processes that have not copied it yet. Lock: ``lock``; a single read needs none."""
+        # A process that has died needs nothing any more.
+        node.events.proc_died.subscribe(self._died)
+
+    def _died(self, proc: str) -> None:
+        for key in list(self.receivers):
+            returned(key, proc)
+
+
+def _loans() -> _Loans:
+    return current_node().part(_Loans)
 
 
 @service("exports.lend", "local")
@@ -35,12 +55,11 @@ def lend(tensor: torch.Tensor, receivers: Sequence[str]) -> Reduced | None:
         return None
     import torch
 
-    node = current_node()
-    _watch()
+    node, loans = current_node(), _loans()
     flat = tensor.detach().clone(memory_format=torch.contiguous_format).view(-1)
     remote = plane().share(memory_of(flat.view(torch.uint8), "a tensor"), forever=True)
-    with _lock:
-        _lent[remote.key] = set(receivers)
+    with loans.lock:
+        loans.receivers[remote.key] = set(receivers)
     for proc in receivers:
         peer = node.peers.known.get(proc)
         if peer is not None and peer.dead is not None:
@@ -54,8 +73,9 @@ def lend(tensor: torch.Tensor, receivers: Sequence[str]) -> Reduced | None:
 def cancel(reduced: Reduced) -> None:
     """It was not sent."""
     key = Remote(*reduced[1][0]).key
-    with _lock:
-        _lent.pop(key, None)
+    loans = _loans()
+    with loans.lock:
+        loans.receivers.pop(key, None)
     plane().drop(key)
 
 
@@ -85,32 +105,19 @@ def _give_back(remote: Remote) -> None:
 @service("exports.returned", "threaded")
 def returned(key: int, proc: str) -> None:
     """Service: a receiver has its copy."""
-    with _lock:
-        waiting = _lent.get(key)
+    loans = _loans()
+    with loans.lock:
+        waiting = loans.receivers.get(key)
         if waiting is None:
             return
         waiting.discard(proc)
         if waiting:
             return
-        del _lent[key]
+        del loans.receivers[key]
     plane().drop(key)
 
 
 @service("exports.lent", "quick")
 def lent() -> int:
     """Service: how many tensors of this process are lent."""
-    return len(_lent)
-
-
-def _watch() -> None:
-    """Those that die need nothing any more."""
-    global _watching
-    node = current_node()
-    if _watching is not node:
-        _watching = node
-        node.events.proc_died.subscribe(_died)
-
-
-def _died(proc: str) -> None:
-    for key in list(_lent):
-        returned(key, proc)
+    return len(_loans().receivers)
