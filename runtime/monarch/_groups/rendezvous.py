@@ -17,6 +17,7 @@ from monarch._actors.running import current
 from monarch._actors.table import actors_of
 from monarch._core.roster import Procs
 from monarch._core.shapes.ranks import describe_ranks
+from monarch._groups.pipelined import await_end
 from monarch._node.current import current_node
 from monarch._node.future import Promise
 from monarch._node.services.asking import tell_proc
@@ -78,6 +79,8 @@ class Membership:
         """Of constructors whose spawn has failed: why, and which ranks will not join them. With the condition."""
         self._used: dict[tuple[str, int], int] = {}
         """By caller and port, the round whose groups a call has got last. Lock: ``lock``."""
+        self._failed_calls: dict[str, list[int]] = {}
+        """By caller, the ports of its calls that have failed here. Lock: ``lock``."""
         self._ended = 0, ""
         """The newest round that is of no use, and why: the call to it may come later. Lock: ``lock``."""
 
@@ -88,6 +91,7 @@ class Membership:
         node = current_node()
         if node.config is None:
             raise GroupError(PROGRAM)
+        self._await_failed_calls()
         procs = self.procs()
         if self.world is not None and not uses_collectives():
             self.spoil("the program has ended it")
@@ -113,6 +117,29 @@ class Membership:
             if world is self.world:
                 self._note_use()
         return world
+
+    def note_failed_call(self, src: str, port: int) -> None:
+        """A call has failed here; those that its caller sent without knowing may be under way."""
+        with self.lock:
+            ports = self._failed_calls.setdefault(src, [])
+            ports[:] = [*ports[1 - _FREED :], port]
+
+    def _await_failed_calls(self) -> None:
+        """A call that was sent before a failure was known waits until the failed one has ended on all ranks."""
+        here = current.get()
+        if here is None or not self._failed_calls:
+            return
+        src, port = here[1].src, here[1].port
+        with self.lock:
+            failed = [each for each in self._failed_calls.get(src, ()) if each < port]
+        if not failed:
+            return
+        number = await_end(src, self.procs().uid, failed, port)
+        with self.lock:
+            left = set(self._failed_calls.get(src, ())).difference(failed)
+            self._failed_calls[src] = sorted(left)
+        if number:
+            spoil_round("ranks were freed from a collective of a call that failed; use the group again", number)
 
     def _note_use(self) -> None:
         """The call that runs here has the groups of this round; with the lock."""
@@ -459,6 +486,8 @@ def note_failure(error: BaseException) -> GroupError | None:
     if mismatch:
         return _instead_of(error, CollectiveMismatchError(mismatch, mesh=_own.procs().name))
     here = current.get()
+    if here is not None and here[1].port:
+        _own.note_failed_call(here[1].src, here[1].port)
     # Another rank that was freed closes its connections to this one, which may be faster than the reason.
     patience = _HEARING if broke(error) else 0.0
     # A newer one, which may begin now, is not what broke.

@@ -16,6 +16,7 @@ from monarch._actors.interrupting import interrupt
 from monarch._core.fail_fast import Command, FailFast, Free, Look, Standing, Tell
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
+from monarch._groups.pipelined import Failures
 from monarch._node.services.asking import Answers
 from monarch._node.services.registry import request
 from monarch._supervision.broken_groups import meshes_of_calls, spoil_groups
@@ -274,6 +275,8 @@ class Party:
             return
         if isinstance(command, Free):
             self._to_free.update(command.positions)
+            uid = split_proc(self._proc(command.positions[0]))[0]
+            self._node.part(Failures).free(uid, machine.round)
             self._announce(machine)
             self._free()
         else:

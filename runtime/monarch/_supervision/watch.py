@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from monarch._core.roster import split_proc
+from monarch._groups.pipelined import Failures
 from monarch._meshes.registry import meshes_of
 from monarch._node.node import Node
 from monarch._node.owed import Unanswered, Watched
@@ -42,6 +43,7 @@ class Watch:
 
     def failed(self, call: Watched, position: int) -> None:
         """The code of a rank of a call has raised; in the receiving thread."""
+        self._node.part(Failures).hear(call.port, self._node.ports.last)
         if call.party is None and call.actor and call.watched:
             uid = _uid_of(call)
             others = [call, *self._under_way(uid)] if call.waits_for() else list(self._under_way(uid))

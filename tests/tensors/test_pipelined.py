@@ -1,0 +1,79 @@
+"""Calls that were sent before a failure was known pair no collectives with those of the failed call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leaks import wait_until
+from monarch.actor import Actor, current_rank, endpoint
+from monarch.distributed import group
+from monarch.exceptions import ActorError
+
+
+class Trainer(Actor):
+    def __init__(self) -> None:
+        self.rank = current_rank().rank
+
+    @endpoint
+    def step(self, number: float, failing: int = -1) -> float:
+        import torch
+        import torch.distributed as dist
+
+        if self.rank == failing:
+            raise ValueError("bad sample 17")
+        here = torch.tensor([number])
+        dist.all_reduce(here, group=group())
+        return here.item()
+
+    @endpoint
+    def diverge(self, go: str) -> None:
+        """Rank 1 raises, and rank 0 waits for nobody and goes on."""
+        if self.rank == 1:
+            raise ValueError("bad sample 17")
+        if self.rank == 0:
+            assert wait_until(lambda: Path(go).exists())
+
+    @endpoint
+    def within(self, some: Any) -> float:
+        import torch
+        import torch.distributed as dist
+
+        here = torch.ones(1)
+        dist.all_reduce(here, group=some)
+        return here.item()
+
+
+def values(future: Any) -> list[Any]:
+    return list(future.get(30).values())
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_queued_calls_after_a_failure_give_right_numbers(procs: Callable[..., Any], failing: int) -> None:
+    trainers = procs(3).spawn("trainers", Trainer)
+    assert values(trainers.step.call(1)) == [3.0] * 3
+    failed = trainers.step.call(10, failing)
+    queued = [(number, trainers.step.call(number)) for number in (20, 30, 40, 50)]
+    with pytest.raises(ActorError, match="bad sample 17") as caught:
+        failed.get(30)
+    assert caught.value.failures.keys() == {0, 1, 2}
+    for number, future in queued:
+        assert values(future) == [3.0 * number] * 3
+    assert values(trainers.step.call(1)) == [3.0] * 3
+
+
+def test_call_sent_after_a_failure_waits_for_no_slow_rank(procs: Callable[..., Any], tmp_path: Path) -> None:
+    mesh = procs(3)
+    trainers = mesh.spawn("trainers", Trainer)
+    assert values(trainers.step.call(1)) == [3.0] * 3
+    failed = trainers.diverge.call(str(tmp_path / "go"))
+    assert wait_until(lambda: failed.failed_positions() == [1])
+    some = mesh.slice(gpus=slice(1, 3))
+    assert values(trainers.slice(gpus=slice(1, 3)).within.call(some.group())) == [2.0] * 2
+    assert not failed.done
+    (tmp_path / "go").touch()
+    with pytest.raises(ActorError, match="bad sample 17"):
+        failed.get(30)
