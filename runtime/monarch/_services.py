@@ -14,6 +14,7 @@ SERVICES = {
     "inside": "monarch._notebook.inside",
     "interrupts": "monarch._actors.interrupting",
     "liveness": "monarch._node.liveness",
+    "pipelined": "monarch._groups.pipelined",
     "rank": "monarch._session.rank_process",
     "rdma": "monarch._state.rdma.plane",
     "reattach": "monarch._session.reattach",
@@ -22,5 +23,6 @@ SERVICES = {
     "resize": "monarch._meshes.procs.resize",
     "statistics": "monarch._session.statistics",
     "torchrun": "monarch._groups.torchrun",
+    "unjoined": "monarch._supervision.unjoined",
     "variables": "monarch._notebook.checkpoint",
 }

@@ -15,7 +15,6 @@ from monarch._node.services.asking import ask_proc
 from monarch._node.services.registry import service
 from monarch.exceptions import MonarchError
 
-_ENDED = "monarch._groups.pipelined:ended"
 _EVERY = 0.02
 """Seconds between two questions."""
 _ANSWER = 10.0
@@ -44,7 +43,7 @@ class Failures:
         self.freed[uid] = max(number, self.freed.get(uid, 0))
 
 
-@service("quick")
+@service("pipelined.ended", "quick")
 def ended(uid: str, failed: Sequence[int], port: int) -> int | None:
     """Service of a caller: whether a call may use groups after others have failed.
 
@@ -73,7 +72,7 @@ def await_end(caller: str, uid: str, failed: Sequence[int], port: int) -> int:
     """
     while True:
         try:
-            number = ask_proc(caller, _ENDED, uid, list(failed), port).get(_ANSWER)
+            number = ask_proc(caller, ended, uid, list(failed), port).get(_ANSWER)
         except MonarchError:
             return 0
         if number is not None:

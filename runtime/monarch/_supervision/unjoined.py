@@ -19,19 +19,17 @@ from monarch._node.current import current_node
 from monarch._node.gather import Gather
 from monarch._node.node import Node
 from monarch._node.services.asking import Answers
-from monarch._node.services.registry import service
+from monarch._node.services.registry import Request, request, service
 from monarch._procs.os.blocked import Wait, blocked
-from monarch._supervision.freeing import place_of, running, thread_of
+from monarch._supervision.freeing import place_of, running, standing, thread_of
 from monarch._wire.receiving.aside import tell
 from monarch.config import COLLECTIVE_WAIT
 
-_WAITS = "monarch._supervision.unjoined:waits"
-_STANDING = "monarch._supervision.freeing:standing"
 _SHARE = 0.5
 """Of the limit that passes between two looks at ranks of which one waits."""
 
 
-@service("threaded")
+@service("unjoined.waits", "threaded")
 def waits(key: str, src: str, port: int) -> Waits | None:
     """Service: the collective that a call waits in here.
 
@@ -112,7 +110,7 @@ class _Look:
         members = self._machine.members
         self._ask_waiting()
         rested = [proc for rank, proc in finished.items() if rank in members]
-        self._ask(rested, _STANDING, ("", "", 0), self._stands)
+        self._ask(rested, request(standing, "", "", 0), self._stands)
 
     def hurry(self, now: float) -> None:
         """Go on without those that have not answered in time: C code may hold the GIL there."""
@@ -136,12 +134,12 @@ class _Look:
         for proc, call in self._calls.items():
             several.setdefault(call.port, (call, []))[1].append(proc)
         for call, procs in several.values():
-            self._ask(procs, _WAITS, (call.actor, self._node.proc, call.port), self._waits)
+            self._ask(procs, request(waits, call.actor, self._node.proc, call.port), self._waits)
 
-    def _ask(self, procs: list[str], service: str, args: tuple[Any, ...], heard: Any) -> None:
+    def _ask(self, procs: list[str], asked: Request, heard: Any) -> None:
         self._pending.update(procs)
         if procs:
-            self._answers.append(Answers(self._node, procs, service, args, partial(self._heard, heard)))
+            self._answers.append(Answers(self._node, procs, asked, partial(self._heard, heard)))
 
     def _heard(self, note: Any, proc: str, answer: Any) -> None:
         if proc not in self._pending:
