@@ -22,9 +22,9 @@ from monarch_kernel.cells.calls import Calls
 from monarch_kernel.output.log import OutputLog
 
 _REMEMBERED = 10_000
-LINES_SHOWN = 100_000
+LINES_SHOWN = 20_000
 """Lines of one cell that are shown as they come; the others are kept, for ``%mesh log``, and the last are shown."""
-TEXT_SHOWN = 16 << 20
+TEXT_SHOWN = 2 << 20
 """Characters of one cell that are shown as they come; but at least one piece."""
 _LAST = 8192
 """Characters at the end of a cell that are shown, where not all of it is."""
