@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +103,27 @@ def test_interrupt_of_a_queued_call_spares_the_one_in_front(spins: Any) -> None:
     with pytest.raises(ActorError, match=r"KeyboardInterrupt|CancelledError"):
         front.get(timeout=20)
     assert after.get(timeout=20) == 1
+
+
+class SlowToBegin(Actor):
+    def __init__(self, go: str) -> None:
+        while not os.path.exists(go):
+            time.sleep(0.01)
+
+    @endpoint
+    def ok(self) -> int:
+        return 1
+
+
+def test_a_wait_behind_a_constructor_says_since_when(procs: Any, tmp_path: Path) -> None:
+    begun = time.monotonic()
+    slow = procs(1).spawn("slow", SlowToBegin, str(tmp_path / "go"))
+    with pytest.raises(CallTimeoutError, match=r"still runs? slow\.__init__\(\), begun (\d+) s ago") as caught:
+        slow.ok.call().get(timeout=1)
+    said = re.search(r"begun (\d+) s ago", str(caught.value))
+    assert said is not None and int(said[1]) <= time.monotonic() - begun + 1
+    (tmp_path / "go").touch()
+    assert next(iter(slow.ok.call().get(timeout=30).values())) == 1
 
 
 def test_a_wait_behind_another_call_says_which(spins: Any, capfd: pytest.CaptureFixture[str]) -> None:

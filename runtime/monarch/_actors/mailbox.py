@@ -461,6 +461,7 @@ class Cell:
         assert spec is not None
         call = m.Call(create.src, self.key, "__init__", create.port, create.view, "", 0, b"")
         token = current.set((self, call))
+        self.since = monotonic()
         self.running = call
         try:
             with self.executor.inside():
