@@ -26,6 +26,25 @@ def test_actors_are_imported_without_what_few_programs_use() -> None:
     assert done.stdout.split() == []
 
 
+def test_a_call_imports_no_asyncio() -> None:
+    code = """
+import sys
+from monarch.actor import Actor, endpoint, shutdown_context, this_host
+
+class Echo(Actor):
+    @endpoint
+    def echo(self, value):
+        return value
+
+mesh = this_host().spawn_procs().spawn("echo", Echo)
+assert "asyncio" not in sys.modules
+assert list(mesh.echo.call(1).get().values()) == [1]
+assert "asyncio" not in sys.modules
+shutdown_context().get(60)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_an_unknown_name_of_actors_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"module 'monarch\.actor' has no attribute 'no_such_name'"):
         _ = monarch.actor.no_such_name  # pyright: ignore[reportAttributeAccessIssue]

@@ -8,7 +8,7 @@ from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from monarch._core.later import asyncio
+from monarch._core.later import runs_event_loop
 from monarch._node.future import Future, judging
 from monarch.exceptions import StoppedError
 
@@ -62,7 +62,7 @@ class Later(Future[R]):
 
 def must_wait(mesh: ActorMeshLike) -> bool:
     """Whether a call from this thread would keep an event loop waiting for a verdict, or overtake one that does."""
-    if asyncio._get_running_loop() is None or judging.get() or _at_once.get():
+    if not runs_event_loop() or judging.get() or _at_once.get():
         return False
     return not mesh._node.lanes.is_idle(_lane(mesh)) or mesh._awaits_verdict()
 
