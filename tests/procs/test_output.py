@@ -288,3 +288,48 @@ def test_long_text_is_not_encoded_as_a_whole() -> None:
             assert tracemalloc.get_traced_memory()[1] < 8 * text_streams.STEP
         finally:
             tracemalloc.stop()
+
+
+def test_a_stream_tells_what_it_may_hold(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with open(path, "ab") as file:
+        stream = text_streams.rank_text(file.fileno())
+        stream.write("whole lines\n")
+        assert not stream.may_hold and path.read_text() == "whole lines\n"
+        stream.write("a part")
+        assert stream.may_hold
+        stream.flush_held()
+        assert not stream.may_hold and path.read_text().endswith("a part")
+        stream.reconfigure(line_buffering=False)
+        stream.write("not at once\n")
+        assert stream.may_hold and "not at once" not in path.read_text()
+        stream.close()
+
+
+def test_a_stream_whose_buffer_is_used_may_always_hold_something(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with open(path, "ab") as file:
+        stream = text_streams.rank_text(file.fileno())
+        stream.succeed()
+        assert not stream.may_hold
+        stream.buffer.write(b"bytes")
+        assert path.read_bytes() == b"" and stream.may_hold
+        stream.flush_held()
+        assert path.read_bytes() == b"bytes" and stream.may_hold
+        stream.close()
+
+
+def test_held_output_of_c_is_seen() -> None:
+    code = """
+import ctypes, os
+from monarch._procs.rank.output import own_may_hold
+libc = ctypes.CDLL(None)
+assert not own_may_hold()
+libc.printf(b"held")
+assert own_may_hold()
+libc.fflush(None)
+assert not own_may_hold()
+"""
+    # With PYTHONUNBUFFERED, Python has C write at once as well.
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
+    subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, env=env, check=True)

@@ -15,7 +15,7 @@ import pytest
 
 from leaks import wait_until
 from monarch._wire.receiving.leadership import SYSTEM, Leadership
-from monarch._wire.receiving.timers import Timers
+from monarch._wire.receiving.timers import Timers, until_next
 from monarch.exceptions import DeadlockError
 from pumps import GUARD, Background, Box, Rig
 
@@ -477,3 +477,11 @@ def test_nothing_is_lost_and_nobody_hangs_under_stress(tmp_path: Path, seed: int
     finally:
         sys.setswitchinterval(switch)
         rig.close()
+
+
+def test_periodic_timers_meet_in_one_wake_up() -> None:
+    nows = [0.0, 0.25, 1.0, 17.3, 12345.999]
+    for period in (1.0, 0.3):
+        for now in nows:
+            left = until_next(period, now)
+            assert 0 < left <= period and (now + left) / period == pytest.approx(round((now + left) / period))

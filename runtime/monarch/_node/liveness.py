@@ -17,6 +17,7 @@ from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 from monarch._wire.receiving.aside import tell, tell_error
+from monarch._wire.receiving.timers import until_next
 from monarch.exceptions import ArgumentError
 
 USUAL = 5.0
@@ -62,7 +63,7 @@ class Silence:
         self.bounds[uid] = USUAL if bound is None else bound
         if not self._ticking:
             self._ticking = True
-            self._node.pump.call_later(_EVERY, self._tick)
+            self._node.pump.call_later(until_next(_EVERY, time.monotonic()), self._tick)
 
     def _tick(self) -> None:
         node, now = self._node, time.monotonic()
@@ -76,7 +77,7 @@ class Silence:
                 # Of a process on another host it is not known.
                 lives = "it lives, and " if proc in node.peers.pids else ""
                 self._say(f"{self._title(proc)} {self.text(proc)}; {lives}its calls wait")
-        node.pump.call_later(min([_EVERY, *self.bounds.values()]), self._tick)
+        node.pump.call_later(until_next(min([_EVERY, *self.bounds.values()]), now), self._tick)
 
     def ask(self, procs: Iterable[str], now: float) -> None:
         """Asks those that have no question open."""

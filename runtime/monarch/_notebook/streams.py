@@ -96,7 +96,8 @@ def install() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         stream.flush()
-        text = CellText(stream.buffer, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
+        below = stream.succeed() if isinstance(stream, RankText) else stream.buffer
+        text = CellText(below, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
         text.mode = stream.mode  # pyright: ignore[reportAttributeAccessIssue]
         setattr(sys, name, text)
         _streams.append(text)

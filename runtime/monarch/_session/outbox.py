@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 from monarch._actors.running import current
 from monarch._actors.table import actors_of
 from monarch._node.node import Node
-from monarch._procs.rank.output import CHUNK_LIMIT, TAIL, Capture, Chunk, cost_of, flush_own, flush_streams
+from monarch._procs.rank.output import (
+    CHUNK_LIMIT,
+    TAIL,
+    Capture,
+    Chunk,
+    cost_of,
+    flush_own,
+    flush_streams,
+    own_may_hold,
+)
 from monarch._procs.rank.text_streams import set_pace
 from monarch._wire import messages as m
 from monarch._wire.receiving.leadership import Gate
@@ -50,6 +59,7 @@ class Outbox:
 
     def __init__(self, node: Node, ranks: int, busy: Callable[[], Any]) -> None:
         self._node = node
+        self._actors = actors_of(node)
         self._busy = busy
         self._capture = Capture()
         self._window = window_of(ranks)
@@ -88,14 +98,15 @@ class Outbox:
             self._send()
         if self._capture.left:
             self._catch_up()
-        self._interrupts = actors_of(self._node).interrupts
+        self._interrupts = self._actors.interrupts
 
     def tick(self) -> bool:
         """Send what was printed in the middle of a call; for the receiving thread. Whether there was anything.
 
         What streams hold in buffers follows once another thread has flushed them.
         """
-        self._due.open()
+        if own_may_hold():
+            self._due.open()
         return self._send_now()
 
     def _flush_when_due(self) -> None:
@@ -176,7 +187,7 @@ class Outbox:
         """Wait for the program to take what an answer must not overtake, as long as it does so."""
         begun = moved = time.monotonic()
         received = self._received
-        while actors_of(self._node).interrupts == self._interrupts:
+        while self._actors.interrupts == self._interrupts:
             now = time.monotonic()
             if now - moved > _STALLED_S or now - begun > _ANSWER_S:
                 break

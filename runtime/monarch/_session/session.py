@@ -49,6 +49,7 @@ from monarch._wire import messages as m
 from monarch._wire.descriptors import raise_limit
 from monarch._wire.keys import Doorkeeper, KeyPair
 from monarch._wire.links import Link
+from monarch._wire.receiving.timers import until_next
 from monarch.exceptions import CallTimeoutError, MonarchError, SpawnError
 
 _AGAIN = 0.25
@@ -138,7 +139,7 @@ class Session:
     def _tend(self) -> None:
         if not self.node.closed:
             self.node.tend()
-            self.node.pump.call_later(TEND, self._tend)
+            self.node.pump.call_later(until_next(TEND, time.monotonic()), self._tend)
 
     # The agent of this host
 

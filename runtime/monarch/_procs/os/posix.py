@@ -102,6 +102,11 @@ def flush_c_stdio() -> None:
             _fflush(stream)
 
 
+def c_stdio_holds() -> bool:
+    """Whether C code has printed something to stdout or stderr that was not written out."""
+    return any(map(_fpending, _C_STREAMS))
+
+
 def unbuffer_c_stdout() -> None:
     """Have C's stdout write at once, so that nobody has to ask at each answer of a rank whether it holds something."""
     _libc.setvbuf(_STDOUT, None, _IONBF, ctypes.c_size_t(0))

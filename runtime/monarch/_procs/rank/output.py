@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from monarch._procs.os import posix
 from monarch._procs.rank.text_streams import RankText
@@ -286,14 +286,21 @@ def flush_streams() -> None:
 
 def flush_own() -> None:
     """Do the same for the streams that are this package's own; runs no code of the user."""
-    # Each of them once: this runs in every rank each second, mostly with nothing to do.
-    streams = {id(stream): stream for stream in (sys.__stdout__, sys.__stderr__, sys.stdout, sys.stderr)}
-    for stream in streams.values():
-        # Not isinstance, which asks an object of the user's for its class.
-        if issubclass(type(stream), RankText):
-            with contextlib.suppress(Exception):
-                stream.flush()  # type: ignore[union-attr]
+    for stream in _own_streams():
+        with contextlib.suppress(Exception):
+            stream.flush_held()
     posix.flush_c_stdio()
+
+
+def own_may_hold() -> bool:
+    """Whether one of those may hold something. Takes no lock of a stream, and runs no code of the user."""
+    return any(stream.may_hold for stream in _own_streams()) or posix.c_stdio_holds()
+
+
+def _own_streams() -> list[RankText]:
+    streams = {id(stream): stream for stream in (sys.__stdout__, sys.__stderr__, sys.stdout, sys.stderr)}
+    # Not isinstance, which asks an object of the user's for its class.
+    return [cast("RankText", stream) for stream in streams.values() if issubclass(type(stream), RankText)]
 
 
 def read_tail(fd: int, limit: int = 65536, since: int = 0) -> Tail:

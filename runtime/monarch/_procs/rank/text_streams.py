@@ -12,6 +12,7 @@ STEP = 1 << 20
 _pace: Callable[[], None] | None = None
 _write = io.FileIO.write
 _write_text = io.TextIOWrapper.write
+_buffer: Callable[[io.TextIOWrapper], Any] = io.TextIOWrapper.buffer.__get__
 
 
 class RankFile(io.FileIO):
@@ -36,14 +37,41 @@ class RankFile(io.FileIO):
 class RankText(io.TextIOWrapper):
     """Text to such a descriptor. All of it is C, up to the end of each line, but for the length of what is written."""
 
+    # Any thread sets them. The first is cleared before a flush, and set after a write, so that none is missed.
+    _unflushed = False
+    _taken = False
+
+    @property
+    def buffer(self) -> Any:
+        """The binary stream below, which holds what others write to it."""
+        self._taken = True
+        return _buffer(self)
+
+    def succeed(self) -> Any:
+        """The binary stream below, for another text stream of this class that takes the place of this one."""
+        return _buffer(self)
+
+    @property
+    def may_hold(self) -> bool:
+        """Whether there may be something that was written to this stream and not to the descriptor. Takes no lock."""
+        return self._unflushed or self._taken
+
     def write(self, text: str, /) -> int:
         """Write a text; a long one in pieces, between which an interrupt comes and a writer is slowed down."""
         # This runs twice for each print.
         if len(text) <= STEP:
-            return _write_text(self, text)
-        for start in range(0, len(text), STEP):
-            _write_text(self, text[start : start + STEP])
+            _write_text(self, text)
+        else:
+            for start in range(0, len(text), STEP):
+                _write_text(self, text[start : start + STEP])
+        if "\n" not in text or not self.line_buffering:
+            self._unflushed = True
         return len(text)
+
+    def flush_held(self) -> None:
+        """Write out what is held."""
+        self._unflushed = False
+        self.flush()
 
 
 def rank_text(fd: int) -> RankText:

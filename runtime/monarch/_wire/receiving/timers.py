@@ -11,6 +11,11 @@ from typing import Any
 Action = Callable[[], None]
 
 
+def until_next(period: float, now: float) -> float:
+    """Seconds until the clock is at the next multiple of a period: what runs each second runs in one wake-up."""
+    return period - now % period
+
+
 class Timers:
     """Actions by the time at which they are due."""
 
