@@ -218,8 +218,8 @@ class Inbox:
     def fileno(self) -> int:
         return 0
 
-    def set(self, _option: int, value: int) -> None:
-        self._timeout = value
+    def limit(self, milliseconds: int) -> None:
+        self._timeout = milliseconds
 
     def wake(self) -> None:
         self.send(b"")

@@ -41,7 +41,7 @@ class Dispatch:
         """Handle the message that a received frame begins."""
         try:
             message = m.decode(frame)
-            handler = self._handler_of(message)
+            handler = self.handlers.get(type(message)) or self._handler_of(message)
             more: Sequence[Any] = ()
             if type(message) in _FRAMED and message.frames:  # pyright: ignore[reportAttributeAccessIssue]
                 more = self._rest(message.frames)  # pyright: ignore[reportAttributeAccessIssue]

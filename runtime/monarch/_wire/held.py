@@ -66,7 +66,8 @@ class Held:
             self.end(found)
         finally:
             ran = bool(self.numbers)
-            self._run(found, report)
+            if ran:
+                self._run(found, report)
         return ran
 
     def end(self, found: list[tuple[int, Handler]]) -> None:

@@ -19,6 +19,7 @@ from monarch._wire.accepting import tolerate_full_table
 from monarch._wire.descriptors import limit_of, reserve
 from monarch._wire.held import Held
 from monarch._wire.keys import KeyPair
+from monarch._wire.options import QuickOptions
 from monarch._wire.split import PIECE, split
 from monarch._wire.tcp import LEASE_S, over_network
 
@@ -77,6 +78,8 @@ class Inbox:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self.socket = context.socket(zmq.PULL)
         _plain(self.socket)
+        # Leader only.
+        self._options = QuickOptions(self.socket)
         self.address = address
         self._path = address.removeprefix("ipc://")
         # Leader only.
@@ -152,7 +155,11 @@ class Inbox:
 
     def is_empty(self) -> bool:
         """Whether there is nothing to receive now; for the thread that receives."""
-        return not self.socket.get(zmq.EVENTS)
+        return not self._options.has_events()
+
+    def limit(self, milliseconds: int) -> None:
+        """Have the next receive end with zmq.Again after so long; -1 for never. For the thread that receives."""
+        self._options.set_receive_timeout(milliseconds)
 
     def close(self) -> None:
         """Closes it; only when no thread receives any more."""
@@ -200,6 +207,20 @@ class Link:
         """Queues a message; a closed link drops it, since its process is known to have ended."""
         if self._pieces and (more or len(frame) > PIECE) and (pieces := split([frame, *more])) is not None:
             frame, more = pieces[0], pieces[1:]
+        lock = self._lock
+        if not more and not lock._is_owned():  # pyright: ignore[reportAttributeAccessIssue]
+            # The usual message, of one frame: the same as below without the calls.
+            try:
+                with lock:
+                    if self._added:
+                        self._send_added()
+                    if not self._closed:
+                        self._send(frame)
+            finally:
+                while self._added:
+                    with lock:
+                        self._send_added()
+            return
         if not more or get_ident() != _MAIN:
             self._send_or_add(frame, more)
             return

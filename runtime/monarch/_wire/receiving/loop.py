@@ -90,7 +90,7 @@ class Pump:
                 interrupted = held.end_and_run(found, report)
             # A handler may raise nothing; then it goes on.
             if done or not interrupted or waiter.done or self._passed(deadline):
-                return waiter.done
+                return done or waiter.done
 
     def _on_signal(self) -> None:
         """A signal has come to the main thread, in the middle of anything: its wait ends, so that the handler runs."""
@@ -125,7 +125,9 @@ class Pump:
                 elif not waiter.done and not self._must_end(ident):
                     lead.ask()
                     turn.gate.wait(None if deadline is None else max(0.0, deadline - self._clock()))
-                if waiter.done or self._must_end(ident) or self._passed(deadline):
+                if waiter.done:
+                    return True
+                if self._must_end(ident) or self._passed(deadline):
                     return waiter.done
         finally:
             if turn is not None:
@@ -199,6 +201,7 @@ class Pump:
             # Before there was a leader to be told.
             return
         recv, handle, timers, lead = self._recv, self._handle, self._timers, self._lead
+        in_vain = False
         while True:
             if timers.entries:
                 left = (timers.entries[0][0] - self._clock()) * 1000
@@ -213,18 +216,21 @@ class Pump:
                         return
                     lead.timers_ran()
                     continue
-                # Mostly a timer far away: nothing to set then, and no call.
-                if deadline is not None or not 100 <= left <= 2 * self._limited <= 3 * left:
+                # Mostly a timer far away: nothing to set then, and no call. A limit that is too short for it costs
+                # something only where nothing comes before it.
+                if deadline is not None or in_vain or not 100 <= 2 * self._limited <= 3 * left:
                     self._limit(deadline)
             elif deadline is not None:
                 self._limit(deadline)
             elif self._limited != -1:
                 self._limited = -1
-                self._inbox.socket.set(zmq.RCVTIMEO, -1)
+                self._inbox.limit(-1)
             try:
                 frame = recv()
+                in_vain = False
             except zmq.Again:
                 frame = b""
+                in_vain = True
             if frame:
                 try:
                     handle(frame)
@@ -255,7 +261,7 @@ class Pump:
         now = self._limited
         if not (left <= 2 * now and (now <= left or (until != deadline and left >= 100 and 2 * now <= 3 * left))):
             self._limited = left
-            self._inbox.socket.set(zmq.RCVTIMEO, left)
+            self._inbox.limit(left)
 
     def _background(self) -> None:
         lead = self._lead
