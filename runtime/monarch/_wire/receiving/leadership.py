@@ -205,7 +205,8 @@ class Leadership:
                 self._resign()
                 self._over.open()
                 return
-            if not self.background:
+            if not self.background or self.asked:
+                # The thread that has asked for the lead has a tick to take it.
                 self._left = now
             self._wake_by(self._timers.first() + TICK if quiet else now + (_BUSY_TICK if busy else TICK), now)
             if quiet and not self._watched:
