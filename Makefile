@@ -30,13 +30,13 @@ help: ## list the targets
 
 venv: $(STAMP) ## make .venv with everything in it
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml runtime/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed; name one with PYTHON=")'
 	@test -x $(PY) || { echo "making $(VENV)" && $(PYTHON) -m venv $(VENV); }
 	@echo "installing $(TORCH)"
 	@$(PIP) install $(TORCH)
 	@echo "installing Monarch Kernel, its dependencies and its tools"
-	@$(PIP) install --editable '.[test,dev,notebooks]'
+	@$(PIP) install --editable ./runtime --editable '.[test,dev,notebooks]'
 	@# As pip does for what it copies: else each process compiles the package again where Python may write no files.
 	@$(PY) -m compileall -q monarch_kernel runtime
 	@touch $@
@@ -44,7 +44,7 @@ $(STAMP): pyproject.toml
 # Not made for every machine; the tests that need it are skipped where it is not there.
 $(RDMA): $(STAMP)
 	@echo "installing what transfers by RDMA need"
-	@$(PIP) install --editable '.[rdma]' || echo "nixl is not to be had for this machine: its tests will be skipped"
+	@$(PIP) install --editable './runtime[rdma]' || echo "nixl is not to be had for this machine: its tests will be skipped"
 	@touch $@
 
 demo: $(STAMP) ## run the quickstart notebook through the kernel, in the terminal

@@ -1,20 +1,67 @@
-"""The wheel: what is in it, and that it can be used once it is installed."""
+"""The two wheels: what is in each, and that a worker and a program run on the runtime's dependencies alone."""
 
 from __future__ import annotations
 
+import email
+import importlib.metadata
+import json
 import os
+import re
 import subprocess
 import sys
-import sysconfig
 import venv
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from workers import Workers
+
 ROOT = Path(__file__).resolve().parent.parent
+RUNTIME = ROOT / "runtime"
 
 pytestmark = pytest.mark.slow
+
+NOTEBOOK = {
+    "IPython",
+    "anywidget",
+    "comm",
+    "debugpy",
+    "ipykernel",
+    "ipywidgets",
+    "jupyter_client",
+    "jupyter_core",
+    "jupyterlab",
+    "matplotlib_inline",
+    "monarch_kernel",
+    "nbformat",
+    "notebook",
+    "traitlets",
+}
+"""Packages that only a notebook needs."""
+
+PROGRAM = """
+import json, sys
+from monarch.actor import Actor, attach_to_workers, endpoint
+
+class Probe(Actor):
+    @endpoint
+    def add(self, tensor):
+        import torch.distributed as dist
+        from monarch.distributed import group
+        total = tensor.clone()
+        dist.all_reduce(total, group=group())
+        return float(total.sum()), sorted({name.partition(".")[0] for name in sys.modules})
+
+if __name__ == "__main__":
+    import torch
+    with attach_to_workers(ca=sys.argv[1], workers=[sys.argv[2]]) as hosts:
+        with hosts.spawn_procs(per_host={"gpus": 2}) as procs:
+            answers = list(procs.spawn("probes", Probe).add.call(torch.ones(3)).get().values())
+    here = sorted({name.partition(".")[0] for name in sys.modules})
+    print(json.dumps({"sums": [each[0] for each in answers], "modules": [here, *(each[1] for each in answers)]}))
+"""
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -25,42 +72,58 @@ def run(*command: str | Path, cwd: Path) -> str:
     return ran.stdout
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("wheel")
+def build(source: Path, out: Path) -> Path:
+    """Build the wheel of a folder."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    run(*pip, "wheel", ROOT, "--no-deps", "--no-build-isolation", "--wheel-dir", out, cwd=out)
+    run(*pip, "wheel", source, "--no-deps", "--no-build-isolation", "--wheel-dir", out, cwd=out)
     (built,) = out.glob("*.whl")
     return built
 
 
-def test_the_wheel_has_both_packages_and_nothing_else(wheel: Path) -> None:
-    assert wheel.name.startswith("monarch_kernel-")
+@pytest.fixture(scope="module")
+def kernel_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(ROOT, tmp_path_factory.mktemp("kernel"))
+
+
+@pytest.fixture(scope="module")
+def runtime_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(RUNTIME, tmp_path_factory.mktemp("runtime"))
+
+
+def names_in(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-    assert {"monarch/actor.py", "monarch/py.typed", "monarch_kernel/__init__.py"} <= names
+        return set(archive.namelist())
+
+
+def check_is_whole(wheel: Path, source: Path) -> None:
+    """Check that a wheel has all source of one package with its marker of types, and nothing of another."""
+    names = names_in(wheel)
     tops = {name.partition("/")[0] for name in names}
-    data = {top for top in tops if top.endswith(".data")}
-    assert {top for top in tops if not top.endswith(".dist-info")} - data == {"monarch", "monarch_kernel"}
-    # The kernel, where Jupyter finds it.
-    assert {name.partition(".data/")[2] for name in names if ".data/" in name} >= {
-        "data/share/jupyter/kernels/monarch/kernel.json"
-    }
+    assert {top for top in tops if not top.endswith((".dist-info", ".data"))} == {source.name}
+    assert f"{source.name}/py.typed" in names
     assert not [name for name in names if "test_" in name or name.startswith("tests/")]
-    source = {str(path.relative_to(ROOT / "runtime")) for path in (ROOT / "runtime/monarch").rglob("*.py")}
-    assert not source - names, "the wheel lacks a part of the source"
+    expected = {str(path.relative_to(source.parent)) for path in source.rglob("*.py")}
+    assert not expected - names, "the wheel lacks a part of the source"
+    assert [name for name in names if name.endswith("licenses/LICENSE")]
 
 
-def test_the_wheel_works_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
-    home = tmp_path / "venv"
-    venv.create(home, with_pip=True)
-    python = home / "bin" / "python"
-    run(python, "-m", "pip", "--quiet", "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
-    # The dependencies come from the environment of this test, behind the new one's own packages. They are
-    # named after the installation, or pip would find the package in that environment and install nothing.
-    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    site = Path(run(python, "-c", where, cwd=tmp_path).strip())
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+def test_runtime_wheel_has_the_package_monarch_only(runtime_wheel: Path) -> None:
+    assert runtime_wheel.name.startswith("monarch_kernel_runtime-")
+    check_is_whole(runtime_wheel, RUNTIME / "monarch")
+
+
+def test_kernel_wheel_has_the_kernel_and_its_kernelspec(kernel_wheel: Path) -> None:
+    check_is_whole(kernel_wheel, ROOT / "monarch_kernel")
+    data = {name.partition(".data/")[2] for name in names_in(kernel_wheel) if ".data/" in name}
+    # Where Jupyter finds it.
+    assert "data/share/jupyter/kernels/monarch/kernel.json" in data
+
+
+def test_wheels_work_where_they_are_installed(kernel_wheel: Path, runtime_wheel: Path, tmp_path: Path) -> None:
+    python, site = make_venv(tmp_path / "venv")
+    install(kernel_wheel, site)
+    install(runtime_wheel, site)
+    borrow(declared(kernel_wheel) | declared(runtime_wheel), site)
 
     code = """
 import monarch, monarch.actor, monarch_kernel
@@ -71,4 +134,91 @@ print(monarch_kernel.__version__)
     *files, version = run(python, "-I", "-c", code, cwd=tmp_path).splitlines()
     assert len(files) == 3
     assert all(Path(file).is_relative_to(site) for file in files), files
-    assert wheel.name.split("-")[1] == version
+    assert kernel_wheel.name.split("-")[1] == runtime_wheel.name.split("-")[1] == version
+
+
+# An environment with nothing but the runtime and what it depends on
+
+
+def make_venv(home: Path) -> tuple[Path, Path]:
+    """Make an empty environment; return its interpreter and its folder of packages."""
+    venv.create(home, with_pip=False)
+    python = home / "bin" / "python"
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    return python, Path(run(python, "-I", "-c", where, cwd=home).strip())
+
+
+def install(wheel: Path, site: Path) -> None:
+    """Install a wheel without its dependencies."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    run(*pip, "install", "--no-deps", "--no-index", "--target", site, wheel, cwd=site)
+
+
+def requirements_of(name: str, seen: dict[str, importlib.metadata.Distribution] | None = None) -> set[str]:
+    """The installed distributions that one needs, itself among them; those for extras are left out."""
+    seen = {} if seen is None else seen
+    if name in seen:
+        return set(seen)
+    try:
+        seen[name] = found = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        # For another Python or system.
+        return set(seen)
+    for requirement in found.requires or []:
+        if "extra ==" not in requirement:
+            requirements_of(re.split(r"[\s\[\](<>=!~;]", requirement, maxsplit=1)[0], seen)
+    return set(seen)
+
+
+def tops_of(name: str) -> Iterator[Path]:
+    """The files and folders of a distribution at the top of its installation."""
+    found = importlib.metadata.distribution(name)
+    tops = {path.parts[0] for path in found.files or []} - {"..", "__pycache__"}
+    return (Path(str(found.locate_file(top))) for top in tops)
+
+
+def borrow(names: set[str], site: Path) -> None:
+    """Install distributions of this environment into another one, by links."""
+    for top in {top for name in names for top in tops_of(name)}:
+        link = site / top.name
+        if not link.exists():
+            link.symlink_to(top)
+
+
+def declared(wheel: Path) -> set[str]:
+    """The distributions that a wheel needs according to its metadata, with all that those need."""
+    (metadata,) = (name for name in names_in(wheel) if name.endswith(".dist-info/METADATA"))
+    with zipfile.ZipFile(wheel) as archive:
+        needs = email.message_from_bytes(archive.read(metadata)).get_all("Requires-Dist", [])
+    names = [re.split(r"[<>=]", each, maxsplit=1)[0] for each in needs if "extra ==" not in each]
+    return {each for name in names if not name.startswith("monarch") for each in requirements_of(name)}
+
+
+@pytest.fixture(scope="module")
+def minimal(runtime_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment that has the runtime and what it declares."""
+    python, site = make_venv(tmp_path_factory.mktemp("minimal") / "venv")
+    install(runtime_wheel, site)
+    borrow(declared(runtime_wheel), site)
+    return python
+
+
+def test_minimal_environment_has_no_notebook(minimal: Path, tmp_path: Path) -> None:
+    code = f"import importlib.util as u; print([n for n in {sorted(NOTEBOOK)} if u.find_spec(n)])"
+    assert run(minimal, "-I", "-c", code, cwd=tmp_path).strip() == "[]"
+
+
+def test_program_and_worker_run_without_a_notebook(minimal: Path, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    workers = Workers(tmp_path, str(minimal))
+    try:
+        process, address = workers.start()
+        assert address in workers.wait(process)
+        answer = json.loads(run(minimal, "program.py", workers.key, address, cwd=tmp_path).splitlines()[-1])
+    finally:
+        workers.close()
+    assert answer["sums"] == [6.0, 6.0]
+    assert len(answer["modules"]) == 3
+    for modules in answer["modules"]:
+        assert "torch" in modules
+        assert not NOTEBOOK & set(modules)

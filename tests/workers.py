@@ -13,7 +13,8 @@ from monarch.actor import new_key_file
 class Workers:
     """Workers of this machine, each a process as it would be on a machine of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, python: str = sys.executable) -> None:
+        self.python = python
         self.key = str(folder / "key")
         new_key_file(self.key)
         self.started: list[subprocess.Popen[str]] = []
@@ -22,7 +23,7 @@ class Workers:
         """One of them, and its address."""
         address = address or f"tcp://127.0.0.1:{free_port()}"
         process = subprocess.Popen(
-            [sys.executable, "-m", "monarch.worker", address, "--key", self.key],
+            [self.python, "-m", "monarch.worker", address, "--key", self.key],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
