@@ -13,12 +13,11 @@ from types import FrameType
 from typing import Any
 
 from ipykernel.ipkernel import IPythonKernel
-from IPython.core.interactiveshell import InteractiveShell
 
 import monarch_kernel
 from monarch._procs.zygote.user_forks import leave_if_forked, watch_forks
+from monarch_kernel.compat import cancels_awaits, runs_cell
 
-_RUN_CODE = InteractiveShell.run_code.__code__
 _AGAIN = 0.02
 """Seconds after which a Ctrl-C that came too early for the code of a cell comes again."""
 
@@ -27,6 +26,7 @@ _BREATH = 0.1
 """Seconds for what handles a Ctrl-C, in which the next one does not cut it off."""
 
 
+@cancels_awaits
 class MonarchKernel(IPythonKernel):
     """A Python kernel whose notebook is the controller of meshes of ranks."""
 
@@ -61,7 +61,7 @@ class MonarchKernel(IPythonKernel):
 
         def stop(number: int, frame: FrameType | None) -> None:
             nonlocal last
-            if _runs_cell(frame) and time.monotonic() - last > _BREATH:
+            if runs_cell(frame) and time.monotonic() - last > _BREATH:
                 last = time.monotonic()
                 raise KeyboardInterrupt
             # Just before the code of the cell, or after it, when nobody takes it; or right after another one.
@@ -86,13 +86,13 @@ class MonarchKernel(IPythonKernel):
             magics.streams().place().write(f"no cell of the notebook runs, so nothing was stopped; {text}")
 
     @contextmanager
-    def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Generator[None]:
+    def cancel_on_sigint(self, future: asyncio.Future[Any]) -> Generator[None]:
         """While a cell with a top-level ``await`` runs, a Ctrl-C stops it: at once, also where nothing else happens."""
         loop = asyncio.get_running_loop()
         self.stopped_await = False
 
         def stop(_number: int, frame: FrameType | None) -> None:
-            if _runs_cell(frame):
+            if runs_cell(frame):
                 # And awaits nothing.
                 raise KeyboardInterrupt
             self.stopped_await = True
@@ -126,15 +126,6 @@ class MonarchKernel(IPythonKernel):
 
         shutdown_context(2).get()
         return super().do_shutdown(restart)
-
-
-def _runs_cell(frame: FrameType | None) -> bool:
-    """Whether a thread is in the code of a cell."""
-    while frame is not None:
-        if frame.f_code is _RUN_CODE:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _shell(kernel: MonarchKernel) -> Any:

@@ -16,6 +16,7 @@ from monarch._node.remote_errors import is_ours
 from monarch.exceptions import MonarchError
 from monarch_kernel.cells.running import Running
 from monarch_kernel.cells.stop import Stopped, uninterrupted
+from monarch_kernel.compat import cell_number, show_traceback
 from monarch_kernel.output.render import CellStopped
 
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(?P<kind>cell|line)_magic\('(?P<name>\w+)', '(?P<line>(?:[^'\\]|\\.)*)'")
@@ -60,7 +61,7 @@ def _show(shell: Any, kind: type[BaseException], error: BaseException, tb: Trace
         if _is_internal(name) or f"{os.sep}IPython{os.sep}" in name or name == argparse.__file__:
             continue
         lines.append(f"  {_place(shell, name)} line {number}: {_as_typed(linecache.getline(name, number).strip())}")
-    shell._showtraceback(kind, error, [lines[0], *lines[1:][-5:]])
+    show_traceback(shell, kind, error, [lines[0], *lines[1:][-5:]])
 
 
 def _without_handler(tb: TracebackType | None) -> TracebackType | None:
@@ -120,5 +121,5 @@ def _as_typed(line: str) -> str:
 
 
 def _place(shell: Any, name: str) -> str:
-    cells = getattr(shell.compile, "_filename_map", {})
-    return f"cell [{cells[name]}]" if name in cells else name
+    number = cell_number(shell, name)
+    return name if number is None else f"cell [{number}]"

@@ -8,6 +8,7 @@ from typing import Any
 
 from monarch._actors.ports import Channel
 from monarch._node.current import current_node
+from monarch_kernel.compat import publish
 from monarch_kernel.output.render import bundle_of_ranks
 
 _WINDOW = 0.3
@@ -84,9 +85,7 @@ class Displays:
             self._shell.display_pub.publish(bundle)
             return
         content = {"data": bundle, "metadata": {}, "transient": {}}
-        self._kernel.session.send(
-            self._kernel.iopub_socket, "display_data", content, parent=self._parent, ident=b"display_data"
-        )
+        publish(self._kernel, "display_data", content, self._parent)
 
 
 def _post(action: Callable[[], None]) -> None:

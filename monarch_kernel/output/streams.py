@@ -19,6 +19,7 @@ from monarch._node.node import Node
 from monarch._session.output import in_units, show_blocks
 from monarch._supervision.unjoined import UnjoinedCollectives
 from monarch_kernel.cells.calls import Calls
+from monarch_kernel.compat import publish
 from monarch_kernel.output.log import OutputLog
 
 _REMEMBERED = 10_000
@@ -279,9 +280,7 @@ class Streams:
         """Shows another text in place of what was displayed by a name."""
         if self._kernel is not None:
             content = {"data": {"text/plain": text}, "metadata": {}, "transient": {"display_id": name}}
-            self._kernel.session.send(
-                self._kernel.iopub_socket, "update_display_data", content, parent=parent, ident=b"update_display_data"
-            )
+            publish(self._kernel, "update_display_data", content, parent)
 
     def write(self, text: str, stream: str, parent: Any) -> None:
         """Sends text to the output of a cell."""
@@ -289,13 +288,7 @@ class Streams:
         if kernel is None:
             print(text, end="", file=sys.stdout if stream == "stdout" else sys.stderr)
             return
-        kernel.session.send(
-            kernel.iopub_socket,
-            "stream",
-            {"name": stream, "text": text},
-            parent=parent,
-            ident=f"stream.{stream}".encode(),
-        )
+        publish(kernel, "stream", {"name": stream, "text": text}, parent, f"stream.{stream}")
 
 
 class Place:

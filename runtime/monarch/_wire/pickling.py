@@ -28,6 +28,7 @@ from typing import Any, Protocol
 import cloudpickle
 
 from monarch._wire.small import LARGE, PLAIN, SMALL, dump_large, dump_small, size_of
+from monarch._wire.tensor_compat import has_hooks, storage_key, untyped
 from monarch.exceptions import SerializationError
 
 THRESHOLD = 120 * 1024
@@ -279,7 +280,7 @@ class _Pickler(cloudpickle.Pickler):
             or tensor.is_nested
             or tensor.is_conj()
             or tensor.is_neg()
-            or tensor._backward_hooks
+            or has_hooks(tensor)
             or tensor.__dict__
         ):
             return NotImplemented
@@ -287,12 +288,12 @@ class _Pickler(cloudpickle.Pickler):
             return self._of_gpu(tensor)
         storage = tensor.untyped_storage()
         total, offset, strides = storage.nbytes(), tensor.storage_offset(), tensor.stride()
-        if total >= THRESHOLD and storage._cdata not in self._shared:
+        if total >= THRESHOLD and storage_key(storage) not in self._shared:
             width, used = tensor.element_size(), tensor.numel() * tensor.element_size()
             reach = _reach(tensor.size(), strides) if used * 2 < total else None
             if reach is not None:
                 part = (offset * width, (offset + reach) * width, used)
-                self._clones.setdefault(storage._cdata, (total, []))[1].append(part)
+                self._clones.setdefault(storage_key(storage), (total, []))[1].append(part)
                 clone = tensor.detach().clone()
                 storage, offset, strides = clone.untyped_storage(), clone.storage_offset(), clone.stride()
         size = tuple(tensor.size())
@@ -309,7 +310,7 @@ class _Pickler(cloudpickle.Pickler):
     def _untyped(self, storage: Any) -> Any:
         if storage.device.type != "cpu":
             return NotImplemented
-        self._sent.add(storage._cdata)
+        self._sent.add(storage_key(storage))
         if not storage.nbytes():
             return _make_storage, (b"",)
         import numpy
@@ -317,10 +318,11 @@ class _Pickler(cloudpickle.Pickler):
         return _make_storage, (pickle.PickleBuffer(numpy.asarray(_Memory(storage)).data),)
 
     def _typed(self, storage: Any) -> Any:
-        if storage._untyped_storage.device.type != "cpu":
-            return NotImplemented
         # A new object for each tensor, so what is shared is below it.
-        return _make_typed_storage, (storage._untyped_storage, storage.dtype)
+        below = untyped(storage)
+        if below.device.type != "cpu":
+            return NotImplemented
+        return _make_typed_storage, (below, storage.dtype)
 
     def wrongly_cloned(self) -> frozenset[int]:
         """The storages of which cloned tensors should rather have been sent with the storage."""

@@ -13,6 +13,8 @@ from io import BytesIO
 from types import ModuleType
 from typing import Any, Protocol
 
+from monarch._wire.tensor_compat import has_hooks
+
 PLAIN, SMALL, LARGE = object(), object(), object()
 _NUMBERS = frozenset("?bhilBHILefdgFDG")
 """Type characters of numbers in this machine's order of bytes."""
@@ -68,7 +70,7 @@ def _is_small_tensor(torch: ModuleType, tensor: Any, limit: int, storages: dict[
         or tensor.is_nested
         or tensor.is_conj()
         or tensor.is_neg()
-        or tensor._backward_hooks
+        or has_hooks(tensor)
         or tensor.__dict__
         or not tensor.is_contiguous()
     ):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from monarch._core.shapes.boxes import Box, box_of, elements
+from monarch._tensors.torch_compat import local_box
 from monarch.exceptions import ArgumentError
 
 
@@ -87,12 +88,10 @@ def _local(name: str, value: Any) -> Local | None:
 
 
 def _of_distributed(name: str, value: Any) -> tuple[torch.Tensor, tuple[int, ...]]:
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
     if any(placement.is_partial() for placement in value.placements):
         raise ArgumentError(f"{name!r} is a partial sum on each rank; redistribute it before it is copied")
     local = value.to_local()
-    shape, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
-    if tuple(shape) != tuple(local.shape):
+    shape, offset = local_box(value.shape, value.device_mesh, value.placements)
+    if shape != tuple(local.shape):
         raise ArgumentError(f"{name!r} is laid out in a way that is not one box on each rank: {value.placements}")
-    return local, tuple(offset)
+    return local, offset

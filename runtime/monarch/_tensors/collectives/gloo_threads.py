@@ -7,13 +7,11 @@ threads bound as well, two ranks on two cores make a quarter fewer training step
 from __future__ import annotations
 
 import functools
-import sys
+from collections.abc import Callable
 from typing import Any
 
 from monarch._procs.os.helpers import as_helper
-
-_MAKER = "_new_process_group_helper"
-"""The function of torch that makes each group: ``init_process_group``, ``new_group`` and DeviceMesh call it."""
+from monarch._tensors.torch_compat import wrap_group_maker
 
 
 def free_gloo_threads() -> None:
@@ -21,14 +19,13 @@ def free_gloo_threads() -> None:
 
     Nothing changes where torch.distributed is not imported yet, or has no such function.
     """
-    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    make = getattr(c10d, _MAKER, None)
-    if make is None or hasattr(make, "__wrapped__"):
-        return
+    wrap_group_maker(_as_helper)
 
+
+def _as_helper(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def make_as_helper(*args: Any, **kwargs: Any) -> Any:
         with as_helper():
             return make(*args, **kwargs)
 
-    setattr(c10d, _MAKER, make_as_helper)
+    return make_as_helper

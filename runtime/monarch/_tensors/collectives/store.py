@@ -6,7 +6,7 @@ import datetime
 import socket
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from monarch._tensors.collectives.name_lookups import no_name_lookups
 from monarch.exceptions import GroupError

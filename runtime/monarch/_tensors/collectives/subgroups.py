@@ -11,11 +11,12 @@ from __future__ import annotations
 import datetime
 import hashlib
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
+
+from monarch._tensors.torch_compat import make_group
 
 
 def make_subgroup(ranks: Sequence[int], backend: str, store: Store, token: str, timeout: datetime.timedelta) -> Any:
@@ -32,15 +33,4 @@ def make_subgroup(ranks: Sequence[int], backend: str, store: Store, token: str, 
     text = ",".join(map(str, members))
     # As torch's own names are: backends make keys and file names of it.
     name = hashlib.sha1(f"{token} {text}".encode(), usedforsecurity=False).hexdigest()
-    world: Any = c10d._world  # pyright: ignore[reportPrivateUsage]
-    made, _ = c10d._new_process_group_helper(  # pyright: ignore[reportPrivateUsage]
-        len(members),
-        members.index(dist.get_rank()),
-        members,
-        dist.Backend(backend),
-        PrefixStore(f"groups {token}", store),
-        cast("Any", name),
-        timeout=timeout,
-    )
-    world.pg_group_ranks[made] = {rank: place for place, rank in enumerate(members)}
-    return made
+    return make_group(members, dist.get_rank(), backend, PrefixStore(f"groups {token}", store), name, timeout)

@@ -7,18 +7,19 @@ import datetime
 import os
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from monarch._procs.os.helpers import in_helper
 from monarch._tensors.collectives.connections import of_collectives, open_sockets, shut_down
 from monarch._tensors.collectives.interfaces import choose_interface
 from monarch._tensors.collectives.store import find_store, meet
 from monarch._tensors.collectives.subgroups import make_subgroup
+from monarch._tensors.torch_compat import backend_of, begun, group_names, groups
 from monarch.exceptions import GroupError
 
 BOTH = "cpu:gloo,cuda:nccl"
@@ -93,7 +94,7 @@ class World:
         counts: dict[str, int] = {}
         for ranks, group in list(self.groups.items()):
             with contextlib.suppress(RuntimeError):
-                counts[",".join(map(str, ranks))] = group._get_sequence_number_for_group()
+                counts[",".join(map(str, ranks))] = begun(group)
         return counts
 
     def free(self) -> int:
@@ -105,12 +106,10 @@ class World:
 def counts() -> dict[str, tuple[tuple[int, ...], int]]:
     """Of each process group of this process, by name: its members, and how many collectives were begun here."""
     found: dict[str, tuple[tuple[int, ...], int]] = {}
-    groups: Mapping[Any, Any] = dist.distributed_c10d._world.pg_names
-    group: Any
-    for group, name in list(groups.items()):
+    for group, name in group_names():
         # Backends that do not count are not compared.
         with contextlib.suppress(RuntimeError):
-            found[name] = tuple(dist.get_process_group_ranks(group)), group._get_sequence_number_for_group()
+            found[name] = tuple(dist.get_process_group_ranks(group)), begun(group)
     return found
 
 
@@ -203,7 +202,7 @@ def own_device() -> str:
 
 def _abort_nccl() -> int:
     count = 0
-    for group in list(getattr(dist.distributed_c10d._world, "pg_map", {})):
+    for group in groups():
         for backend in {id(each): each for each in _backends(group)}.values():
             if type(backend).__name__ == "ProcessGroupNCCL":
                 # Versions of torch before it had this wait for the watchdog.
@@ -219,7 +218,5 @@ def _backends(group: Any) -> list[Any]:
 
     if not torch.cuda.is_available():
         return []
-    try:
-        return [group._get_backend(torch.device("cuda"))]
-    except RuntimeError:
-        return []
+    backend = backend_of(group, "cuda")
+    return [] if backend is None else [backend]

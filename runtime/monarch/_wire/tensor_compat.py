@@ -1,0 +1,23 @@
+"""The private names of torch that pickling reads from tensors which it is given; torch itself is not imported here.
+
+The others are in ``_tensors/torch_compat.py``, which is on a higher floor.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def has_hooks(tensor: Any) -> bool:
+    """Return whether functions of the user are called in the backward pass of a tensor."""
+    return bool(tensor._backward_hooks)
+
+
+def storage_key(storage: Any) -> int:
+    """Return what identifies a storage, also an empty one, among those that live."""
+    return storage._cdata
+
+
+def untyped(storage: Any) -> Any:
+    """Return the untyped storage below a typed one, without the warning that ``TypedStorage.untyped()`` gives."""
+    return storage._untyped_storage

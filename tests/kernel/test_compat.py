@@ -1,0 +1,123 @@
+"""The private parts of ipykernel and IPython that the kernel uses are there and do what it assumes.
+
+`.ci/check-versions` runs these at the lowest and the newest supported versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import inspect
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from ipykernel.ipkernel import IPythonKernel
+from IPython.core.interactiveshell import InteractiveShell
+from jupyter_client.session import Session
+from traitlets.config import Config
+
+from monarch_kernel.compat import cancels_awaits, cell_number, publish, runs_cell, show_traceback
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    config = Config({"HistoryManager": {"enabled": False}})
+    main, hook = sys.modules["__main__"], sys.displayhook
+    # Not `instance()`: other tests look for the shell of this process.
+    made = InteractiveShell(config=config)
+    yield made
+    sys.modules["__main__"], sys.displayhook = main, hook
+    made.restore_sys_module_state()
+    atexit.unregister(made.atexit_operations)
+    made.atexit_operations()
+
+
+def test_runs_cell_is_true_in_the_code_of_a_cell_only(shell: InteractiveShell) -> None:
+    seen: list[bool] = []
+    shell.user_ns["probe"] = lambda: seen.append(runs_cell(sys._getframe()))
+    shell.run_cell("probe()")
+    shell.user_ns["probe"]()
+    assert seen == [True, False]
+
+
+def test_ipykernel_enters_the_hook_around_an_await() -> None:
+    class Kernel(IPythonKernel):
+        def cancel_on_sigint(self, future: Any) -> Any:
+            raise NotImplementedError
+
+    assert cancels_awaits(Kernel)._cancel_on_sigint is Kernel.cancel_on_sigint  # pyright: ignore[reportAttributeAccessIssue]
+    source = inspect.getsource(IPythonKernel.do_execute)
+    assert "self._cancel_on_sigint" in source
+    assert list(inspect.signature(IPythonKernel._cancel_on_sigint).parameters) == ["self", "future"]
+
+
+def test_a_kernel_without_the_hook_is_refused() -> None:
+    class Kernel:
+        def cancel_on_sigint(self, future: Any) -> None: ...
+
+    with pytest.raises(AttributeError, match="_cancel_on_sigint"):
+        cancels_awaits(Kernel)
+
+
+def test_show_traceback_shows_the_lines_alone(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+    show_traceback(shell, ValueError, ValueError("x"), ["first", "second"])
+    assert capsys.readouterr().out == "first\nsecond\n"
+
+
+def test_cell_number_finds_the_cell_of_a_file_name(shell: InteractiveShell) -> None:
+    name = shell.compile.cache("1", 7, raw_code="1")
+    assert cell_number(shell, name) == 7
+    assert cell_number(shell, __file__) is None
+
+
+@contextmanager
+def connected() -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]]:
+    """Two sockets that are connected."""
+    context = zmq.Context()
+    sender, receiver = context.socket(zmq.PUSH), context.socket(zmq.PULL)
+    receiver.bind("inproc://iopub")
+    sender.connect("inproc://iopub")
+    try:
+        yield sender, receiver
+    finally:
+        context.destroy(linger=0)
+
+
+def test_publish_sends_to_the_cell_that_it_is_given() -> None:
+    assert {"session", "iopub_socket"} <= set(IPythonKernel.class_trait_names())
+    session = Session(key=b"k")
+    parent = session.msg("execute_request")
+
+    class Kernel:
+        def __init__(self, socket: Any) -> None:
+            self.session, self.iopub_socket = session, socket
+
+    with connected() as (sender, receiver):
+        publish(Kernel(sender), "stream", {"text": "x"}, parent, "stream.stdout")
+        assert receiver.poll(10_000)
+        idents, frames = session.feed_identities(receiver.recv_multipart())
+    message = session.deserialize(frames)
+    assert idents == [b"stream.stdout"]
+    assert message["msg_type"] == "stream"
+    assert message["parent_header"]["msg_id"] == parent["header"]["msg_id"]
+
+
+def test_kernelspec_promises_what_ipykernel_has() -> None:
+    spec = json.loads((ROOT / "monarch_kernel/kernelspec/kernel.json").read_text())
+    assert spec["metadata"]["supported_features"] == ["kernel subshells"]
+    assert {"create_subshell_request", "delete_subshell_request", "list_subshell_request"} <= set(
+        IPythonKernel.control_msg_types
+    )
+
+
+def test_execute_request_takes_stream_ident_and_parent() -> None:
+    assert asyncio.iscoroutinefunction(IPythonKernel.execute_request)
+    assert list(inspect.signature(IPythonKernel.execute_request).parameters) == ["self", "stream", "ident", "parent"]

@@ -1,0 +1,115 @@
+"""The private parts of torch that the package uses are there and do what it assumes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from monarch._wire import tensor_compat
+
+IN_GROUP = """
+import datetime, functools, json, warnings
+from monarch._tensors import torch_compat
+
+calls, seen = [], {}
+def wrap(make):
+    @functools.wraps(make)
+    def made(*args, **kwargs):
+        calls.append(1)
+        return make(*args, **kwargs)
+    return made
+
+seen["wrapped"] = [torch_compat.wrap_group_maker(wrap)]
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
+from monarch._tensors.collectives.store import serve_store
+seen["wrapped"] += [torch_compat.wrap_group_maker(wrap), torch_compat.wrap_group_maker(wrap)]
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+world = dist.group.WORLD
+seen["calls"] = [len(calls)]
+seen["groups"] = torch_compat.groups() == [world] == [group for group, _ in torch_compat.group_names()]
+before = torch_compat.begun(world)
+dist.all_reduce(torch.ones(1))
+seen["begun"] = torch_compat.begun(world) - before
+seen["backend"] = type(torch_compat.backend_of(world, "cpu")).__name__
+half = dist.new_group([0], backend="cpu:gloo")
+seen["no backend"] = torch_compat.backend_of(half, "cuda")
+seen["calls"].append(len(calls))
+
+ours = torch_compat.make_group([0], 0, "gloo", dist.HashStore(), "ours", datetime.timedelta(seconds=60))
+tensor = torch.ones(2)
+dist.all_reduce(tensor, group=ours)
+seen["made"] = [dist.get_process_group_ranks(ours), (ours, "ours") in torch_compat.group_names(), tensor.tolist()]
+seen["box"] = torch_compat.local_box((4, 3), DeviceMesh("cpu", [0]), [Shard(0)])
+store, port = serve_store("127.0.0.1", 1)
+seen["port"] = store.port == port
+dist.destroy_process_group()
+print(json.dumps(seen))
+"""
+"""Run in a process of its own: gloo keeps descriptors, and the function that makes groups stays replaced."""
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    ran = subprocess.run([sys.executable, "-c", IN_GROUP], capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def test_groups_are_found_with_their_names(seen: dict[str, Any]) -> None:
+    assert seen["groups"] is True
+
+
+def test_begun_counts_collectives(seen: dict[str, Any]) -> None:
+    assert seen["begun"] == 1
+
+
+def test_backend_of_is_that_of_the_device(seen: dict[str, Any]) -> None:
+    assert seen["backend"] == "ProcessGroupGloo"
+    assert seen["no backend"] is None
+
+
+def test_make_group_makes_one_that_torch_knows(seen: dict[str, Any]) -> None:
+    assert seen["made"] == [[0], True, [1.0, 1.0]]
+
+
+def test_wrap_group_maker_wraps_every_way_to_make_a_group(seen: dict[str, Any]) -> None:
+    assert seen["wrapped"] == [False, True, True]
+    assert seen["calls"] == [1, 2]
+
+
+def test_local_box_is_the_part_of_this_rank(seen: dict[str, Any]) -> None:
+    assert seen["box"] == [[4, 3], [0, 0]]
+
+
+def test_store_takes_a_listening_socket(seen: dict[str, Any]) -> None:
+    assert seen["port"] is True
+
+
+def test_has_hooks_finds_hooks_of_the_backward_pass() -> None:
+    tensor = torch.ones(2, requires_grad=True)
+    assert not tensor_compat.has_hooks(tensor)
+    tensor.register_hook(lambda gradient: gradient)
+    assert tensor_compat.has_hooks(tensor)
+
+
+def test_storage_key_tells_storages_apart_also_empty_ones() -> None:
+    whole, first, second = torch.ones(4), torch.empty(0), torch.empty(0)
+    keys = [tensor_compat.storage_key(each.untyped_storage()) for each in (whole, whole[:2], first, second)]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 3
+
+
+def test_untyped_is_the_storage_below(recwarn: pytest.WarningsRecorder) -> None:
+    tensor = torch.ones(4)
+    typed = tensor.storage()
+    recwarn.clear()
+    assert tensor_compat.untyped(typed).data_ptr() == tensor.data_ptr()
+    assert not recwarn.list
