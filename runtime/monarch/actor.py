@@ -13,7 +13,7 @@ from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._core.supervision import Restart
 from monarch._meshes.actors.accumulate import Accumulator
 from monarch._meshes.actors.actor_mesh import ActorMesh
-from monarch._meshes.actors.adverbs import Endpoint, as_endpoint, send
+from monarch._meshes.actors.adverbs import as_endpoint, send
 from monarch._meshes.context import (
     ActorInstance,
     Context,
@@ -41,6 +41,8 @@ from monarch._supervision.supervise import Supervisor, supervise
 from monarch.exceptions import ActorError, SupervisionError
 
 if TYPE_CHECKING:
+    # The one that endpoints of a class are typed as.
+    from monarch._actors.endpoint import Endpoint
     from monarch._session.workers import (
         attach_to_workers,
         hosts_from_config,
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     )
     from monarch._state.checkpoint.api import checkpoint, restore
     from monarch._state.heal import heal_mesh
+else:
+    from monarch._meshes.actors.adverbs import Endpoint
 
 _LATER = {
     "attach_to_workers": "monarch._session.workers",

@@ -5,13 +5,18 @@ from __future__ import annotations
 import inspect
 import logging
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._actors.endpoint import methods_of
 from monarch.exceptions import ArgumentError
 
+if TYPE_CHECKING:
+    from monarch._actors.as_mesh import AsMesh as _Base
+else:
+    _Base = object
 
-class Actor:
+
+class Actor(_Base):
     """Base of all actors: subclass it, mark methods with ``@endpoint``, and spawn the class on a mesh of procs.
 
     A class may define ``__cleanup__(self, exc)``, sync or async, which runs when an actor is stopped, with None; and

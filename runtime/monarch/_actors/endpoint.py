@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
 from monarch.exceptions import ArgumentError
 
 if TYPE_CHECKING:
+    from monarch._actors.ports import Port
     from monarch._core.shapes.value_mesh import ValueMesh
     from monarch._node.future import Future
 
@@ -21,12 +22,29 @@ R_co = TypeVar("R_co")
 class Endpoint(Protocol[P, R_co]):
     """An endpoint of a mesh, as its caller has it; made by ``monarch._meshes.actors.adverbs``."""
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]: ...
-    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]: ...
-    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]: ...
-    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R_co]]: ...
-    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None: ...
-    def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]:
+        """Send to every actor of the mesh; the result is a ValueMesh of what each returned."""
+        ...
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
+        """Send to the one actor that this mesh has; the result is what it returned."""
+        ...
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
+        """Send to one actor of the mesh, drawn at random; the result is what it returned."""
+        ...
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R_co]]:
+        """Send to every actor of the mesh; yield a future for each answer, in the order in which they arrive."""
+        ...
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Send to every actor of the mesh and wait for nothing."""
+        ...
+
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Call for distributed tensors, which this version does not have."""
+        ...
 
 
 class EndpointProperty(Generic[P, R]):
@@ -50,6 +68,27 @@ class EndpointProperty(Generic[P, R]):
         return self if instance is None else self.method.__get__(instance, owner)
 
 
+class _Decorator(Protocol):
+    """``@endpoint(...)`` with options."""
+
+    @overload
+    def __call__(self, method: Callable[Concatenate[Any, P], Awaitable[R]], /) -> EndpointProperty[P, R]: ...
+    @overload
+    def __call__(self, method: Callable[Concatenate[Any, P], R], /) -> EndpointProperty[P, R]: ...
+
+
+class _AsyncDecorator(Protocol):
+    """``@concurrent_endpoint(...)`` with options."""
+
+    def __call__(self, method: Callable[Concatenate[Any, P], Awaitable[R]], /) -> EndpointProperty[P, R]: ...
+
+
+class _PortDecorator(Protocol):
+    """The same for a method that answers through a port, which is its first argument."""
+
+    def __call__(self, method: Callable[Concatenate[Any, Port[R], P], object], /) -> EndpointProperty[P, R]: ...
+
+
 @overload
 def endpoint(method: Callable[Concatenate[Any, P], Awaitable[R]], /) -> EndpointProperty[P, R]: ...
 @overload
@@ -58,10 +97,18 @@ def endpoint(method: Callable[Concatenate[Any, P], R], /) -> EndpointProperty[P,
 def endpoint(
     *,
     propagate: Any = None,
-    explicit_response_port: bool = False,
+    explicit_response_port: Literal[False] = False,
     instrument: bool = True,
     concurrent: bool = False,
-) -> Callable[[Callable[..., Any]], EndpointProperty[..., Any]]: ...
+) -> _Decorator: ...
+@overload
+def endpoint(
+    *,
+    propagate: Any = None,
+    explicit_response_port: Literal[True],
+    instrument: bool = True,
+    concurrent: bool = False,
+) -> _PortDecorator: ...
 def endpoint(
     method: Any = None,
     /,
@@ -94,8 +141,12 @@ def endpoint(
 def concurrent_endpoint(method: Callable[Concatenate[Any, P], Awaitable[R]], /) -> EndpointProperty[P, R]: ...
 @overload
 def concurrent_endpoint(
-    *, propagate: Any = None, explicit_response_port: bool = False, instrument: bool = True
-) -> Callable[[Callable[..., Any]], EndpointProperty[..., Any]]: ...
+    *, propagate: Any = None, explicit_response_port: Literal[False] = False, instrument: bool = True
+) -> _AsyncDecorator: ...
+@overload
+def concurrent_endpoint(
+    *, propagate: Any = None, explicit_response_port: Literal[True], instrument: bool = True
+) -> _PortDecorator: ...
 def concurrent_endpoint(
     method: Any = None,
     /,

@@ -182,16 +182,16 @@ class PortReceiver(Generic[T]):
 class Channel(Generic[T]):
     """Makes ports."""
 
-    @staticmethod
-    def open(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
+    @classmethod
+    def open(cls, once: bool = False) -> tuple[Port[T], PortReceiver[T]]:
         """A port and its receiver. With ``once``, the first value is the only one."""
         node = open_node()
-        receiver: PortReceiver[Any] = PortReceiver(node, once, False)
+        receiver: PortReceiver[T] = PortReceiver(node, once, False)
         return Port(node, node.proc, receiver.port), receiver
 
-    @staticmethod
-    def open_ranked(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
+    @classmethod
+    def open_ranked(cls, once: bool = False) -> tuple[Port[T], PortReceiver[tuple[int, T]]]:
         """As ``open``; the receiver gives pairs of the sender's rank and the value."""
         node = open_node()
-        receiver: PortReceiver[Any] = PortReceiver(node, once, True)
+        receiver: PortReceiver[tuple[int, T]] = PortReceiver(node, once, True)
         return Port(node, node.proc, receiver.port, RANKED), receiver

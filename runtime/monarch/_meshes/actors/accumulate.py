@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar, cast
 
+from monarch._actors.endpoint import Endpoint as EndpointLike
 from monarch._meshes.actors.adverbs import Endpoint
 from monarch._node.future import Future, in_thread
 
@@ -22,8 +23,8 @@ class Accumulator(Generic[P, R, A]):
         combine: makes the next of what was folded so far and one answer.
     """
 
-    def __init__(self, endpoint: Endpoint[P, R], identity: A, combine: Callable[[A, R], A]) -> None:
-        self._endpoint: Endpoint[..., Any] = endpoint
+    def __init__(self, endpoint: EndpointLike[P, R], identity: A, combine: Callable[[A, R], A]) -> None:
+        self._endpoint = cast("Endpoint[P, R]", endpoint)
         self._identity = identity
         self._combine = combine
 

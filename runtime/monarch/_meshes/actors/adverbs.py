@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from monarch._actors.endpoint import Arity, methods_of
+from monarch._actors.endpoint import Endpoint as EndpointLike
 from monarch._actors.mailbox import EXPLICIT, UNDECORATED
 from monarch._actors.ports import Port
 from monarch._actors.running import current
@@ -431,7 +432,23 @@ class _Relay(Owed):
         return bool(owed)
 
 
-def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Endpoint[..., Any]:
+@overload
+def as_endpoint(
+    method: Callable[P, Awaitable[R]], *, propagate: Any = None, explicit_response_port: Literal[False] = False
+) -> EndpointLike[P, R]: ...
+@overload
+def as_endpoint(
+    method: Callable[P, R], *, propagate: Any = None, explicit_response_port: Literal[False] = False
+) -> EndpointLike[P, R]: ...
+@overload
+def as_endpoint(
+    method: Callable[Concatenate[Port[R], P], object], *, propagate: Any = None, explicit_response_port: Literal[True]
+) -> EndpointLike[P, R]: ...
+@overload
+def as_endpoint(
+    method: EndpointLike[P, R], *, propagate: Any = None, explicit_response_port: bool = False
+) -> EndpointLike[P, R]: ...
+def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
     """The endpoint of a method that has no decorator: ``as_endpoint(mesh.method).call(...)``.
 
     Raises:
@@ -472,7 +489,7 @@ class Undecorated:
 
 
 def send(
-    endpoint: Endpoint[..., Any],
+    endpoint: EndpointLike[..., Any],
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
     port: Port[Any] | None = None,
@@ -492,4 +509,4 @@ def send(
     """
     if selection not in ("all", "choose"):
         raise ValueError(f"selection is 'all' or 'choose', not {selection!r}")
-    endpoint.send_to(args, kwargs or {}, port, selection == "choose")
+    cast("Endpoint[..., Any]", endpoint).send_to(args, kwargs or {}, port, selection == "choose")

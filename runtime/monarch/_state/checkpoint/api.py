@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from monarch._actors.actor import Actor
 from monarch._actors.ports import Port
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.ask import ask, endpoint_of
@@ -34,7 +35,12 @@ _last: dict[str, Promise[str]] = {}
 
 
 def checkpoint(
-    mesh: ActorMesh, path: str | os.PathLike[str], *, state: str = "state_dict", keep: int = 2, timeout: float = 600.0
+    mesh: ActorMesh | Actor,
+    path: str | os.PathLike[str],
+    *,
+    state: str = "state_dict",
+    keep: int = 2,
+    timeout: float = 600.0,
 ) -> Future[str]:
     """Writes the state of actors to disk, as a new version in a folder, while they go on with their work.
 
@@ -60,14 +66,14 @@ def checkpoint(
         ArgumentError: these are no actors, or they have no such method.
         StoppedError, SupervisionError: the mesh was stopped, or ranks of it have died.
     """
-    _check(mesh, timeout, state)
+    actors = _check(mesh, timeout, state)
     if type(keep) is not int or keep < 1:
         raise ArgumentError(f"keep is how many versions stay, at least 1, and not {keep!r}")
-    return Save(mesh, folder_of(path), state, (), keep, timeout).future
+    return Save(actors, folder_of(path), state, (), keep, timeout).future
 
 
 def restore(
-    mesh: ActorMesh,
+    mesh: ActorMesh | Actor,
     path: str | os.PathLike[str],
     *,
     state: str = "state_dict",
@@ -97,16 +103,16 @@ def restore(
         ArgumentError: these are no actors, they have no such method, or there is no such version.
         StoppedError, SupervisionError: the mesh was stopped, or ranks of it have died.
     """
-    _check(mesh, timeout, state, load)
+    actors = _check(mesh, timeout, state, load)
     until = time.monotonic() + timeout
-    folder = find(mesh, folder_of(path), version, timeout)
-    answer = send(mesh, "restore", worker.load, folder, state, load)
+    folder = find(actors, folder_of(path), version, timeout)
+    answer = send(actors, "restore", worker.load, folder, state, load)
 
     def wait() -> str:
         answer.get(max(0.0, until - time.monotonic()))
         return folder
 
-    return in_thread(mesh._node, "restore", wait)
+    return in_thread(actors._node, "restore", wait)
 
 
 def folder_of(path: str | os.PathLike[str]) -> str:
@@ -130,13 +136,14 @@ def send(mesh: ActorMesh, what: str, function: Callable[..., Any], *args: Any) -
     return answer
 
 
-def _check(mesh: Any, timeout: float, *methods: str) -> None:
+def _check(mesh: Any, timeout: float, *methods: str) -> ActorMesh:
     if not isinstance(mesh, ActorMesh):
         raise ArgumentError(f"checkpoints are of a mesh of actors, and not of {type(mesh).__name__}")
     for method in methods:
         method_of(mesh._state.cls, method)
     if not timeout > 0:
         raise ArgumentError(f"timeout is a number of seconds above 0, and not {timeout!r}")
+    return mesh
 
 
 class Save:
