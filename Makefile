@@ -1,6 +1,7 @@
 # Works on a fresh machine with Python 3.10 or newer: the first target that needs the environment makes it.
 #
 #   PYTHON  the interpreter that .venv is made with
+#   VENV    the environment that is made and used; one for each Python that you test with
 #   TORCH   what pip installs first: a requirement, a path to a wheel, or either with pip's own options
 #   ARGS    more arguments for pytest, the demo or the benchmarks
 #   JOBS    how many processes run the tests beside each other; 0 for none but this one (with -s, --pdb)
@@ -13,7 +14,7 @@ JOBS ?= 2
 SECONDS ?= 600
 SEED ?=
 
-VENV := .venv
+VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
 RDMA := $(VENV)/.stamp-rdma
@@ -23,7 +24,7 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo lab test test-quick test-gpu chaos check lint fmt bench clean
+.PHONY: help venv demo lab test test-quick test-gpu chaos check lint types spelling fmt bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -75,9 +76,16 @@ chaos: $(STAMP) $(RDMA) ## kill, stop and cut off at random, SECONDS for each of
 	@echo "running each test of chaos for $(SECONDS) s"
 	@MONARCH_CHAOS_SECONDS=$(SECONDS) $(if $(SEED),MONARCH_CHAOS_SEED=$(SEED)) $(PY) -m pytest tests/chaos $(ARGS)
 
-check: lint ## lint, formatting and types
+check: lint types spelling ## lint, formatting, types, spelling and style
+
+types: $(STAMP) ## types
 	@echo "checking types"
-	@$(PY) -m pyright
+	@$(PY) -m pyright --pythonpath $(PY)
+
+spelling: $(STAMP) ## spelling, and the phrases of tests/style/phrases.txt
+	@echo "checking spelling and style"
+	@$(PY) -m codespell_lib
+	@$(PY) tests/style/phrases.py
 
 lint: $(STAMP) ## lint and formatting
 	@echo "checking lint"

@@ -226,7 +226,7 @@ class KeptAgent(Agent):
         if ask.src != self.owner:
             raise MonarchError(f"{ask.src} is not the controller of the kept mesh {self.record.name!r}")
 
-    # What goes to and fro
+    # Messages that pass through
 
     def _on_route(self, route: m.Route, frames: list[Any]) -> None:
         if route.dst == self.owner or route.dst in self.former:
