@@ -89,6 +89,16 @@ def test_both_licence_files_are_the_same() -> None:
     assert (ROOT / "LICENSE").read_text() == (RUNTIME / "LICENSE").read_text()
 
 
+def test_declared_pythons_are_those_of_the_workflow() -> None:
+    prefix = "Programming Language :: Python :: 3."
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
+    tested = set(re.findall(r'"(3\.\d+)"', workflow))
+    for folder in (ROOT, RUNTIME):
+        classifiers = project(folder)["classifiers"]
+        assert {f"3.{each.removeprefix(prefix)}" for each in classifiers if each.startswith(prefix)} == tested
+        assert project(folder)["requires-python"] == f">={min(tested, key=lambda each: int(each[2:]))}"
+
+
 def test_an_undeclared_import_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def f():\n    import numpy.linalg\n    from . import b\n    import os\n")
     assert distributions(tmp_path) == {"numpy"}
