@@ -33,7 +33,7 @@ class Port(Generic[T]):
         self._proc = proc
         self._port = port
         self._rank = rank
-        self.return_undeliverable = True
+        self.return_undeliverable: bool = True
 
     def send(self, value: T) -> None:
         """Sends a value; values of one sender arrive in order.
@@ -118,7 +118,7 @@ class PortReceiver(Generic[T]):
         self._waiting: deque[Promise[Any]] = deque()
         self._closed = ""
         """Why nothing arrives any more; empty while something may. Lock: ``peer_lock``, as those above."""
-        self.port = node.ports.open(self)
+        self.port: int = node.ports.open(self)
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
         """Takes a value that has arrived."""

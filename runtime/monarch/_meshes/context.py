@@ -29,11 +29,11 @@ class ActorInstance:
     def __init__(self, cell: ActorLike | None) -> None:
         self._cell = cell
         node = cell.node if cell is not None else open_node()
-        self.proc_id = node.proc
+        self.proc_id: str = node.proc
         spec = cell.spec if cell is not None else None
-        self.name = spec.name if spec is not None else "root"
-        self.class_name = f"{spec.cls.__module__}.{spec.cls.__qualname__}" if spec is not None else "root"
-        self.actor_id = f"{cell.key if cell is not None else 'root'}@{node.proc}"
+        self.name: str = spec.name if spec is not None else "root"
+        self.class_name: str = f"{spec.cls.__module__}.{spec.cls.__qualname__}" if spec is not None else "root"
+        self.actor_id: str = f"{cell.key if cell is not None else 'root'}@{node.proc}"
         if cell is not None and spec is not None:
             self.rank = Point(spec.region.place_of(cell.rank), spec.region.extent)
         else:

@@ -52,9 +52,9 @@ class Future(Generic[R]):
 
     def __init__(self, node: NodeLike, label: str = "") -> None:
         self._node = node
-        self.label = label
+        self.label: str = label
         """What is waited for, as errors say it."""
-        self.done = False
+        self.done: bool = False
         self.thread: Turn | None = None
         self.wanted = False
         """Whether a thread waits for it, as far as is known; written by those that do."""

@@ -37,9 +37,9 @@ class MeshFailure:
         self.mesh = mesh
         self.ranks = ranks
         self.text = text
-        self.reason = reason or text.partition("\n")[0]
+        self.reason: str = reason or text.partition("\n")[0]
         self.when = when
-        self.running = tuple(running)
+        self.running: tuple[str, ...] = tuple(running)
         self.port = port
 
     def report(self) -> str:

@@ -30,7 +30,7 @@ class Part:
                 f"offset has one index of at least 0 for each of the {tensor.dim()} dims of the part, and is {offset!r}"
             )
         self.tensor = tensor
-        self.offset = tuple(offset)
+        self.offset: tuple[int, ...] = tuple(offset)
 
 
 class Local(NamedTuple):
