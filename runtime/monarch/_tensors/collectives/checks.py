@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from torch._C._distributed_c10d import DebugLevel, set_debug_level
+from torch.distributed import DebugLevel, set_debug_level  # pyright: ignore[reportPrivateImportUsage]
 
 # Imported here, and not first by the receiving thread.
 from monarch._tensors.collectives import waiting as waiting

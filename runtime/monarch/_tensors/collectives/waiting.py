@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import DebugLevel, get_debug_level
+from torch.distributed import DebugLevel, get_debug_level  # pyright: ignore[reportPrivateImportUsage]
 
 from monarch._core.unjoined import Waits
+from monarch._tensors.torch_compat import begun, group_names
 
 _C10D = dist.distributed_c10d.__file__
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -46,7 +47,7 @@ def waits_in(frame: FrameType | None, rank: int, place: tuple[int, ...], in_fute
         return None
     peers = _peers(name, values, group)
     # The check of a collective comes before it is counted.
-    number = group._get_sequence_number_for_group() + (get_debug_level() == DebugLevel.DETAIL)
+    number = begun(group) + (get_debug_level() == DebugLevel.DETAIL)
     # A point-to-point operation whose other side is not known may be one with anybody.
     return None if peers is None else _waits(name, group, number, rank, place, peers)
 
@@ -93,9 +94,10 @@ def _peers(name: str, values: dict[str, Any], group: Any) -> tuple[int, ...] | N
 
 
 def _waits(name: str, group: Any, number: int, rank: int, place: tuple[int, ...], peers: tuple[int, ...] = ()) -> Waits:
-    names: Any = dist.distributed_c10d._world.pg_names
     members = tuple(dist.get_process_group_ranks(group))
-    return Waits(rank, name, names.get(group, ""), members, group is dist.group.WORLD, number, peers, place)
+    return Waits(
+        rank, name, dict(group_names()).get(group, ""), members, group is dist.group.WORLD, number, peers, place
+    )
 
 
 def _making(name: str, values: dict[str, Any], rank: int, place: tuple[int, ...]) -> Waits:
@@ -107,4 +109,4 @@ def _making(name: str, values: dict[str, Any], rank: int, place: tuple[int, ...]
 def _work_of_default(rank: int, place: tuple[int, ...]) -> Waits:
     """A wait for a Work, which does not name its group: taken for one of the default group."""
     group: Any = dist.group.WORLD
-    return _waits("", group, group._get_sequence_number_for_group(), rank, place)
+    return _waits("", group, begun(group), rank, place)
