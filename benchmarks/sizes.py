@@ -33,7 +33,7 @@ def run(options: Options) -> list[Measure]:
         load = calm(options)
         for kind in ("int", "numpy", "torch"):
             measures.append(_measure(f"echo of a small {kind}", Target("≤ 1.5x floor", 1.5, FLOOR), load))
-            _rounds(race, measures[-1], options, "small", 40, kind=kind, size=16)
+            _generations(race, measures[-1], options, "small", 40, kind=kind, size=16)
         sizes = SIZES[::3] if options.quick else SIZES
         for kind in ("bytes", "numpy"):
             for way, what in WAYS.items():
@@ -41,7 +41,7 @@ def run(options: Options) -> list[Measure]:
                     name = f"{size // KB:,} KB {kind} as {what}"
                     measures.append(_measure(name, Target("≤ 1.5x floor", 1.5, FLOOR), load))
                     count = max(2, min(30, (4 << 20) // max(1, size)))
-                    _rounds(race, measures[-1], options, way, count, kind=kind, size=size)
+                    _generations(race, measures[-1], options, way, count, kind=kind, size=size)
     measures[0].notes += [*notes, "floor: ROUTER and DEALER, pickle protocol 5, no shared memory"]
     return measures
 
@@ -50,6 +50,6 @@ def _measure(name: str, target: Target, load: float) -> Measure:
     return Measure("sizes", name, "us", "less", target=target, load=load)
 
 
-def _rounds(race: Race, measure: Measure, options: Options, what: str, count: int, **with_: object) -> None:
+def _generations(race: Race, measure: Measure, options: Options, what: str, count: int, **with_: object) -> None:
     seconds = race.rounds(options.rounds(9, 3), what, count=count, **with_)
     measure.samples = {system: [value * 1e6 for value in values] for system, values in seconds.items()}

@@ -293,7 +293,7 @@ class Alarm:
 
 
 def primitives(schedule: Schedule) -> Primitives:
-    """What a pump needs, simulated."""
+    """What a receive loop needs, simulated."""
     return Primitives(
         mutex=lambda: Mutex(schedule),
         gate=lambda: Gate(schedule),

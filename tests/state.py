@@ -9,7 +9,7 @@ from typing import Any
 
 KNOWN_THREADS = (
     "MainThread",
-    "monarch-pump",
+    "monarch-receive",
     "monarch-agent-watch",
     "monarch-hosts",
     "monarch-controllers",

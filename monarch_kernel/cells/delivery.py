@@ -37,13 +37,13 @@ class Delivery:
 
     def _heard(self, agent: str, _: Any) -> None:
         self.hosts.discard(host_of(agent))
-        current_node().pump.notify(self)
+        current_node().receive_loop.notify(self)
 
     def wait(self) -> bool:
         """Waits until they were sent on, for some seconds at most; whether they were, or their host is lost."""
         node = current_node()
         self.hosts -= {host for host in list(self.hosts) if host in node.hosts.lost}
-        delivered = node.pump.wait(self, _PATIENCE)
+        delivered = node.receive_loop.wait(self, _PATIENCE)
         for each in self._answers:
             each.close()
         return delivered

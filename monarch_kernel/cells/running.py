@@ -22,7 +22,7 @@ from monarch._notebook.execute import CellError, CellResult
 from monarch._notebook.inside import run_in_actor
 from monarch._procs.agent.services import states
 from monarch._procs.session_folder import host_of
-from monarch._supervision.fail_fast import Party
+from monarch._supervision.fail_fast import CallGroup
 from monarch._wire.messages import Dead
 from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError, MonarchError
 from monarch_kernel.cells.calls import ahead_of
@@ -205,7 +205,7 @@ class Run(Running):
         for future in futures:
             # When a rank dies, the others are interrupted.
             future.goes_on = False
-        Party(self.futures, (lambda: on_failure(self)) if on_failure is not None else None, alike=True).join()
+        CallGroup(self.futures, (lambda: on_failure(self)) if on_failure is not None else None, alike=True).join()
 
     def failures(self) -> dict[int, CellError]:
         """The errors of the ranks that have failed by now, while others may still run."""

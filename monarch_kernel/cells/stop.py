@@ -25,11 +25,11 @@ from monarch._core.stop_ladder import (
     Restart,
     StopLadder,
 )
-from monarch._groups.rendezvous import round_now
+from monarch._groups.rendezvous import generation_now
 from monarch._node.current import current_node
 from monarch._node.services.asking import Answers
 from monarch._node.services.registry import request
-from monarch._notebook.busy import Doing, doing, prod
+from monarch._notebook.busy import ThreadState, prod, thread_state
 from monarch._notebook.execute import CellError
 from monarch._supervision.broken_groups import meshes_of_calls, spoil_groups
 from monarch._supervision.freeing import free
@@ -61,7 +61,7 @@ class Stopped:
         """What else was stopped, or goes on."""
         self.waited: dict[int, str] = {}
         """Of ranks that had not begun, what they waited for."""
-        self.round = 0
+        self.generation = 0
         """The newest generation of process groups that a rank has said to have before it was freed."""
         self.cut = False
         """Whether process groups were aborted, which has not freed a rank if it was in something else."""
@@ -120,7 +120,7 @@ def stop_ranks(
         say: tells the person that ranks are about to be restarted.
         spared: processes that neither this stop nor the next one restarts.
     """
-    return _Climb(run, calls, restartable, say, spared).run()
+    return _StopRun(run, calls, restartable, say, spared).run()
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-class _Climb:
+class _StopRun:
     """One stop. It waits for news of all ranks at once; those come from the thread that receives."""
 
     def __init__(
@@ -153,7 +153,7 @@ class _Climb:
         self._by_proc: dict[str, list[int]] = {}
         for number, task in self._tasks.items():
             self._by_proc.setdefault(task.proc, []).append(number)
-        self._doing: dict[int, Doing] = {}
+        self._doing: dict[int, ThreadState] = {}
         self._freed: dict[int, Freed] = {}
         self._pids: dict[int, int] = {}
         self._answers: list[Answers] = []
@@ -161,7 +161,7 @@ class _Climb:
         """News of ranks; from the thread that receives to the one that stops."""
         self._asked_to_free: set[int] = set()
         """Of those that were to be freed, the ones that have not said whether they were."""
-        self._rounds: dict[str, int] = {}
+        self._generations: dict[str, int] = {}
         """By process, the generation of its groups when it was to be freed."""
         self._count = running.count()
         self.thread: Any = None
@@ -174,13 +174,13 @@ class _Climb:
 
     def run(self) -> Stopped:
         """Climbs the ladder to its end."""
-        pump = current_node().pump
+        receive_loop = current_node().receive_loop
         for future in self._running.futures:
             future.waiter = self
         try:
             self._carry_out(self._ladder.begin(time.monotonic()))
             while not self._ladder.over:
-                pump.wait(self, max(0.0, self._ladder.due - time.monotonic()))
+                receive_loop.wait(self, max(0.0, self._ladder.due - time.monotonic()))
                 self._take()
                 self._carry_out(self._ladder.tick(time.monotonic()))
             self._hear_of_freed()
@@ -196,7 +196,7 @@ class _Climb:
         until = time.monotonic() + _HEARING
         ended = {number for number, ending in self._ladder.endings.items() if ending is Ending.INTERRUPTED}
         while self._asked_to_free & ended and time.monotonic() < until:
-            current_node().pump.wait(self, max(0.0, until - time.monotonic()))
+            current_node().receive_loop.wait(self, max(0.0, until - time.monotonic()))
             self._take()
 
     def _take(self) -> None:
@@ -221,7 +221,7 @@ class _Climb:
                 running.interrupt(tasks)
                 self._answers += running.ask(tasks, prod)
             elif isinstance(command, Look):
-                self._answers += running.ask(tasks, doing, (running.name,), self._looked)
+                self._answers += running.ask(tasks, thread_state, (running.name,), self._looked)
                 self._answers += running.states(tasks, self._state)
             elif isinstance(command, Announce):
                 ranks = describe_ranks(task.rank for task in tasks)
@@ -239,12 +239,12 @@ class _Climb:
         agent takes longer than a rung.
         """
         procs = sorted({task.proc for task in tasks})
-        self._answers.append(Answers(current_node(), procs, request(round_now), self._heard_round))
+        self._answers.append(Answers(current_node(), procs, request(generation_now), self._heard_generation))
         self._answers += self._running.states(tasks, self._glimpse)
 
     def _free(self, proc: str, number: int, _: float) -> list[Command]:
         """Aborts what the calls of a rank wait in."""
-        self._rounds[proc] = number
+        self._generations[proc] = number
         left = [each for each in self._by_proc[proc] if each not in self._ladder.endings]
         self._asked_to_free.update(left)
         tasks = [self._tasks[each] for each in left]
@@ -253,7 +253,7 @@ class _Climb:
 
     # News
 
-    def _heard_round(self, proc: str, number: Any) -> None:
+    def _heard_generation(self, proc: str, number: Any) -> None:
         if isinstance(number, int):
             self._post(partial(self._free, proc, number))
 
@@ -268,14 +268,14 @@ class _Climb:
             self._ladder.freed(number)
         return []
 
-    def _looked(self, proc: str, port: int, doing: Any) -> None:
+    def _looked(self, proc: str, port: int, thread_state: Any) -> None:
         number = self._numbers[proc, port]
-        if doing is None:
+        if thread_state is None:
             # The call has ended, and nobody waits for its answer any more.
             self._post(lambda now: self._ladder.stopped(number, now))
-        elif isinstance(doing, Doing):
-            self._doing[number] = doing
-            self._post(lambda now: self._ladder.seen(number, doing.activity, now))
+        elif isinstance(thread_state, ThreadState):
+            self._doing[number] = thread_state
+            self._post(lambda now: self._ladder.seen(number, thread_state.activity, now))
 
     def _glimpse(self, proc: str, state: str, pid: int) -> None:
         for number in self._by_proc.get(proc, ()):
@@ -293,7 +293,7 @@ class _Climb:
 
     def _post(self, event: Callable[[float], list[Command]]) -> None:
         self._events.append(event)
-        current_node().pump.notify(self)
+        current_node().receive_loop.notify(self)
 
     # The end
 
@@ -323,17 +323,21 @@ class _Climb:
     def _spoil_cut(self, stopped: Stopped) -> None:
         """All ranks hear of groups that some were cut off from before they get the next call."""
         # Those that waited for a rank that was interrupted may have been freed for that, before they were by the stop.
-        parties = [future.party.cut_round for future in self._running.futures if future.party is not None]
+        parties = [future.party.cut_generation for future in self._running.futures if future.party is not None]
         stopped.cut = stopped.cut or any(parties)
-        stopped.round = max([*self._rounds.values(), *parties], default=0)
+        stopped.generation = max([*self._generations.values(), *parties], default=0)
         if stopped.cut:
             node = current_node()
-            spoil_groups(node, meshes_of_calls(node, self._running.futures), STOPPED, stopped.round)
+            spoil_groups(node, meshes_of_calls(node, self._running.futures), STOPPED, stopped.generation)
 
     def _does(self, number: int) -> str:
         """What a rank does that still runs."""
-        doing = self._doing.get(number)
-        where = f" ({doing.call} at line {doing.line})" if doing is not None and doing.call and doing.line else ""
+        thread_state = self._doing.get(number)
+        where = (
+            f" ({thread_state.call} at line {thread_state.line})"
+            if thread_state is not None and thread_state.call and thread_state.line
+            else ""
+        )
         activity = self._ladder.activity(number)
         if activity is Activity.PYTHON:
             return "goes on after each interrupt"

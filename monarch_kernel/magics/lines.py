@@ -11,7 +11,7 @@ from typing import Any
 from monarch.actor import Restart
 from monarch.config import CHECK_COLLECTIVES
 from monarch_kernel.magics.header import OPTIONS, HeaderError
-from monarch_kernel.meshes.detached import KeptRecipe, kept_recipe
+from monarch_kernel.meshes.detached import DetachedRecipe, detached_recipe
 from monarch_kernel.meshes.recipe import DEVICES, Recipe, roles_of, usual_axes
 from monarch_kernel.meshes.registry import Mesh, Meshes
 from monarch_kernel.output.progress import Progress
@@ -158,7 +158,7 @@ class Verbs:
         recipe = Recipe(given.name, axes, env, given.hosts, given.key, given.device)
         recipe.restart, recipe.spares, recipe.roles = int(restart or 0), given.spares, roles
         recipe.silence = given.silence
-        self._up(kept_recipe(recipe, given.keep) if given.keep else recipe, "is up")
+        self._up(detached_recipe(recipe, given.keep) if given.keep else recipe, "is up")
 
     def _up(self, recipe: Recipe, what: str) -> None:
         progress = Progress()
@@ -168,7 +168,7 @@ class Verbs:
     def _ready(self, mesh: Mesh, what: str, progress: Progress) -> None:
         sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
         progress.end(f"mesh {mesh.name!r} {what}: {sizes}, in {progress.elapsed:.2f} s")
-        if isinstance(mesh.recipe, KeptRecipe):
+        if isinstance(mesh.recipe, DetachedRecipe):
             print(mesh.recipe.says())
 
     def do_table(self, words: list[str]) -> None:

@@ -30,7 +30,7 @@ from monarch_kernel.editing.edit import Editor
 from monarch_kernel.magics.header import Header, HeaderError, parse
 from monarch_kernel.magics.lines import Verbs
 from monarch_kernel.magics.programs import hand_out, parse_run
-from monarch_kernel.meshes.detached import Keeping
+from monarch_kernel.meshes.detached import Detaching
 from monarch_kernel.meshes.elastic import Elastic
 from monarch_kernel.meshes.registry import Mesh, Meshes, choose, with_hint
 from monarch_kernel.meshes.spawning import Spawning, parse_spawn
@@ -66,7 +66,7 @@ class MeshMagics(Magics):
         self._verbs.more.update(update=self.editor.update, reload=self.editor.reload, run=self.run_program)
         self._verbs.more.update(Elastic(self.meshes, shell.user_ns).verbs())
         self._verbs.more.update(Saving(shell, self.meshes).verbs())
-        self.keeping = Keeping(shell, self.meshes, self._verbs.do_down)
+        self.keeping = Detaching(shell, self.meshes, self._verbs.do_down)
         self._verbs.more.update(self.keeping.verbs())
         shell.events.register("pre_run_cell", self._cell_begins)
         shell.events.register("post_run_cell", self._cell_ended)
@@ -187,7 +187,7 @@ class MeshMagics(Magics):
         if left:
             mesh.unfinished.append(run)
         if not stopped.doomed:
-            mesh.check_groups(stopped.cut or bool(left), stopped.round)
+            mesh.check_groups(stopped.cut or bool(left), stopped.generation)
         return stopped
 
     def _start(self, actors: ActorMesh, header: Header, cell: str, inside: bool) -> tuple[Run, Displays]:

@@ -14,7 +14,7 @@ from monarch._core.text.durations import duration_text, parse_duration
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.host_mesh import HostMesh
 from monarch._notebook.namespace import Namespace
-from monarch._session.detached import Kept, attach, end, keep, records
+from monarch._session.detached import DetachedMesh, attach, end, keep, records
 from monarch.exceptions import MonarchError
 from monarch_kernel.editing.definitions import Defined
 from monarch_kernel.magics.header import HeaderError
@@ -23,12 +23,12 @@ from monarch_kernel.meshes.registry import Mesh, Meshes
 
 
 @dataclass
-class KeptRecipe(Recipe):
+class DetachedRecipe(Recipe):
     """What a mesh is made of that outlives its notebook."""
 
     seconds: float = 0.0
     """How long it lives while no notebook has it."""
-    kept: Kept | None = None
+    kept: DetachedMesh | None = None
 
     def find_hosts(self, names: Mapping[str, Any]) -> tuple[HostMesh, Callable[[], object]]:
         """A host of its own on this machine, and what ends it."""
@@ -56,10 +56,10 @@ class Book:
 def _lost(mesh: Mesh) -> bool:
     """Whether the connection to a kept mesh of this notebook has broken, so that it may be attached again."""
     recipe = mesh.recipe
-    return isinstance(recipe, KeptRecipe) and recipe.kept is not None and not recipe.kept.attached
+    return isinstance(recipe, DetachedRecipe) and recipe.kept is not None and not recipe.kept.attached
 
 
-def kept_recipe(recipe: Recipe, duration: str) -> KeptRecipe:
+def detached_recipe(recipe: Recipe, duration: str) -> DetachedRecipe:
     """The same for a mesh that is kept for a duration as in ``2h``.
 
     Raises:
@@ -69,7 +69,7 @@ def kept_recipe(recipe: Recipe, duration: str) -> KeptRecipe:
         seconds = parse_duration(duration)
     except MonarchError as error:
         raise HeaderError(f"%mesh up --keep: {error}") from None
-    return KeptRecipe(**_plain(recipe), seconds=seconds)
+    return DetachedRecipe(**_plain(recipe), seconds=seconds)
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
@@ -77,7 +77,7 @@ def _plain(recipe: Recipe) -> dict[str, Any]:
     return {each.name: getattr(recipe, each.name) for each in fields(Recipe)}
 
 
-class Keeping:
+class Detaching:
     """The verbs for such meshes.
 
     Args:
@@ -156,7 +156,7 @@ class Keeping:
         else:
             self._down(words)
 
-    def _mesh_of(self, kept: Kept) -> Mesh:
+    def _mesh_of(self, kept: DetachedMesh) -> Mesh:
         """A mesh of this notebook, of what there is."""
         try:
             book = msgspec.json.decode(kept.book, type=Book)
@@ -169,7 +169,7 @@ class Keeping:
                 f"%mesh attach {kept.name}: "
                 + ("its ranks have not said what they have; try again" if kept.problems else "it has no ranks yet")
             )
-        recipe = KeptRecipe(**_plain(book.recipe), seconds=kept.seconds, kept=kept)
+        recipe = DetachedRecipe(**_plain(book.recipe), seconds=kept.seconds, kept=kept)
         if cells:
             mine: Any = cells[0]
             procs = next(each for each in kept.procs if each._state.procs == mine._state.procs)
@@ -195,7 +195,7 @@ class Keeping:
     def _after_cell(self, _: Any) -> None:
         for mesh in list(self._meshes.by_name.values()):
             recipe = mesh.recipe
-            if isinstance(recipe, KeptRecipe) and recipe.kept is not None:
+            if isinstance(recipe, DetachedRecipe) and recipe.kept is not None:
                 book = msgspec.json.encode(Book(Recipe(**_plain(recipe)), mesh.definitions.cells))
                 if recipe.kept.book != book:
                     recipe.kept.note(book)

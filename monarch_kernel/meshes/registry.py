@@ -17,13 +17,13 @@ from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
 from monarch._node.future import Future, in_thread, to_its_end
-from monarch._node.liveness import Silence
+from monarch._node.liveness import Liveness
 from monarch._node.services.asking import Answers
 from monarch._node.services.registry import request
 from monarch._notebook.copied import give, take
 from monarch._notebook.execute import CellResult
 from monarch._notebook.namespace import Namespace
-from monarch._state.handoff.sender import Handing
+from monarch._state.handoff.sender import StateTransfer
 from monarch._state.heal import heal_mesh
 from monarch._supervision.broken_groups import spoil_groups
 from monarch.exceptions import DeviceMeshError, MonarchError
@@ -128,7 +128,7 @@ class Mesh:
         Returns:
             The names of what was copied, and of what was not, with the reason.
         """
-        return Handing(self.cells, ranks, source).run(60.0, give, take, names)
+        return StateTransfer(self.cells, ranks, source).run(60.0, give, take, names)
 
     def resize(self, sizes: dict[str, int]) -> int:
         """Makes it larger or smaller; how many cells of definitions new ranks have got."""
@@ -179,7 +179,7 @@ class Mesh:
     def look(self) -> None:
         """Learns which ranks answer now, for a table to show."""
         node, procs = current_node(), self.procs._state.procs
-        if (silence := node.find_part(Silence)) is not None:
+        if (silence := node.find_part(Liveness)) is not None:
             peers = [node.peers.get(procs.proc(rank)) for rank in range(len(self.procs))]
             silence.look([peer.proc for peer in peers if peer.dead is None], _LOOK)
 

@@ -61,7 +61,7 @@ class Displays:
             del self._waiting[turn]
             self._show(waiting)
         elif idle:
-            current_node().pump.call_later(_WINDOW, lambda: _post(self._flush))
+            current_node().receive_loop.call_later(_WINDOW, lambda: _post(self._flush))
 
     def _flush(self) -> None:
         """Shows what waits for others."""

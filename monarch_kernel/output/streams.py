@@ -136,7 +136,7 @@ class Streams:
         """Looks in a while what the cells that run wait for."""
         if not self._watching and self._running:
             self._watching = True
-            self._node.pump.call_later(_PATIENCE, self._look)
+            self._node.receive_loop.call_later(_PATIENCE, self._look)
 
     def _look(self) -> None:
         """Says of each earlier call that a cell waits for that it does."""

@@ -17,8 +17,8 @@ Everything below is a MonarchError:
         GroupError                          a process group could not be made, or is broken
         TransferError                       memory of another process could not be read or written
         EditError                           living actors could not take a new version of their class
-    NotKeptError                        there is no kept mesh of that name, or its lease has ended
-    TakenError                          a kept mesh of that name exists, or another program has it attached
+    NoDetachedMeshError                 there is no kept mesh of that name, or its lease has ended
+    DetachedMeshInUseError              a kept mesh of that name exists, or another program has it attached
     DeadlockError                       actors wait for each other in a circle
     CallTimeoutError                    ``get(timeout=...)`` ran out; the call goes on
         SendTimeoutError                    a receiver is too far behind; the message was not sent
@@ -37,14 +37,15 @@ __all__ = [
     "CallTimeoutError",
     "CollectiveMismatchError",
     "DeadlockError",
+    "DetachedMeshInUseError",
     "DeviceMeshError",
     "EditError",
     "EnvError",
     "GroupError",
     "LimitError",
     "MonarchError",
+    "NoDetachedMeshError",
     "NotAnEndpointError",
-    "NotKeptError",
     "PointError",
     "ProtocolError",
     "SendTimeoutError",
@@ -53,7 +54,6 @@ __all__ = [
     "SpawnError",
     "StoppedError",
     "SupervisionError",
-    "TakenError",
     "TransferError",
 ]
 
@@ -213,11 +213,11 @@ class EditError(DeviceMeshError):
     """Living actors could not take a new version of their class; all of the mesh keep the one that they have."""
 
 
-class NotKeptError(MonarchError, LookupError):
+class NoDetachedMeshError(MonarchError, LookupError):
     """There is no kept mesh of that name, or its lease has ended."""
 
 
-class TakenError(MonarchError):
+class DetachedMeshInUseError(MonarchError):
     """There is a kept mesh of that name already, or another program has it attached."""
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from monarch._session.detached import Kept, attach, end, keep, records
+from monarch._session.detached import DetachedMesh, attach, end, keep, records
 
-__all__ = ["Kept", "attach", "end", "keep", "records"]
+__all__ = ["DetachedMesh", "attach", "end", "keep", "records"]

@@ -18,7 +18,7 @@ from monarch._meshes.actors.ask import ask
 from monarch._node.current import current_node
 from monarch._node.liveness import here
 from monarch._node.services.registry import declared
-from monarch._notebook.busy import doing
+from monarch._notebook.busy import thread_state
 from monarch._notebook.complete import complete_here
 from monarch._notebook.reload import forget, reload_here
 from monarch._state.handoff.receiver import pack
@@ -228,7 +228,7 @@ def test_service_that_blocks_keeps_no_other_waiting(first: Any, tmp_path: Path) 
     first.keep.call_one("thing", Blocks(str(tmp_path / "there"))).get(timeout=GUARD)
     found = ask(first, complete_here, "thing.", "")
     assert ask(first, here).get(timeout=GUARD) == {0: None}
-    assert ask(first, doing, first._key, first._node.proc, 0, "cell").get(GUARD) == {0: None}
+    assert ask(first, thread_state, first._key, first._node.proc, 0, "cell").get(GUARD) == {0: None}
     assert first.one.call_one().get(timeout=GUARD) == 1
     assert not found.done
     (tmp_path / "there").touch()
@@ -360,9 +360,9 @@ def test_wait_in_a_finalizer_in_the_receiving_thread_is_an_error(first: Any, tim
     outcomes: list[Any] = []
     thing = Waits(lambda: first.one.call_one().get(timeout=timeout), outcomes)
     # The thread that receives lets go of it last.
-    current_node().pump.call_later(0.05, partial(id, thing))
+    current_node().receive_loop.call_later(0.05, partial(id, thing))
     del thing
     assert wait_until(lambda: len(outcomes) == 1)
     thread, error = outcomes[0]
-    assert thread == "monarch-pump"
+    assert thread == "monarch-receive"
     assert isinstance(error, DeadlockError) and ".one(): nothing would arrive. Wait in another" in str(error)

@@ -17,7 +17,7 @@ from monarch._node.gather import Gather
 from monarch._node.peers import WINDOW, Peer
 from monarch._node.port_table import PortTable
 from monarch._node.waits import Waits
-from monarch._procs.agent.reply_batches import Casts
+from monarch._procs.agent.reply_batches import ReplyBatches
 from monarch._wire import messages as m
 from monarch._wire.pickling import dumps
 from monarch.exceptions import SupervisionError
@@ -25,7 +25,7 @@ from monarch.exceptions import SupervisionError
 CALLER = "x/c"
 
 
-class Pump:
+class ReceiveLoop:
     def __init__(self) -> None:
         self.notified: list[Any] = []
 
@@ -40,8 +40,8 @@ class Caller:
     """As much of a node as a Gather and a Peer need; it counts what completes."""
 
     def __init__(self) -> None:
-        self.pump: Any = Pump()
-        self.waits = Waits(self.pump)
+        self.receive_loop: Any = ReceiveLoop()
+        self.waits = Waits(self.receive_loop)
         self.ports = PortTable()
         self.ports.closed.subscribe(self.close)
         self.closed: list[int] = []
@@ -87,7 +87,7 @@ class World:
         node: Any = self.caller
         self.procs = [f"h/p.{rank}" for rank in range(ranks)]
         self.caller.peers = {proc: Peer(node, proc) for proc in self.procs}
-        self.casts = Casts("h/agent")
+        self.reply_batches = ReplyBatches("h/agent")
         self.known = set(self.procs)
         self.alive = set(self.procs)
         self.unreaped: list[str] = []
@@ -114,7 +114,7 @@ class World:
         if self.to_agent:
             procs, call = self.to_agent.popleft()
             there = [proc for proc in procs if proc in self.known]
-            self.casts.begin(CALLER, call.port, there)
+            self.reply_batches.begin(CALLER, call.port, there)
             for proc in there:
                 self.to_rank[proc].append(m.Call(*[getattr(call, name) for name in call.__struct_fields__]))
 
@@ -134,7 +134,7 @@ class World:
         if self.from_rank[proc]:
             reply = self.from_rank[proc].popleft()
             frames = [m.encode(reply)]
-            batch = self.casts.add(CALLER, reply.port, reply.src, list(frames))
+            batch = self.reply_batches.add(CALLER, reply.port, reply.src, list(frames))
             if batch is None:
                 self.to_caller.append(frames)
             elif batch:
@@ -152,7 +152,7 @@ class World:
             proc = self.unreaped.pop(0)
             self.known.discard(proc)
             self.to_caller.append([m.encode(m.Dead(proc, Signaled(9), False, []))])
-            for dst, batch in self.casts.died(proc):
+            for dst, batch in self.reply_batches.died(proc):
                 assert dst == CALLER
                 self.to_caller.append([bytes(frame) for frame in batch])
 
@@ -211,8 +211,8 @@ def test_every_call_is_answered_or_failed_exactly_once(data: st.DataObject) -> N
     # Each is done, once, and its port is closed; nothing is kept anywhere.
     assert sorted(caller.closed) == list(range(1, len(world.gathers) + 1))
     assert not caller.ports.sinks
-    assert not world.casts._open
-    notified = [id(waiter) for waiter in caller.pump.notified]
+    assert not world.reply_batches._open
+    notified = [id(waiter) for waiter in caller.receive_loop.notified]
     for gather, procs in world.gathers:
         assert gather.done
         assert notified.count(id(gather)) == 1

@@ -23,7 +23,7 @@ from monarch._node.remote_errors import unpack_failure
 from monarch._procs import session_folder
 from monarch._procs.agent.children import Children
 from monarch._procs.agent.mishaps import AgentMishaps
-from monarch._procs.agent.reply_batches import Casts
+from monarch._procs.agent.reply_batches import ReplyBatches
 from monarch._procs.agent.request import AgentConfig
 from monarch._procs.os.posix import proc_start_time
 from monarch._procs.session_folder import ipc_address
@@ -598,24 +598,24 @@ def test_sessions_that_begin_and_end_at_the_same_time() -> None:
 
 
 def test_gathering_is_over_when_all_have_answered_or_died() -> None:
-    casts = Casts("h/agent")
-    casts.begin("x/c", 1, ["h/a", "h/b", "h/c"])
-    assert casts.add("x/c", 1, "h/a", [b"a"]) == []
-    assert casts.add("x/c", 1, "h/a", [b"again"]) is None
-    assert casts.add("x/c", 2, "h/a", [b"other port"]) is None
-    assert casts.add("x/c", 1, "h/b", [b"b", b"buffer"]) == []
-    ((dst, batch),) = casts.died("h/c")
+    reply_batches = ReplyBatches("h/agent")
+    reply_batches.begin("x/c", 1, ["h/a", "h/b", "h/c"])
+    assert reply_batches.add("x/c", 1, "h/a", [b"a"]) == []
+    assert reply_batches.add("x/c", 1, "h/a", [b"again"]) is None
+    assert reply_batches.add("x/c", 2, "h/a", [b"other port"]) is None
+    assert reply_batches.add("x/c", 1, "h/b", [b"b", b"buffer"]) == []
+    ((dst, batch),) = reply_batches.died("h/c")
     assert dst == "x/c"
     assert m.decode(batch[0]) == m.Batch("h/agent", [1, 2], 3)
     assert batch[1:] == [b"a", b"b", b"buffer"]
-    assert not casts._open
+    assert not reply_batches._open
 
 
 def test_gathering_for_nobody_leaves_nothing() -> None:
-    casts = Casts("h/agent")
-    casts.begin("x/c", 1, [])
-    casts.begin("x/c", 2, ["h/a"])
-    assert casts.died("h/a") == []
-    casts.begin("x/c", 3, ["h/a"])
-    assert casts.died("x/c") == []
-    assert not casts._open
+    reply_batches = ReplyBatches("h/agent")
+    reply_batches.begin("x/c", 1, [])
+    reply_batches.begin("x/c", 2, ["h/a"])
+    assert reply_batches.died("h/a") == []
+    reply_batches.begin("x/c", 3, ["h/a"])
+    assert reply_batches.died("x/c") == []
+    assert not reply_batches._open

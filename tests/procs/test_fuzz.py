@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fuzz import Fuzz
 from leaks import wait_until
 from monarch._node.remote_errors import unpack_failure
-from monarch._procs.agent.router import Switch
+from monarch._procs.agent.router import Router
 from monarch._wire import descriptors
 from monarch._wire import messages as m
 from monarch._wire.descriptors import used_by
@@ -70,18 +70,18 @@ def test_frame_that_cannot_be_decoded_is_a_protocol_error(frame: bytes) -> None:
 
 def test_listen_at_a_senseless_address_leaves_no_socket(tmp_path: Path) -> None:
     context, owner = make_context(), KeyPair.new()
-    switch = Switch(context, "h/agent", str(tmp_path), KeyPair.new(), 5.0)
+    router = Router(context, "h/agent", str(tmp_path), KeyPair.new(), 5.0)
     try:
         opened: list[int] = []
         for _ in range(6):
             with pytest.raises(zmq.ZMQError):
-                switch.listen("tcp://nowhere at all", owner.public, [])
+                router.listen("tcp://nowhere at all", owner.public, [])
             opened.append(used_by())
         # Sockets are closed by another thread.
         assert wait_until(lambda: used_by() <= opened[0]), opened
-        assert switch.listen("tcp://127.0.0.1", owner.public, []).owner_address.startswith("tcp://127.0.0.1:")
+        assert router.listen("tcp://127.0.0.1", owner.public, []).owner_address.startswith("tcp://127.0.0.1:")
     finally:
-        switch.close()
+        router.close()
         context.destroy(0)
         descriptors.reserve.give_up()
 

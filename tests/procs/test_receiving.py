@@ -15,7 +15,7 @@ import pytest
 
 from leaks import wait_until
 from monarch._wire.receiving.slow_handlers import VARIABLE
-from pumps import GUARD, Rig
+from receive_loops import GUARD, Rig
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_breach_in_the_receiving_thread_is_reported(rig: Rig, capfd: pytest.Capt
     step, text = BREACHES[kind]
     rig.on_frame = lambda _: [step(), None][1]
     rig.send(1)
-    rig.pump.wait(rig.box(2), 0.1)
+    rig.receive_loop.wait(rig.box(2), 0.1)
     seen: list[str] = []
     assert wait_until(lambda: seen.append(capfd.readouterr().err) or text in "".join(seen))
     assert "monarch: error: the receiving thread of process" in "".join(seen)

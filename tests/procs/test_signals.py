@@ -13,7 +13,7 @@ import pytest
 
 from monarch._wire.held import Held
 from monarch._wire.links import Inbox, Link, make_context
-from pumps import GUARD, Background, Rig
+from receive_loops import GUARD, Background, Rig
 
 MESSAGES = 4000
 
@@ -68,7 +68,7 @@ def test_no_message_is_lost_when_a_handler_raises(rig: Rig, alarm: None) -> None
     raised = 0
     signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
     while not box.done:
-        raised += rings(lambda: rig.pump.wait(box, GUARD))
+        raised += rings(lambda: rig.receive_loop.wait(box, GUARD))
     signal.setitimer(signal.ITIMER_REAL, 0)
     sender.join()
     assert raised
@@ -76,7 +76,7 @@ def test_no_message_is_lost_when_a_handler_raises(rig: Rig, alarm: None) -> None
 
 
 def test_handlers_are_back_after_a_wait(rig: Rig, alarm: None) -> None:
-    rig.pump.wait(rig.box(1), 0.01)
+    rig.receive_loop.wait(rig.box(1), 0.01)
     assert signal.getsignal(signal.SIGALRM) is ring
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -108,13 +108,13 @@ def test_a_handler_that_waits_itself_has_its_answer(rig: Rig) -> None:
 
     def wait(_number: int, _frame: FrameType | None) -> None:
         rig.send(1)
-        waited.append(rig.pump.wait(inner, GUARD))
+        waited.append(rig.receive_loop.wait(inner, GUARD))
         rig.send(2)
 
     old = signal.signal(signal.SIGALRM, wait)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.01)
-        assert rig.pump.wait(outer, GUARD)
+        assert rig.receive_loop.wait(outer, GUARD)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)

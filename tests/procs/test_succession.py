@@ -45,17 +45,17 @@ def gated(start: Start, gate: Path, **setup: object) -> Agent:
 
 def test_ranks_have_what_the_successor_has_imported(start: Start, gate: Path) -> None:
     agent = gated(start, gate)
-    heir = warming(agent)
+    successor = warming(agent)
     # The zygote serves on meanwhile.
     assert [end["code"] for end in agent.run("has", ["gated_import"])] == [0]
     gate.touch()
-    assert agent.hear("succeeded")["pid"] == heir
+    assert agent.hear("succeeded")["pid"] == successor
     assert gone_soon([agent.zygote])
     ends = agent.run("has", ["gated_import"] * 2, token=2)
     assert [end["code"] for end in ends] == [1, 1]
     (end,) = agent.run("leave", ["3"], token=3)
     assert end["code"] == 3 and f"parent {agent.process.pid} " in end["stdout"]
-    assert Path(f"/proc/{heir}/comm").read_text() == "monarch-zygote\n"
+    assert Path(f"/proc/{successor}/comm").read_text() == "monarch-zygote\n"
 
 
 def test_what_is_asked_for_while_it_hands_over_is_answered(start: Start, gate: Path) -> None:
@@ -73,9 +73,9 @@ def test_what_is_asked_for_while_it_hands_over_is_answered(start: Start, gate: P
 
 def test_a_module_with_a_thread_is_left_to_the_ranks(start: Start, gate: Path) -> None:
     agent = start(later=["threaded_import", "gated_import"], env={"GATE": str(gate)})
-    heir = warming(agent)
+    successor = warming(agent)
     gate.touch()
-    assert gone_soon([heir]) and wait_until(lambda: not children(agent.zygote))
+    assert gone_soon([successor]) and wait_until(lambda: not children(agent.zygote))
     assert [end["code"] for end in agent.run("has", ["threaded_import"])] == [0]
     assert posix.proc_start_time(agent.zygote) and not any(each["event"] == "succeeded" for each in agent.seen)
 
@@ -88,10 +88,10 @@ def test_modules_that_are_missing_or_fail_are_left_out(start: Start) -> None:
 
 def test_the_death_of_the_zygote_ends_the_successor(start: Start, gate: Path) -> None:
     agent = gated(start, gate)
-    heir = warming(agent)
+    successor = warming(agent)
     os.kill(agent.zygote, signal.SIGKILL)
     assert "was killed by SIGKILL" in agent.hear("gone")["reason"]
-    assert gone_soon([heir])
+    assert gone_soon([successor])
 
 
 def test_the_death_of_the_successor_changes_nothing(start: Start, gate: Path) -> None:
@@ -103,21 +103,21 @@ def test_the_death_of_the_successor_changes_nothing(start: Start, gate: Path) ->
 
 def test_the_death_of_a_successor_that_serves(start: Start, gate: Path) -> None:
     agent = gated(start, gate)
-    heir = warming(agent)
+    successor = warming(agent)
     gate.touch()
     agent.hear("succeeded")
     agent.fork("wait", [""])
     (rank,) = agent.forked()
     agent.wait_for_output([rank])
-    os.kill(heir, signal.SIGKILL)
-    assert agent.hear("gone")["reason"].startswith(f"the zygote (pid {heir}) was killed by SIGKILL")
+    os.kill(successor, signal.SIGKILL)
+    assert agent.hear("gone")["reason"].startswith(f"the zygote (pid {successor}) was killed by SIGKILL")
     assert posix.proc_start_time(rank)
 
 
 @pytest.mark.parametrize("serves", [False, True])
 def test_both_end_with_the_agent(start: Start, gate: Path, dead_controller: list[int], serves: bool) -> None:
     agent = gated(start, gate, controller=dead_controller)
-    heir = warming(agent)
+    successor = warming(agent)
     if serves:
         gate.touch()
         agent.hear("succeeded")
@@ -125,15 +125,15 @@ def test_both_end_with_the_agent(start: Start, gate: Path, dead_controller: list
     ranks = agent.forked()
     agent.wait_for_output(ranks)
     agent.process.kill()
-    assert gone_soon([*ranks, agent.zygote, heir])
+    assert gone_soon([*ranks, agent.zygote, successor])
     assert not agent.session.exists()
 
 
 def test_close_ends_a_successor(start: Start, gate: Path) -> None:
     agent = gated(start, gate)
-    heir = warming(agent)
+    successor = warming(agent)
     gate.touch()
     agent.hear("succeeded")
     agent.ask(ask="close")
     agent.hear("closed")
-    assert posix.proc_start_time(heir) is None and agent.session.exists()
+    assert posix.proc_start_time(successor) is None and agent.session.exists()

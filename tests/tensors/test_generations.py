@@ -18,9 +18,9 @@ class Member(Actor):
     """One rank, which takes the steps of several by itself, in the order that a test wants."""
 
     def __init__(self) -> None:
-        from monarch._groups.rendezvous import membership
+        from monarch._groups.rendezvous import local_rendezvous
 
-        self.own = membership()
+        self.own = local_rendezvous()
 
     @endpoint
     def total(self) -> float:
@@ -74,12 +74,12 @@ class Member(Actor):
         """Whether the group after one whose call came late is a new one."""
         import torch.distributed as dist
 
-        from monarch._groups.rendezvous import spoil_round
+        from monarch._groups.rendezvous import spoil_generation
         from monarch.exceptions import GroupError
 
         self.own.ensure()
         old = dist.group.WORLD
-        spoil_round(REASON, self.own.round + 1)
+        spoil_generation(REASON, self.own.generation + 1)
         with pytest.raises(GroupError, match=REASON):
             self.own.ensure()
         self.own.ensure()
@@ -97,7 +97,7 @@ class Member(Actor):
         ended: list[Any] = []
 
         def ask() -> None:
-            ended.append(free(here[0].key, here[1].src, here[1].port, REASON, self.own.round + number))
+            ended.append(free(here[0].key, here[1].src, here[1].port, REASON, self.own.generation + number))
 
         thread = threading.Thread(target=ask)
         thread.start()

@@ -39,9 +39,9 @@ class Member(Actor):
     @endpoint
     def making(self) -> bool:
         """Whether a group is being made here."""
-        from monarch._groups.rendezvous import membership
+        from monarch._groups.rendezvous import local_rendezvous
 
-        world = membership().world
+        world = local_rendezvous().world
         return world is not None and bool(world.making)
 
     def _sum(self, given: Any) -> float:
@@ -54,9 +54,9 @@ class Member(Actor):
 
     @endpoint
     def broken(self) -> bool:
-        from monarch._groups.rendezvous import membership
+        from monarch._groups.rendezvous import local_rendezvous
 
-        return bool(membership().broken)
+        return bool(local_rendezvous().broken)
 
     @endpoint
     def cut(self) -> int:
@@ -234,9 +234,9 @@ def test_the_group_of_one(procs: Callable[..., Any]) -> None:
 
 
 def test_a_program_is_no_rank() -> None:
-    from monarch._groups.rendezvous import membership
+    from monarch._groups.rendezvous import local_rendezvous
 
-    for ask in (membership().ensure, group, device_mesh):
+    for ask in (local_rendezvous().ensure, group, device_mesh):
         with pytest.raises(GroupError, match="this is the program"):
             ask()
 

@@ -18,7 +18,7 @@ from monarch.actor import Actor, endpoint
 from monarch.exceptions import ActorError, TransferError
 
 
-class Side(Actor):
+class CopyEndpoint(Actor):
     @endpoint
     def lend(self, receivers: list[str]) -> tuple[Any, ...]:
         self.tensor = torch.arange(12.0).view(3, 4).t()
@@ -49,7 +49,7 @@ EXPECTED = [[0.0, 4.0, 8.0], [1.0, 5.0, 9.0], [2.0, 6.0, 10.0], [3.0, 7.0, 11.0]
 
 
 def test_it_is_freed_when_the_last_receiver_has_its_copy(procs: Callable[..., Any]) -> None:
-    lender, users = procs(1).spawn("lender", Side), procs(2).spawn("users", Side)
+    lender, users = procs(1).spawn("lender", CopyEndpoint), procs(2).spawn("users", CopyEndpoint)
     receivers = [proc for proc, _ in users.proc.call().get().values()]
     arguments = lender.lend.call_one(receivers).get()
     assert lent(lender) == 1
@@ -63,7 +63,7 @@ def test_it_is_freed_when_the_last_receiver_has_its_copy(procs: Callable[..., An
 
 
 def test_a_receiver_that_dies_keeps_nothing(procs: Callable[..., Any]) -> None:
-    lender, users = procs(1).spawn("lender", Side), procs(2).spawn("users", Side)
+    lender, users = procs(1).spawn("lender", CopyEndpoint), procs(2).spawn("users", CopyEndpoint)
     known = list(users.proc.call().get().values())
     # The lender hears of the death of those that it has talked to.
     lender.take.call_one(users.slice(gpus=1).lend.call_one([lender.proc.call_one().get()[0]]).get()).get()

@@ -26,7 +26,7 @@ _SHORT = 1.0
 """A wait of at most so many seconds ends by itself before much would be known of it."""
 
 
-class Circles:
+class Deadlocks:
     """The waits of the actors of one process, and the probes that follow them: see monarch._core.deadlock."""
 
     def __init__(self, node: Node, actor_of: Callable[[str], ActorLike | None]) -> None:
@@ -83,11 +83,11 @@ class Circles:
         Raises:
             DeadlockError: what is waited for waits for this actor.
         """
-        pump = self._node.pump
+        receive_loop = self._node.receive_loop
         if timeout is not None and timeout < _SHORT:
-            return pump.wait(waiter, timeout)
+            return receive_loop.wait(waiter, timeout)
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        if pump.wait(waiter, _SUSPICIOUS):
+        if receive_loop.wait(waiter, _SUSPICIOUS):
             return True
         return self._wait_watchfully(cell, call, waiter, deadline)
 
@@ -95,7 +95,7 @@ class Circles:
         node = self._node
         requests, text = self.requests(cell, call, waiter)
         if not requests:
-            while not node.pump.wait(waiter, max(0.0, min(0.2, deadline - time.monotonic()))):
+            while not node.receive_loop.wait(waiter, max(0.0, min(0.2, deadline - time.monotonic()))):
                 if time.monotonic() >= deadline:
                     return False
                 node.idle()
@@ -110,7 +110,9 @@ class Circles:
                 # Another thread of the same actor waits already, so this one is not all that the actor does.
                 number = 0
         if not number:
-            return node.pump.wait(waiter, None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+            return node.receive_loop.wait(
+                waiter, None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+            )
         with self._lock:
             blocked = self._stuck[number] = _Blocked(waiter, cell)
         pause = 0.05
@@ -127,7 +129,7 @@ class Circles:
                 if deadlock is not None:
                     raise DeadlockError(deadlock.message())
                 self._send_probes(probes)
-                node.pump.wait(cast("Waiter", blocked), max(0.0, min(pause, deadline - time.monotonic())))
+                node.receive_loop.wait(cast("Waiter", blocked), max(0.0, min(pause, deadline - time.monotonic())))
                 if blocked.circle is not None:
                     raise DeadlockError(blocked.circle)
                 if waiter.done:
@@ -170,7 +172,7 @@ class Circles:
             if isinstance(blocked, _Blocked) and deadlock is not None:
                 blocked.circle = deadlock.message()
         if isinstance(blocked, _Blocked):
-            self._node.pump.notify(cast("Waiter", blocked))
+            self._node.receive_loop.notify(cast("Waiter", blocked))
         elif blocked is not None and deadlock is not None:
             blocked.tell_from_elsewhere(deadlock.message(), deadlock.path[0])
         self._send_probes(probes)

@@ -185,7 +185,7 @@ class Executor:
         if self.interrupts is not None:
             self.interrupts.ident = get_ident()
         # No thread waits here in a way that receives.
-        self.node.pump.background()
+        self.node.receive_loop.background()
         self._leaving = False
         try:
             self._run_on(loop)
@@ -240,11 +240,11 @@ class MainExecutor(Executor):
         return bool(self._items)
 
     def _notify(self) -> None:
-        self.node.pump.notify(self)
+        self.node.receive_loop.notify(self)
 
     def _wait(self) -> None:
         # No code of the user waits here that what a handler of a signal raises would be for.
-        self.node.pump.wait(self, report=traceback.print_exc)
+        self.node.receive_loop.wait(self, report=traceback.print_exc)
 
     def deliver(self, cell: Receiver, call: Call, more: Sequence[Any]) -> None:
         if self.loop is None and get_ident() == _MAIN:

@@ -149,13 +149,13 @@ class Halting:
     # In the receiving thread
 
     def _limit(self, step: int, seconds: float) -> None:
-        self._cell.node.pump.call_later(seconds, lambda: self._press(step, 0))
+        self._cell.node.receive_loop.call_later(seconds, lambda: self._press(step, 0))
 
     def _press(self, step: int, times: int) -> None:
         """A step takes too long: what blocks it is interrupted, twice; after that it is given up."""
         if self._step != step:
             return
-        cell, call_later = self._cell, self._cell.node.pump.call_later
+        cell, call_later = self._cell, self._cell.node.receive_loop.call_later
         if step == _DRAINING:
             cell.refuse_rest(self._reason)
         loop = cell.executor.loop

@@ -78,5 +78,5 @@ def _on_loop(cell: Cell, src: str, port: int) -> bool:
             cell.executor.unwanted = found
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    cell.node.pump.call_later(_LOOP, insist)
+    cell.node.receive_loop.call_later(_LOOP, insist)
     return known

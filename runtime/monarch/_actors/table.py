@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from threading import RLock
 from typing import Any, TypeVar
 
-from monarch._actors.deadlocks import Circles
+from monarch._actors.deadlocks import Deadlocks
 from monarch._actors.mailbox import Cell, refuse
 from monarch._actors.running import current
 from monarch._core.later import asyncio
@@ -37,7 +37,7 @@ class Actors:
         """Messages that were faster than the making of their actor; under ``_lock``."""
         self.interrupts = 0
         """How often a call that runs here was interrupted: only whether it has changed counts, so no lock."""
-        self.deadlocks = Circles(node, self.here.get)
+        self.deadlocks = Deadlocks(node, self.here.get)
         self.on_create: Callable[[m.Create, Sequence[Any]], None] = _unexpected
         self.on_halt: Callable[[m.Halt], None] = _unexpected
         handle = node.dispatch.handle
@@ -53,7 +53,7 @@ class Actors:
         """Wait in this thread. In an actor, a wait in a circle of actors raises DeadlockError."""
         here = current.get()
         if here is None:
-            return self._node.pump.wait(waiter, timeout)
+            return self._node.receive_loop.wait(waiter, timeout)
         return self.deadlocks.wait(here[0], here[1], waiter, timeout)
 
     def awaited(self, future: Any, arrival: asyncio.Future[Any]) -> None:
@@ -79,7 +79,7 @@ class Actors:
                 waiting = self.early.setdefault(call.actor, [])
                 waiting.append((call, more))
                 if len(waiting) == 1:
-                    self._node.pump.call_later(_EARLY_S, lambda: self._never_came(call.actor))
+                    self._node.receive_loop.call_later(_EARLY_S, lambda: self._never_came(call.actor))
                 return
         if cell is not None:
             cell.deliver(call, more)

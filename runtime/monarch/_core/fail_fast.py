@@ -35,7 +35,7 @@ class Standing(NamedTuple):
     """Equal as long as the code of the call does not move."""
     sleeps: bool = False
     """Whether the code of the call is in a sleep."""
-    round: int = 0
+    generation: int = 0
     """Number of the round in which its groups were made."""
     idle: bool = False
     """Whether the call neither runs there nor waits for its turn."""
@@ -110,7 +110,7 @@ class FailFast:
         self._standings: dict[int, Standing] = {}
         self._at_rest: dict[int, int] = {}
         """How often in a row nothing ran at a position, since the last call was added."""
-        self.round = 0
+        self.generation = 0
         """The newest round of which a group is of no use any more."""
         self._cut: dict[int, tuple[tuple[int, ...], float]] = {}
         """Of those that were freed: where they were, and when."""
@@ -118,9 +118,9 @@ class FailFast:
         self._in_vain: set[int] = set()
         """Those that waited in vain when they were looked at last."""
 
-    def round_of(self, position: int) -> int:
+    def generation_of(self, position: int) -> int:
         """The round in which a rank has made its groups, as it has said last."""
-        return self._standings[position].round
+        return self._standings[position].generation
 
     @property
     def over(self) -> bool:
@@ -194,7 +194,7 @@ class FailFast:
             self._cut[position] = standing.place, now
             self.freed.add(position)
             # Of those that are freed only: others may be in groups that were made since.
-            self.round = max(self.round, standing.round)
+            self.generation = max(self.generation, standing.generation)
             return [Free((position,))]
         if now >= when + STUBBORN and position not in self._interrupted:
             self._interrupted.add(position)

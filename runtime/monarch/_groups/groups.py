@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._core.roster import Procs
 from monarch._core.shapes.region import Region
-from monarch._groups.rendezvous import PROGRAM, membership
+from monarch._groups.rendezvous import PROGRAM, local_rendezvous
 from monarch._node.current import current_node
 from monarch.exceptions import AxisError, GroupError
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from monarch._tensors.collectives.world import World
 
 
-class Grouped:
+class HasGroups:
     """Mixin of meshes of processes and of actors: the process groups of their ranks, in torch's own terms."""
 
     if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _world_of(procs: Procs, region: Region) -> tuple[World, int]:
     config = node.config
     if config is None or config.procs != procs or region.position_of(node.rank) is None:
         raise GroupError(f"this process is no rank of {procs.name}, or not of this slice of it", mesh=procs.name)
-    own = membership()
+    own = local_rendezvous()
     own.check_doom(region.base_ranks())
     world = own.ensure()
     # Its spawn may have failed meanwhile.

@@ -36,7 +36,7 @@ _BROKEN = re.compile(r"gloo/|NCCL error|Connection (closed|reset) by peer|Connec
 """What torch says of a collective whose connections do not work."""
 _UNCHECKED = re.compile(r"(failed to pass|reached) monitoredBarrier")
 """What it says if that is so while the collective is being checked."""
-_ROUNDS = 1_000_000
+_GENERATIONS = 1_000_000
 """More than one incarnation of a rank convenes."""
 _PATIENCE = 90.0
 """Seconds to wait for a round at most; those that join complain earlier of those that do not."""
@@ -46,12 +46,12 @@ _HEARING = 0.15
 """Seconds to wait at most for the reason for which the connections of a collective were closed."""
 
 
-class Membership:
+class Rendezvous:
     """The part that this process has in the process groups of its mesh."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.round = 0
+        self.generation = 0
         self.convened = 0
         self.roster = -1
         """Version of the roster by which the ranks of this round were called. Lock: ``lock``."""
@@ -99,7 +99,7 @@ class Membership:
             if self.world is not None and not self.broken:
                 self._note_use()
                 return self.world
-            newer_than, joining = self.round, self._joining
+            newer_than, joining = self.generation, self._joining
             promise: Promise[Any] = Promise(node, f"the process group of {procs.name}")
             self._waiting.append(promise)
         dead = [rank for rank in range(procs.region().nelements) if self._is_dead(procs.proc(rank))]
@@ -139,7 +139,7 @@ class Membership:
             left = set(self._failed_calls.get(src, ())).difference(failed)
             self._failed_calls[src] = sorted(left)
         if number:
-            spoil_round("ranks were freed from a collective of a call that failed; use the group again", number)
+            spoil_generation("ranks were freed from a collective of a call that failed; use the group again", number)
 
     def _note_use(self) -> None:
         """The call that runs here has the groups of this round; with the lock."""
@@ -147,12 +147,12 @@ class Membership:
         if here is not None:
             while len(self._used) >= _FREED:
                 del self._used[next(iter(self._used))]
-            self._used[here[1].src, here[1].port] = self.round
+            self._used[here[1].src, here[1].port] = self.generation
 
-    def used_round(self, src: str, port: int) -> int:
+    def used_generation(self, src: str, port: int) -> int:
         """The round that a call has got its groups from; the one of now if it has got none."""
         with self.lock:
-            return self._used.get((src, port), self.round)
+            return self._used.get((src, port), self.generation)
 
     def _is_dead(self, proc: str) -> bool:
         peer = current_node().peers.known.get(proc)
@@ -183,12 +183,12 @@ class Membership:
         if store is None:
             self.cut_forming()
         with self.lock:
-            if number <= self.round:
+            if number <= self.generation:
                 return
             self.roster = roster
             self.world = None
             ended, why = self._ended
-            self.round, self.broken, self._joining = number, why if number <= ended else "", number > ended
+            self.generation, self.broken, self._joining = number, why if number <= ended else "", number > ended
         if self.broken:
             self._settle(None, GroupError(why), number)
             return
@@ -209,7 +209,7 @@ class Membership:
         # The threads of gloo are started by this one.
         be_helper()
         with self._turn:
-            if number == self.round:
+            if number == self.generation:
                 self._form(number, address, port, store)
 
     def _leave_formed(self) -> None:
@@ -250,7 +250,7 @@ class Membership:
 
     def _settle(self, world: World | None, error: GroupError | None, number: int | None = None) -> None:
         with self.lock:
-            if number is not None and number != self.round:
+            if number is not None and number != self.generation:
                 return
             if number is not None:
                 self._sockets, self._joining = None, False
@@ -303,7 +303,7 @@ class Membership:
         """Why the collectives of a call that has ended could not end; empty if nobody has said that in time."""
         with self._told:
             # After a death there is nothing more to be told.
-            self._told.wait_for(lambda: (src, port) in self._freed or self._death_in == self.round, patience)
+            self._told.wait_for(lambda: (src, port) in self._freed or self._death_in == self.generation, patience)
             return self._freed.pop((src, port), "")
 
     def doom(self, src: str, port: int, reason: str, failed: Iterable[int]) -> None:
@@ -323,10 +323,10 @@ class Membership:
         if any(rank in failed for rank in ranks):
             raise GroupError(reason, mesh=self.procs().name)
 
-    def end_round(self, reason: str, number: int) -> bool:
+    def end_generation(self, reason: str, number: int) -> bool:
         """A round is of no use any more, whether this rank was called to it or not; False if a newer one has begun."""
         with self.lock:
-            if self.round > number:
+            if self.generation > number:
                 return False
             if self._ended[0] < number:
                 self._ended = number, reason
@@ -338,14 +338,14 @@ class Membership:
     def note_death(self) -> None:
         """A rank of the mesh has died, so its groups of this round are broken, which explains what they raise."""
         with self._told:
-            self._death_in = self.round
+            self._death_in = self.generation
             self._told.notify_all()
 
 
-_own = Membership()
+_own = Rendezvous()
 
 
-def membership() -> Membership:
+def local_rendezvous() -> Rendezvous:
     """That of this process."""
     return _own
 
@@ -358,10 +358,10 @@ def convene(procs: Procs, newer_than: int) -> None:
     """In the first rank of a mesh: begins a round, unless a newer one has begun already."""
     with _own.lock:
         # A new incarnation has counted no rounds, so one that is broken is no answer to it.
-        if _own.convened > newer_than and not (_own.broken and _own.round == _own.convened):
+        if _own.convened > newer_than and not (_own.broken and _own.generation == _own.convened):
             return
         # A new incarnation does not know how far the one before had counted.
-        known = max(_own.convened, newer_than, procs.version * _ROUNDS)
+        known = max(_own.convened, newer_than, procs.version * _GENERATIONS)
         number = _own.convened = known + 1
     threading.Thread(target=_convene, args=(number,), name="monarch-convene", daemon=True).start()
 
@@ -435,16 +435,16 @@ def spoil(reason: str) -> int:
     return shut_down(of_collectives(config.addresses if config is not None else ())) if uses_collectives() else 0
 
 
-@service("groups.round_now", "quick")
-def round_now() -> int:
+@service("groups.generation_now", "quick")
+def generation_now() -> int:
     """The number of this rank's last round, whether its groups work or not."""
-    return _own.round
+    return _own.generation
 
 
-@service("groups.spoil_round", "quick")
-def spoil_round(reason: str, number: int) -> int:
+@service("groups.spoil_generation", "quick")
+def spoil_generation(reason: str, number: int) -> int:
     """As ``spoil``, unless a newer round has begun: others may be faster than this message."""
-    return spoil(reason) if _own.end_round(reason, number) else 0
+    return spoil(reason) if _own.end_generation(reason, number) else 0
 
 
 @service("groups.doom", "quick")
@@ -466,13 +466,13 @@ def doom(key: str, src: str, port: int, reason: str, failed: Sequence[int]) -> i
         _own.doom(src, port, reason, failed)
         _own.free_call(src, port, reason)
     with _own.lock:
-        return _own.round if (_own.world is not None or _own._joining) and not _own.broken else 0
+        return _own.generation if (_own.world is not None or _own._joining) and not _own.broken else 0
 
 
-@service("groups.leave_round", "quick")
-def leave_round(reason: str, number: int) -> None:
+@service("groups.leave_generation", "quick")
+def leave_generation(reason: str, number: int) -> None:
     """As ``spoil_round``, but groups that the person's code has made are left alone."""
-    if _own.end_round(reason, number):
+    if _own.end_generation(reason, number):
         _own.spoil(reason)
 
 
@@ -491,7 +491,7 @@ def note_failure(error: BaseException) -> GroupError | None:
     # Another rank that was freed closes its connections to this one, which may be faster than the reason.
     patience = _HEARING if broke(error) else 0.0
     # A newer one, which may begin now, is not what broke.
-    number = _own.used_round(here[1].src, here[1].port) if here is not None else _own.round
+    number = _own.used_generation(here[1].src, here[1].port) if here is not None else _own.generation
     reason = _own.take_freed(here[1].src, here[1].port, patience) if here is not None else ""
     _give_up_if_broken(error, number)
     # An interrupt that came meanwhile is raised where the collective ends, with its error as context.
@@ -528,7 +528,7 @@ def broke(error: BaseException | None) -> bool:
 
 
 def _give_up_if_broken(error: BaseException, number: int) -> None:
-    if _own.world is None or _own.broken or _own.round != number or not broke(error):
+    if _own.world is None or _own.broken or _own.generation != number or not broke(error):
         return
     procs = _own.procs()
     give_up(procs, number)
@@ -540,7 +540,7 @@ def _give_up_if_broken(error: BaseException, number: int) -> None:
 @service("groups.give_up", "quick")
 def give_up(procs: Procs, number: int) -> None:
     """A round is of no use any more, since a connection between two of its ranks broke."""
-    if _own.round == number:
+    if _own.generation == number:
         _own.spoil(f"a connection of the process group of {procs.name} broke; use the group again to make it anew")
 
 
@@ -548,7 +548,7 @@ def give_up(procs: Procs, number: int) -> None:
 def position() -> tuple[int, dict[str, int] | None]:
     """The number of this rank's last round, and how far it is in each of its groups; None if it has none that works."""
     world = _own.world
-    return _own.round, (None if world is None or _own.broken else {"": _own.round, **world.position()})
+    return _own.generation, (None if world is None or _own.broken else {"": _own.generation, **world.position()})
 
 
 def member_died(dead: m.Dead) -> None:

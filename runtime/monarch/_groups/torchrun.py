@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from monarch._core.roster import Procs
-from monarch._groups.rendezvous import membership
+from monarch._groups.rendezvous import local_rendezvous
 from monarch._node.current import current_node
 from monarch._node.services.asking import ask_proc
 from monarch._node.services.registry import service
@@ -143,7 +143,7 @@ def run_script(script: Script, meeting: Meeting) -> None:
     Raises:
         RuntimeError: it ended with an exit code other than 0. Other errors are those of the program.
     """
-    membership().leave()
+    local_rendezvous().leave()
     # As torchrun would, which binds no process to cores.
     with as_helper(), _setting(script):
         set_variables(meeting)

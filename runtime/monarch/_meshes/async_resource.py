@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from monarch._node.future import Future
 
 
-class Managed:
+class AsyncResource:
     """Mixin: ``with mesh:`` and ``async with mesh:`` stop it at the end, ``await mesh`` gives it once it is up."""
 
     if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from monarch._core.shapes.region import Region
 from monarch._core.supervision import Restart
 from monarch._core.text.tables import html_table, text_table
 from monarch._meshes.actors.birth import Booting
-from monarch._meshes.async_resource import Managed
+from monarch._meshes.async_resource import AsyncResource
 from monarch._meshes.mesh_like import Hosts
 from monarch._meshes.ownership import own_by_current
 from monarch._meshes.procs.agents import agents_of
@@ -32,7 +32,7 @@ from monarch._meshes.registry import is_boot_unwanted, meshes_of
 from monarch._node.current import node_for, open_node
 from monarch._node.future import Future, Promise, in_thread
 from monarch._node.gather import Gather
-from monarch._node.liveness import Silence, check_bound
+from monarch._node.liveness import Liveness, check_bound
 from monarch._node.node import Node
 from monarch._wire.pickling import dumps
 from monarch.exceptions import ArgumentError, EnvError, ShapeError, SpawnError, StoppedError
@@ -64,7 +64,7 @@ def default_bootstrap_cmd() -> BootstrapCommand:
     return BootstrapCommand()
 
 
-class HostMesh(Hosts, MeshView, Managed):
+class HostMesh(Hosts, MeshView, AsyncResource):
     """Hosts, each with an agent that starts processes; ``this_host()`` is the one that this program runs on."""
 
     def __init__(self, hosts: tuple[str, ...], region: Region, node: Node, shared: _SharedHosts) -> None:
@@ -161,7 +161,7 @@ class HostMesh(Hosts, MeshView, Managed):
         gather: Gather[Any] = Booting(node, peers, extent, called, uid, lambda: is_boot_unwanted(node, uid))
         shared.initialized = gather
         mesh = ProcMesh(shared, procs.region(), node)
-        node.part(Silence).watch(uid, silence)
+        node.part(Liveness).watch(uid, silence)
         meshes_of(node).add_procs(uid, called, own_by_current(mesh), shared)
         packed = dumps(bootstrap, "bootstrap")[0] if bootstrap is not None else None
         path = [path for path in sys.path if isinstance(path, str)]

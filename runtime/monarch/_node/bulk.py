@@ -16,7 +16,7 @@ from monarch._wire.pickling import loads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from monarch._wire.receiving.loop import Pump, Waiter
+    from monarch._wire.receiving.loop import ReceiveLoop, Waiter
 
 _SWEEP = 0.5
 """Seconds between looks for shared memory that is not used any more, while some is."""
@@ -30,15 +30,15 @@ class BulkData:
 
     Args:
         proc: id of this process.
-        pump: that receives here.
+        receive_loop: that receives here.
         send: sends a message to a process.
     """
 
-    def __init__(self, proc: str, pump: Pump, send: Callable[[str, bytes], None]) -> None:
+    def __init__(self, proc: str, receive_loop: ReceiveLoop, send: Callable[[str, bytes], None]) -> None:
         self._proc = proc
-        self._pump = pump
+        self._receive_loop = receive_loop
         self._send = send
-        self.wait: Callable[[Waiter, float], bool] = pump.wait
+        self.wait: Callable[[Waiter, float], bool] = receive_loop.wait
         """How a sender waits for room; set once, before anything is sent."""
         self.segments = Segments()
         # Appended to by garbage collections, in any thread, so no lock.
@@ -87,7 +87,7 @@ class BulkData:
             sweeping, self._sweeping = self._sweeping, True
         if not sweeping:
             # For what is let go of while this process sends nothing.
-            self._pump.call_later(_SWEEP, self._sweep)
+            self._receive_loop.call_later(_SWEEP, self._sweep)
         return loads(message.body, self.mappings.open(ref))
 
     def _on_release(self, what: tuple[int, int]) -> None:
@@ -99,7 +99,7 @@ class BulkData:
         with self._lock:
             self._sweeping = again = self.mapped > 0
         if again:
-            self._pump.call_later(_SWEEP, self._sweep)
+            self._receive_loop.call_later(_SWEEP, self._sweep)
 
     def settle(self) -> None:
         """Does what was put off: tells the owners of shared memory what is not used here any more, and the like."""
@@ -146,7 +146,7 @@ class BulkData:
             with self._lock:
                 spaces = list(self.spaces)
             for space in spaces:
-                self._pump.notify(cast("Waiter", space))
+                self._receive_loop.notify(cast("Waiter", space))
 
 
 @declared("exports.lend")

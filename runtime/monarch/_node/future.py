@@ -156,7 +156,7 @@ class Future(Generic[R]):
         All such functions of a process run one after the other in a thread of their own, in the order in which the
         futures are done. So they may wait for other futures. The traceback of one that raises is written to stderr.
         """
-        if self.done and not self._node.pump.receives_here():
+        if self.done and not self._node.receive_loop.receives_here():
             _call(callback, self)
         else:
             self._when_done(partial(_call_later, callback))
@@ -174,7 +174,7 @@ class Future(Generic[R]):
                 callback = _nothing
         if callback is _nothing:
             # Nobody waits in the way that would receive the answer, so the background does.
-            self._node.pump.background()
+            self._node.receive_loop.background()
         else:
             callback(self)
 
@@ -185,7 +185,7 @@ class Future(Generic[R]):
         with self._lock:
             self.done = True
             callbacks, self._callbacks = self._callbacks, None
-        self._node.pump.notify(self)
+        self._node.receive_loop.notify(self)
         for callback in callbacks or ():
             try:
                 callback(self)
@@ -305,7 +305,7 @@ class _Onlooker:
 
     def tell(self) -> None:
         self.done = True
-        self._node.pump.notify(self)
+        self._node.receive_loop.notify(self)
 
 
 class Promise(Future[R]):

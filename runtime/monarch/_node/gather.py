@@ -11,9 +11,9 @@ from monarch._core.shapes.extent import Extent
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.shapes.value_mesh import Deferred, ValueMesh
 from monarch._core.text.causes import describe, describe_all
-from monarch._node.call_watch import Party
+from monarch._node.call_watch import CallGroup
 from monarch._node.future import _PENDING, Future
-from monarch._node.liveness import Silence
+from monarch._node.liveness import Liveness
 from monarch._node.node_like import NodeLike
 from monarch._node.remote_errors import Failure, group, pack_failure, unpack_failure
 from monarch._wire.messages import ERROR, FAILED, Dead, Reply
@@ -105,7 +105,7 @@ class Gather(Future[R]):
         """Whether the call goes on where it has no answer when a death ends the wait; set by who makes the call."""
         self.unanswered: list[Peer] = []
         """The procs that had not answered when a death ended the wait for them."""
-        self.party: Party | None = None
+        self.party: CallGroup | None = None
         """Watches over the others, once one has failed."""
         self.waiter: Waiter | None = None
         """What to look at again when another one has answered."""
@@ -155,7 +155,7 @@ class Gather(Future[R]):
             self._node.ports.close(self.port)
             self._complete()
         elif self.waiter is not None:
-            self._node.pump.notify(self.waiter)
+            self._node.receive_loop.notify(self.waiter)
 
     def _complete(self) -> None:
         if self.party is not None:
@@ -207,7 +207,7 @@ class Gather(Future[R]):
             self._complete()
         elif waited and not self._patient:
             # Those that answer at the same time are heard; nobody waits for the others to tell of a death.
-            self._node.pump.call_later(_HEARING, self._give_up)
+            self._node.receive_loop.call_later(_HEARING, self._give_up)
         return waited
 
     def fail(self, uid: str, key: str, why: str) -> bool:
@@ -244,7 +244,7 @@ class Gather(Future[R]):
         if not ranks:
             return ""
         text = f": {describe_ranks(ranks, len(self._replies))} did not answer"
-        silence = self._node.find_part(Silence)
+        silence = self._node.find_part(Liveness)
         if silence is not None:
             said = [f"rank {rank}, which {why}" for rank in ranks if (why := silence.text(self.targets[rank].proc))]
             text += "".join(f" ({each})" for each in said[:8])

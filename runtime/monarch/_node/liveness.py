@@ -38,7 +38,7 @@ def check_bound(bound: float | None) -> None:
         raise ArgumentError(f"silence is a number of seconds above 0, and not {bound!r}")
 
 
-class Silence:
+class Liveness:
     """Asks the ranks that calls wait for, now and then, whether they are there; their network thread answers.
 
     Attributes:
@@ -63,7 +63,7 @@ class Silence:
         self.bounds[uid] = USUAL if bound is None else bound
         if not self._ticking:
             self._ticking = True
-            self._node.pump.call_later(until_next(_EVERY, time.monotonic()), self._tick)
+            self._node.receive_loop.call_later(until_next(_EVERY, time.monotonic()), self._tick)
 
     def _tick(self) -> None:
         node, now = self._node, time.monotonic()
@@ -77,7 +77,7 @@ class Silence:
                 # Of a process on another host it is not known.
                 lives = "it lives, and " if proc in node.peers.pids else ""
                 self._say(f"{self._title(proc)} {self.text(proc)}; {lives}its calls wait")
-        node.pump.call_later(until_next(min([_EVERY, *self.bounds.values()]), now), self._tick)
+        node.receive_loop.call_later(until_next(min([_EVERY, *self.bounds.values()]), now), self._tick)
 
     def ask(self, procs: Iterable[str], now: float) -> None:
         """Asks those that have no question open."""
@@ -102,7 +102,7 @@ class Silence:
         self.ask(procs, begun)
         waiting = _Answers(self, set(procs) & self._asked.keys())
         self._looks = waiting
-        self._node.pump.wait(waiting, patience)
+        self._node.receive_loop.wait(waiting, patience)
         for proc in waiting.left():
             self.since.setdefault(proc, self._asked.get(proc, begun))
 
@@ -115,7 +115,7 @@ class Silence:
         if since is not None and time.monotonic() - since >= self.bounds.get(split_proc(reply.src)[0], USUAL):
             self._say(f"{self._title(reply.src)} answers again")
         if self._looks is not None and self._looks.done:
-            self._node.pump.notify(self._looks)
+            self._node.receive_loop.notify(self._looks)
 
     def forget(self, proc: str) -> None:
         """It has died, which is something else."""
@@ -146,7 +146,7 @@ class Silence:
 class _Answers:
     """Waits for the answers of some processes."""
 
-    def __init__(self, silence: Silence, procs: set[str]) -> None:
+    def __init__(self, silence: Liveness, procs: set[str]) -> None:
         self._silence = silence
         self._procs = procs
         self.thread: Any = None

@@ -28,13 +28,13 @@ from monarch._wire import pickling, plain
 from monarch._wire.descriptors import reserve
 from monarch._wire.links import Inbox, make_context
 from monarch._wire.receiving.aside import tell
-from monarch._wire.receiving.loop import Pump
+from monarch._wire.receiving.loop import ReceiveLoop
 
 P = TypeVar("P")
 
 
 class Node:
-    """One process in a session. It receives once its pump is started, after all that messages need is there.
+    """One process in a session. It receives once its receive loop is started, after all that messages need is there.
 
     It knows nothing of actors and meshes: the rooms above register handlers of messages, subscribe to events, and keep
     their own state as parts.
@@ -80,14 +80,16 @@ class Node:
         """Threads for what the receiving thread must not do."""
         self.mishaps = Mishaps(self)
         self.dispatch = Dispatch(self.inbox, self.mishaps)
-        self.pump = Pump(self.inbox, self.dispatch.on_frame)
-        plain.receives_here = self.pump.receives_here
-        self.waits = Waits(self.pump)
+        self.receive_loop = ReceiveLoop(self.inbox, self.dispatch.on_frame)
+        plain.receives_here = self.receive_loop.receives_here
+        self.waits = Waits(self.receive_loop)
         self.ports = PortTable()
         hello = m.encode(m.Hello(m.VERSION, proc, os.getpid()))
         self.hosts = Hosts(self.host, folder, hello, context)
-        self.peers = PeerTable(proc, root, self.hosts, self.pump, self.ports, self.events, self.dispatch.deliver)
-        self.bulk = BulkData(proc, self.pump, lambda to, frame: self.peers.get(to).send(frame))
+        self.peers = PeerTable(
+            proc, root, self.hosts, self.receive_loop, self.ports, self.events, self.dispatch.deliver
+        )
+        self.bulk = BulkData(proc, self.receive_loop, lambda to, frame: self.peers.get(to).send(frame))
         self.bulk.wait = self.waits.wait
         self.replies = Replies(self.peers, self.bulk, self._place)
         self._register()
@@ -180,7 +182,7 @@ class Node:
         self.ended = "its session was shut down"
         self.closed = True
         self.events.closing.tell()
-        self.pump.close()
+        self.receive_loop.close()
         self.ports.lose_all(m.Dead(self.proc, Stopped(), True, []))
         self.peers.close(linger_ms)
         self.hosts.close(linger_ms)

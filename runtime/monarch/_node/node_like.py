@@ -13,7 +13,7 @@ from monarch._node.port_table import PortTable
 from monarch._node.replies import Replies
 from monarch._node.services.lanes import Lanes
 from monarch._node.waits import Waits
-from monarch._wire.receiving.loop import Pump
+from monarch._wire.receiving.loop import ReceiveLoop
 
 P = TypeVar("P")
 
@@ -28,7 +28,7 @@ class NodeLike(Protocol):
     closed: bool
     names: dict[str, str]
     events: NodeEvents
-    pump: Pump
+    receive_loop: ReceiveLoop
     watch: CallWatch
     waits: Waits
     ports: PortTable

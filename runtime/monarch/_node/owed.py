@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._core.roster import split_proc
-from monarch._node.call_watch import Party
+from monarch._node.call_watch import CallGroup
 from monarch._node.node_like import NodeLike
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Watched(Protocol):
     """A call as those see it who watch over its ranks."""
 
-    party: Party | None
+    party: CallGroup | None
     view: Any
 
     @property
@@ -58,7 +58,7 @@ class Owed:
         self.view = view
         self.actor: str = view._key
         self.targets = list(targets)
-        self.party: Party | None = None
+        self.party: CallGroup | None = None
         # Changed by the receiving thread, or by the one that sends while it holds the only reference.
         self.owed = set(range(len(self.targets)))
         self._failed: set[int] = set()

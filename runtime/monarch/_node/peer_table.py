@@ -16,7 +16,7 @@ from monarch._node.port_table import PortTable
 from monarch._procs.rank.output import brief
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
-from monarch._wire.receiving.loop import Pump
+from monarch._wire.receiving.loop import ReceiveLoop
 
 
 class PeerTable:
@@ -26,7 +26,7 @@ class PeerTable:
         proc: id of this process.
         root: of the program that everything belongs to.
         hosts: the ways to other hosts.
-        pump: that receives here.
+        receive_loop: that receives here.
         ports: whose calls fail when a peer dies.
         events: told of deaths.
         deliver: handles a message to this process itself.
@@ -37,14 +37,14 @@ class PeerTable:
         proc: str,
         root: str,
         hosts: Hosts,
-        pump: Pump,
+        receive_loop: ReceiveLoop,
         ports: PortTable,
         events: NodeEvents,
         deliver: Callable[[bytes, Sequence[Any]], None],
     ) -> None:
         self.proc = proc
         self.deliver = deliver
-        self.pump = pump
+        self.receive_loop = receive_loop
         self.context: zmq.Context[zmq.Socket[bytes]] = hosts.context
         self.folder = hosts.folder
         self.hello = hosts.hello

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import zmq
 
-    from monarch._wire.receiving.loop import Pump, Turn
+    from monarch._wire.receiving.loop import ReceiveLoop, Turn
 
 __all__ = ["WINDOW", "Gateway", "IpcPeer", "LocalPeer", "Peer", "RemotePeer", "Shape", "Targets", "cost_of"]
 
@@ -40,7 +40,7 @@ class Table(Protocol):
     folder: str
     hello: bytes
     context: zmq.Context[zmq.Socket[bytes]]
-    pump: Pump
+    receive_loop: ReceiveLoop
     lock: RLock
     deliver: Callable[[bytes, Sequence[Any]], None]
 
@@ -64,7 +64,7 @@ class Peer:
         self.dead: Dead | None = None
         # Has a lock of its own.
         self.window = Window()
-        # Of a thread that waits for room; the pump's.
+        # Of a thread that waits for room; the receive loop's.
         self.thread: Turn | None = None
         self.starting = False
         """Whether it has not said yet that it is ready. Set before it is shared, cleared by the leader."""
@@ -87,12 +87,12 @@ class Peer:
     def finished(self, total: int) -> None:
         """It has finished messages of this process, of that cost in all."""
         if self.window.finished(total):
-            self.table.pump.notify(self)
+            self.table.receive_loop.notify(self)
 
     def give_back(self, cost: int) -> None:
         """Room that was reserved for a message is not needed."""
         if self.window.give_back(cost):
-            self.table.pump.notify(self)
+            self.table.receive_loop.notify(self)
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
         """Sends a message, whatever the window."""
@@ -107,7 +107,7 @@ class Peer:
         self.dead = dead
         self.window.open()
         self.starting = False
-        self.table.pump.notify(self)
+        self.table.receive_loop.notify(self)
 
 
 class LocalPeer(Peer):

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from monarch._wire.receiving.loop import Pump, Waiter
+from monarch._wire.receiving.loop import ReceiveLoop, Waiter
 
 if TYPE_CHECKING:
     import asyncio
@@ -22,8 +22,8 @@ class ActorWaits(Protocol):
 class Waits:
     """The waits of one process, and what is shown before a result is read."""
 
-    def __init__(self, pump: Pump) -> None:
-        self._pump = pump
+    def __init__(self, receive_loop: ReceiveLoop) -> None:
+        self._receive_loop = receive_loop
         self.lock = threading.RLock()
         """Of all futures: held for a few steps, and again by a ``__del__`` that runs in the middle of them."""
         self.unshown: dict[int, threading.Event] = {}
@@ -36,7 +36,7 @@ class Waits:
     def wait(self, waiter: Waiter, timeout: float | None = None) -> bool:
         """Wait in this thread; return whether it is done. In an actor, a deadlock raises DeadlockError."""
         if self.actors is None:
-            return self._pump.wait(waiter, timeout)
+            return self._receive_loop.wait(waiter, timeout)
         return self.actors.wait(waiter, timeout)
 
     def awaited(self, future: Any, arrival: asyncio.Future[Any]) -> None:

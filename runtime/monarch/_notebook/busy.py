@@ -23,7 +23,7 @@ _prodded: dict[str, int] = {}
 """Of actors in the main thread, by key: how often it had shown that it goes on, when it was asked last."""
 
 
-class Doing(NamedTuple):
+class ThreadState(NamedTuple):
     """What the code of a call does."""
 
     activity: Activity
@@ -51,8 +51,8 @@ def prod(key: str, src: str, port: int) -> None:
         interrupts.prod()
 
 
-@service("busy.doing", "threaded")
-def doing(key: str, src: str, port: int, name: str) -> Doing | None:
+@service("busy.thread_state", "threaded")
+def thread_state(key: str, src: str, port: int, name: str) -> ThreadState | None:
     """Service: what the code of a call does; None if it has ended.
 
     Args:
@@ -76,7 +76,7 @@ def doing(key: str, src: str, port: int, name: str) -> Doing | None:
         waits = blocked(ident).wait in (Wait.SOCKET, Wait.OTHER)
         activity = Activity.WAITING if waits else Activity.COMPUTING
     at = _frame_of(frame, name)
-    return Doing(activity, at.f_lineno if at is not None and at.f_code.co_filename == name else 0, _call_at(at))
+    return ThreadState(activity, at.f_lineno if at is not None and at.f_code.co_filename == name else 0, _call_at(at))
 
 
 def _frame_of(frame: FrameType | None, name: str) -> FrameType | None:

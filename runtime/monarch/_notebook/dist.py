@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from monarch._groups.rendezvous import membership
+from monarch._groups.rendezvous import local_rendezvous
 
 # Questions that need no process group, and so make none.
 _WITHOUT = {"is_available", "is_initialized", "is_gloo_available", "is_nccl_available", "init_process_group"}
@@ -25,7 +25,7 @@ class LazyDist(ModuleType):
         found = getattr(dist, name)
         # The members of `group` are read, not called, so what they stand for has to be there.
         if name == "group" or (callable(found) and not isinstance(found, type) and name not in _WITHOUT):
-            own = membership()
+            own = local_rendezvous()
             # A group that the person has made needs none of ours.
             if own.has_default or not dist.is_initialized():
                 own.ensure()

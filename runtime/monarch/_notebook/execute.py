@@ -48,7 +48,7 @@ class CellError:
     """Whether it only says that the cell was interrupted there, since other ranks had died."""
 
 
-class Sealed:
+class LazyPickle:
     """A value that is unpickled where it is read, and only then."""
 
     def __init__(self, body: bytes, buffers: Sequence[Any]) -> None:
@@ -60,7 +60,7 @@ class Sealed:
         return loads(self._body, [memoryview(buffer) for buffer in self._buffers])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Sealed, (self._body, [PickleBuffer(buffer) for buffer in self._buffers])
+        return LazyPickle, (self._body, [PickleBuffer(buffer) for buffer in self._buffers])
 
 
 @dataclass
@@ -69,7 +69,7 @@ class CellResult(Outcome):
 
     bundle: Bundle | None
     """How its value shows; None if the cell does not end in an expression, or that is None."""
-    value: Sealed | None
+    value: LazyPickle | None
     """The value, if it could come along."""
     error: CellError | None
     seconds: float
@@ -190,7 +190,7 @@ def _ends_in_semicolon(source: str, end: Any) -> bool:
     return any(b";" in line.partition(b"#")[0] for line in [first[column:], *others])
 
 
-def _sealed(value: Any) -> Sealed | None:
+def _sealed(value: Any) -> LazyPickle | None:
     """The value if it can be sent and is not too large, else nothing."""
     try:
         body, buffers = dumps(value)
@@ -198,7 +198,7 @@ def _sealed(value: Any) -> Sealed | None:
         return None
     if len(body) + sum(buffer.nbytes for buffer in buffers) > RESULT_LIMIT:
         return None
-    return Sealed(body, buffers)
+    return LazyPickle(body, buffers)
 
 
 def _error(error: BaseException, name: str, lines: list[str]) -> CellError:

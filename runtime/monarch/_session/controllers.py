@@ -76,7 +76,7 @@ CONTROLLERS = "controllers"
 """Key of what ranks send to, to ask the program for a controller."""
 
 
-class Desk:
+class ControllerDirectory:
     """In the program, in place of an actor: gives controllers to ranks that ask. Each waits in a thread of its own."""
 
     running = None

@@ -23,12 +23,12 @@ from monarch._meshes.procs.state import ProcsState
 from monarch._meshes.registry import meshes_of
 from monarch._node.current import open_node
 from monarch._node.future import Future, Ready
-from monarch._node.liveness import Silence
+from monarch._node.liveness import Liveness
 from monarch._node.node import Node
 from monarch._node.rank_config import ActorSpec, RankConfig
 from monarch._node.remote_errors import unpack_failure
 from monarch._node.services.asking import ask_proc, tell_agent
-from monarch._procs.agent.detached import KeptConfig
+from monarch._procs.agent.detached import DetachedConfig
 from monarch._procs.agent.detached_records import Record, check_name, find, records
 from monarch._procs.agent.services import AgentRequest, claim, describe_procs, listen, note
 from monarch._procs.os.posix import memfd, outlives
@@ -40,9 +40,16 @@ from monarch._session.workers import start_agent
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
 from monarch._wire.pickling import dumps, loads
-from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError, NotKeptError, SpawnError, TakenError
+from monarch.exceptions import (
+    ArgumentError,
+    CallTimeoutError,
+    DetachedMeshInUseError,
+    MonarchError,
+    NoDetachedMeshError,
+    SpawnError,
+)
 
-__all__ = ["Kept", "attach", "end", "keep", "records"]
+__all__ = ["DetachedMesh", "attach", "end", "keep", "records"]
 
 _HERE = "127.0.0.1"
 _PATIENCE = 10.0
@@ -50,7 +57,7 @@ _LEAST = 1.0
 """Seconds of the shortest lease."""
 
 
-class KeptHosts(HostMesh):
+class DetachedHosts(HostMesh):
     """The host of a kept mesh, or a view of it."""
 
     def spawn_procs(self, *args: Any, **kwargs: Any) -> ProcMesh:
@@ -65,7 +72,7 @@ class KeptHosts(HostMesh):
         return mesh
 
 
-class Kept:
+class DetachedMesh:
     """A kept mesh that this program has attached. It goes on when the program ends, until its lease does.
 
     Attributes:
@@ -90,7 +97,7 @@ class Kept:
         self._record = record
         self._node = node
         region = Region((), 0, (), ())
-        self.hosts = KeptHosts((record.host,), region, node, _SharedHosts(self.end, region))
+        self.hosts = DetachedHosts((record.host,), region, node, _SharedHosts(self.end, region))
 
     def note(self, book: bytes) -> None:
         """Leaves something for the program that attaches it next, in place of what was left before."""
@@ -114,7 +121,7 @@ class Kept:
         """
         record = self._record
         if not self.attached:
-            with suppress(NotKeptError):
+            with suppress(NoDetachedMeshError):
                 if find(self.name).host == record.host:
                     end(self.name)
             return
@@ -126,7 +133,7 @@ class Kept:
         return f"<Kept {self.name!r} ({len(self.procs)} meshes of processes, {len(self.actors)} of actors)>"
 
 
-def keep(name: str, duration: float | str) -> Kept:
+def keep(name: str, duration: float | str) -> DetachedMesh:
     """Starts a host on this machine whose processes outlive this program.
 
     Args:
@@ -146,7 +153,7 @@ def keep(name: str, duration: float | str) -> Kept:
     public, secret = keys.public.decode(), keys.secret.decode()
     errors = memfd("kept-stderr")
     try:
-        config = KeptConfig(
+        config = DetachedConfig(
             "",
             "",
             "",
@@ -175,7 +182,7 @@ def keep(name: str, duration: float | str) -> Kept:
         os.close(errors)
     answer = msgspec.json.decode(line)
     if isinstance(answer, str):
-        raise TakenError(answer)
+        raise DetachedMeshInUseError(answer)
     record = find(name)
     try:
         kept, _ = _connect(record)
@@ -188,7 +195,7 @@ def keep(name: str, duration: float | str) -> Kept:
     return kept
 
 
-def attach(name: str, timeout: float = _PATIENCE) -> Kept:
+def attach(name: str, timeout: float = _PATIENCE) -> DetachedMesh:
     """Makes this program the controller of a kept mesh: what is there, and what was printed meanwhile, which is shown.
 
     Args:
@@ -219,7 +226,7 @@ def end(name: str) -> None:
         TakenError: another program has it attached.
     """
     record = find(name)
-    known: Kept | None = _session().kept.get(record.host)
+    known: DetachedMesh | None = _session().kept.get(record.host)
     (known or _connect(record)[0]).end()
 
 
@@ -230,19 +237,19 @@ def _session() -> Session:
     return session
 
 
-def _connect(record: Record) -> tuple[Kept, dict[str, Any]]:
+def _connect(record: Record) -> tuple[DetachedMesh, dict[str, Any]]:
     """Becomes the controller of a host that is kept; with what its agent says that there is."""
     session = _session()
     node, host = session.node, record.host
     if host in session.kept:
-        raise TakenError(f"the kept mesh {record.name!r} is attached in this program already")
+        raise DetachedMeshInUseError(f"the kept mesh {record.name!r} is attached in this program already")
     keys = KeyPair(record.public.encode(), record.secret.encode())
     session.forget(host)
     session.listen(KeyPair.new(), _HERE, [record.public])
     try:
         listening = session.greet(record.address, keys, _PATIENCE)
     except SpawnError:
-        raise NotKeptError(
+        raise NoDetachedMeshError(
             f"the kept mesh {record.name!r} does not answer at {record.address} within {_PATIENCE:g} s; process "
             f"{record.pid} keeps it"
         ) from None
@@ -257,12 +264,12 @@ def _connect(record: Record) -> tuple[Kept, dict[str, Any]]:
     except BaseException:
         session.forget(host_of(listening.src))
         raise
-    kept = session.kept[host] = Kept(record, node)
+    kept = session.kept[host] = DetachedMesh(record, node)
     kept.book, kept.dropped = known["book"], known["dropped"]
     return kept, known
 
 
-def _take(kept: Kept, known: dict[str, Any], timeout: float) -> None:
+def _take(kept: DetachedMesh, known: dict[str, Any], timeout: float) -> None:
     """Makes meshes of what is there, and has the ranks belong to this program."""
     node, host = kept._node, kept._record.host
     output = need_session(node).output
@@ -292,7 +299,7 @@ def _take(kept: Kept, known: dict[str, Any], timeout: float) -> None:
         _add_actors(kept, key, procs, max(1.0, deadline - time.monotonic()))
 
 
-def _add_procs(kept: Kept, order: m.Spawn, told: bytes, alive: list[str]) -> None:
+def _add_procs(kept: DetachedMesh, order: m.Spawn, told: bytes, alive: list[str]) -> None:
     """The mesh of procs that was ordered so."""
     node, host = kept._node, kept._record.host
     config: RankConfig = loads(order.config)
@@ -312,7 +319,7 @@ def _add_procs(kept: Kept, order: m.Spawn, told: bytes, alive: list[str]) -> Non
     start.spares[host] = [name for name in _names(alive, f"{procs.uid}.s") if name not in procs.roster.names.values()]
     shared.starting = start
     shared.supervision.restart = restart
-    node.part(Silence).watch(procs.uid, None)
+    node.part(Liveness).watch(procs.uid, None)
     meshes_of(node).add_procs(procs.uid, procs.name, "", shared)
     for rank in procs.region().base_ranks():
         meshes_of(node).joined.tell(procs.uid, rank, procs.proc(rank))
@@ -327,7 +334,7 @@ def _names(procs: list[str], prefix: str) -> list[str]:
     return [name for name in (proc.partition("/")[2] for proc in procs) if name.startswith(prefix)]
 
 
-def _add_actors(kept: Kept, key: str, procs: list[str], timeout: float) -> None:
+def _add_actors(kept: DetachedMesh, key: str, procs: list[str], timeout: float) -> None:
     """The mesh of actors of a key, which some procs have said to have."""
     node = kept._node
     try:
@@ -390,8 +397,10 @@ class _Answer(Future[Any]):
 
     def _make(self) -> Any:
         if self._reply is None:
-            raise NotKeptError("the kept mesh has ended meanwhile")
+            raise NoDetachedMeshError("the kept mesh has ended meanwhile")
         if self._reply.status == m.RESULT:
             return m.unpack(self._reply.body)
         failure = unpack_failure(self._reply.body)
-        raise (TakenError if failure.kind == "TakenError" else MonarchError)(failure.text)
+        raise (DetachedMeshInUseError if failure.kind == DetachedMeshInUseError.__name__ else MonarchError)(
+            failure.text
+        )

@@ -74,7 +74,7 @@ class Outbox:
         # Interrupts of this process when the last answer was given: a call that is being stopped does not wait.
         self._interrupts = 0
         self.thread: Turn | None = None
-        """Of who waits for room: the pump's, as of everything that is waited for."""
+        """Of who waits for room: the receive loop's, as of everything that is waited for."""
         node.dispatch.handle(m.OutputCredit, self._on_credit)
         node.events.controller_changed.subscribe(self.reset)
         # Opens when streams are to be flushed: their locks may be held by code that prints, so a thread does that.
@@ -133,7 +133,7 @@ class Outbox:
             self._capture.pace(self._ask)
 
     def _ask(self) -> None:
-        self._node.pump.post(self._send_soon)
+        self._node.receive_loop.post(self._send_soon)
 
     def _send_soon(self) -> None:
         self._send_now()
@@ -143,7 +143,7 @@ class Outbox:
         self._received += 1
         if self._capture.left:
             self._send_now()
-        self._node.pump.notify(self)
+        self._node.receive_loop.notify(self)
 
     def _send_now(self) -> bool:
         """Send what fits, unless another thread does so already."""
@@ -191,7 +191,7 @@ class Outbox:
             now = time.monotonic()
             if now - moved > _STALLED_S or now - begun > _ANSWER_S:
                 break
-            self._node.pump.wait(self, _SLICE_S)
+            self._node.receive_loop.wait(self, _SLICE_S)
             if self._received != received:
                 # Whoever has used it.
                 received, moved = self._received, time.monotonic()

@@ -28,7 +28,9 @@ class Partitions:
         node.dispatch.handle(Parted, self._parted)
 
     def _parted(self, parted: Parted, _: Sequence[Any]) -> None:
-        self._node.pump.call_later(self._node.hosts.lease + 1.0, partial(self._decide, parted.host, parted.other))
+        self._node.receive_loop.call_later(
+            self._node.hosts.lease + 1.0, partial(self._decide, parted.host, parted.other)
+        )
 
     def _decide(self, one: str, other: str) -> None:
         node = self._node

@@ -96,7 +96,7 @@ class Rank:
         node.idle = self.outbox.flush
         node.send_printed = self.outbox.send_printed
         Faults(node)
-        node.pump.start()
+        node.receive_loop.start()
 
     def _sibling_died(self, dead: m.Dead) -> None:
         if split_proc(dead.proc)[0] == self.config.procs.uid:
@@ -176,7 +176,7 @@ class Rank:
             self._pause = _FLUSH_EVERY
         self.node.bulk.settle()
         self.node.tend()
-        self.node.pump.call_later(self._pause, self._tick)
+        self.node.receive_loop.call_later(self._pause, self._tick)
 
     def _busy_call(self) -> tuple[Cell, m.Call] | None:
         for cell in list(actors_of(self.node).here.values()):

@@ -40,14 +40,14 @@ from monarch._procs.session_folder import (
     remove_socket,
     restore_folder,
 )
-from monarch._session.controllers import CONTROLLERS, Desk
+from monarch._session.controllers import CONTROLLERS, ControllerDirectory
 from monarch._session.output import OutputView
 from monarch._session.partition import Partitions
 from monarch._session.wiring import wire
 from monarch._supervision.faults import Faults
 from monarch._wire import messages as m
 from monarch._wire.descriptors import raise_limit
-from monarch._wire.keys import Doorkeeper, KeyPair
+from monarch._wire.keys import CurveAuthenticator, KeyPair
 from monarch._wire.links import Link
 from monarch._wire.receiving.timers import until_next
 from monarch.exceptions import CallTimeoutError, MonarchError, SpawnError
@@ -103,7 +103,7 @@ class Session:
         self._agent_errors = -1
         self._agent_env: dict[str, str] = {}
         self._lock = threading.RLock()
-        self._door: Doorkeeper | None = None
+        self._door: CurveAuthenticator | None = None
         self._address = ""
         self._watched: set[str] = set()
         self._monitors: deque[tuple[str, Gateway, Any]] = deque()
@@ -132,14 +132,14 @@ class Session:
         self._partitions = Partitions(node, self.host_lost)
         node.dispatch.handle(m.Listening, lambda listening, _: self._on_listening(listening))
         node.add_part(self)
-        actors_of(node).here[CONTROLLERS] = cast("Cell", Desk(node))
-        node.pump.start()
+        actors_of(node).here[CONTROLLERS] = cast("Cell", ControllerDirectory(node))
+        node.receive_loop.start()
         self._tend()
 
     def _tend(self) -> None:
         if not self.node.closed:
             self.node.tend()
-            self.node.pump.call_later(until_next(TEND, time.monotonic()), self._tend)
+            self.node.receive_loop.call_later(until_next(TEND, time.monotonic()), self._tend)
 
     # The agent of this host
 
@@ -199,7 +199,7 @@ class Session:
                 self._opened.clear()
                 self._table.pop(self.node.host, None)
 
-        self.node.pump.post(lost)
+        self.node.receive_loop.post(lost)
         # Its zygote does this too, unless it was killed with it. Ranks end a moment after their agent.
         for pause in _SWEEPS:
             time.sleep(pause)
@@ -263,7 +263,7 @@ class Session:
             if node.hosts.keys is None:
                 node.hosts.keys = keys
             if self._door is None:
-                self._door = Doorkeeper(node.hosts.context)
+                self._door = CurveAuthenticator(node.hosts.context)
             self._door.allow("controller", [public.encode() for public in allowed])
             if interface not in self._interfaces:
                 with node.inbox.binding:
@@ -398,7 +398,7 @@ class Session:
                     host, gateway = watched[monitor]
                     poller.unregister(monitor)
                     if not gateway.closed.is_set():
-                        self.node.pump.post(partial(self.host_lost, host, HostLost(host)))
+                        self.node.receive_loop.post(partial(self.host_lost, host, HostLost(host)))
                 for monitor in [monitor for monitor, (_, gateway) in watched.items() if gateway.closed.is_set()]:
                     # ZeroMQ blocks where it cannot tell of an event, so this is closed after the link that it is of.
                     if monitor in poller:

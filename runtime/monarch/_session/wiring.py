@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from monarch._actors import mailbox
-from monarch._node.liveness import Silence
+from monarch._node.liveness import Liveness
 from monarch._node.node import Node
 from monarch._supervision.behind import Behind
 from monarch._supervision.unjoined import UnjoinedCollectives
@@ -16,8 +16,8 @@ def wire(node: Node) -> None:
     """Connect the hooks of actors and calls to a node. Programs and ranks both call this."""
     mailbox.on_error = _explain
     node.watch = Watch(node)
-    node.part(Silence).ticked.subscribe(Behind(node).tick)
-    node.part(Silence).ticked.subscribe(node.part(UnjoinedCollectives).tick)
+    node.part(Liveness).ticked.subscribe(Behind(node).tick)
+    node.part(Liveness).ticked.subscribe(node.part(UnjoinedCollectives).tick)
 
 
 def _explain(error: BaseException) -> BaseException | None:

@@ -11,7 +11,7 @@ from monarch._meshes.procs.queries import actor_meshes_on
 from monarch._meshes.procs.state import ProcsState
 from monarch._meshes.registry import meshes_of
 from monarch._node.future import to_its_end
-from monarch._state.handoff.sender import Handing, giver_of, member_of
+from monarch._state.handoff.sender import StateTransfer, giver_of, member_of
 from monarch._supervision.healing import heal
 from monarch.exceptions import ArgumentError
 
@@ -67,7 +67,7 @@ def heal_mesh(
     if copy_from is not None and not copy:
         # Before anything is done that could not be asked for again.
         givers = [mesh] if isinstance(mesh, ActorMesh) else actor_meshes_on(shared, node)
-        Handing.check(givers, isinstance(mesh, ActorMesh))
+        StateTransfer.check(givers, isinstance(mesh, ActorMesh))
     if hosts is not None and not isinstance(hosts, HostMesh):
         raise ArgumentError(f"hosts is a mesh of hosts, and not {type(hosts).__name__}")
     others = [hosts._hosts[rank] for rank in hosts._region.base_ranks()] if hosts is not None else []
@@ -99,7 +99,7 @@ def _hand_over(
     elif copy_from is not None:
         for each in [mesh] if isinstance(mesh, ActorMesh) else actor_meshes_on(shared, mesh._node):
             mine = [rank for other, rank in renewed if other._key == each._key]
-            Handing(each, [*replaced, *mine], source).run(timeout)
+            StateTransfer(each, [*replaced, *mine], source).run(timeout)
 
 
 def _copy(mesh: ActorMesh, new: list[int], source: int | None, method: str, timeout: float) -> None:

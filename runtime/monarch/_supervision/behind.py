@@ -96,7 +96,7 @@ class _Look:
             self.found[self._ranks[proc]] = (answer[0], answer[1])
         self._pending.discard(proc)
         if self.done:
-            self._node.pump.notify(self)
+            self._node.receive_loop.notify(self)
             if self._tells:
                 self.say()
 
@@ -129,11 +129,11 @@ def _is_notebook(node: Node, key: str) -> bool:
 def ahead_now(gather: Gather[Any]) -> str:
     """What runs in front of a call, in words; empty if nothing is known to. It may take a moment."""
     node = current_node()
-    if node.closed or not gather.actor or node.pump.receives_here():
+    if node.closed or not gather.actor or node.receive_loop.receives_here():
         return ""
     look = _Look(node, gather)
     try:
-        node.pump.wait(look, _HEARING)
+        node.receive_loop.wait(look, _HEARING)
         found = dict(look.found)
     finally:
         look.close()

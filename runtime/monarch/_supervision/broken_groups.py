@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from monarch._core.roster import Procs
-from monarch._groups.rendezvous import spoil_round
+from monarch._groups.rendezvous import spoil_generation
 from monarch._meshes.registry import meshes_of
 from monarch._node.node_like import NodeLike
 from monarch._node.services.asking import Answers
@@ -40,4 +40,4 @@ def spoil_groups(node: NodeLike, meshes: Iterable[Procs], reason: str, number: i
         number: of the generation; ranks that have a newer one keep it.
     """
     ranks = [procs.proc(rank) for procs in meshes for rank in range(procs.size)]
-    Answers(node, ranks, request(spoil_round, reason, number)).close()
+    Answers(node, ranks, request(spoil_generation, reason, number)).close()

@@ -106,7 +106,7 @@ class Deaths:
         verdicts = verdicts_of(self._node)
         for command in commands:
             if isinstance(command, Collect):
-                self._node.pump.call_later(TOGETHER, partial(self._collect, uid))
+                self._node.receive_loop.call_later(TOGETHER, partial(self._collect, uid))
             elif isinstance(command, Begin):
                 who = f"its restart rule replaces {describe_ranks(command.ranks)}, attempt {command.attempt}"
                 verdicts.decide(uid, who, partial(self._restart, uid, command))

@@ -47,7 +47,7 @@ class _Member:
         return [peer for peer in call.waits_for() if peer.dead is None] if call is not None else []
 
 
-class Party:
+class CallGroup:
     """Calls whose ranks belong together.
 
     Timers and replies run its methods, so none of them waits or runs code of the user.
@@ -162,10 +162,10 @@ class Party:
             return self._machine is not None and self._machine.frees
 
     @property
-    def cut_round(self) -> int:
+    def cut_generation(self) -> int:
         """The newest generation of groups that ranks were cut off from while others still run; 0 if there is none."""
         with self._lock:
-            return self._machine.round if self._machine is not None and self._machine.freed else 0
+            return self._machine.generation if self._machine is not None and self._machine.freed else 0
 
     def completed(self) -> None:
         """One of the calls is about to end. Groups from which ranks were cut off are of no use to the others either."""
@@ -182,7 +182,7 @@ class Party:
             each.close()
         if machine is not None and machine.freed:
             meshes = meshes_of_calls(self._node, self._calls)
-            spoil_groups(self._node, meshes, self._reason(machine.freed), machine.round)
+            spoil_groups(self._node, meshes, self._reason(machine.freed), machine.generation)
 
     def _forget(self) -> None:
         answers, self._answers = self._answers, []
@@ -208,7 +208,7 @@ class Party:
         assert self._machine is not None
         self._serial += 1
         serial = self._serial
-        self._node.pump.call_later(max(0.0, self._machine.due - time.monotonic()), lambda: self._tick(serial))
+        self._node.receive_loop.call_later(max(0.0, self._machine.due - time.monotonic()), lambda: self._tick(serial))
 
     def _tick(self, serial: int) -> None:
         told = False
@@ -276,7 +276,7 @@ class Party:
         if isinstance(command, Free):
             self._to_free.update(command.positions)
             uid = split_proc(self._proc(command.positions[0]))[0]
-            self._node.part(Failures).free(uid, machine.round)
+            self._node.part(Failures).free(uid, machine.generation)
             self._announce(machine)
             self._free()
         else:
@@ -293,7 +293,7 @@ class Party:
         self._expected |= new
         self._expecting |= new
         if new:
-            args = self._reason(machine.freed), machine.round
+            args = self._reason(machine.freed), machine.generation
             self._announced += self._ask(sorted(new), expect, args, self._knows)
 
     def _knows(self, task: int, _: Any) -> None:
@@ -306,9 +306,9 @@ class Party:
         if machine is None or not self._to_free or self._expecting:
             return
         tasks, self._to_free = sorted(self._to_free), set()
-        for number in sorted({machine.round_of(task) for task in tasks}):
-            of_round = [task for task in tasks if machine.round_of(task) == number]
-            self._tell(of_round, free, (self._reason(machine.freed), number))
+        for number in sorted({machine.generation_of(task) for task in tasks}):
+            of_generation = [task for task in tasks if machine.generation_of(task) == number]
+            self._tell(of_generation, free, (self._reason(machine.freed), number))
 
     def _tell(self, tasks: Sequence[int], service: Callable[..., Any], args: tuple[Any, ...]) -> None:
         for each in self._ask(tasks, service, args):

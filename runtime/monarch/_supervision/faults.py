@@ -67,7 +67,7 @@ class Faults:
                 who = f"an actor of {describe_ranks([fault.rank])} has just failed"
                 self._collecting[uid] = verdicts_of(self._node).hold(uid, who)
         if first:
-            self._node.pump.call_later(TOGETHER, self._report_aside)
+            self._node.receive_loop.call_later(TOGETHER, self._report_aside)
 
     def _is_judged_by_owner(self, actor: str) -> bool:
         cell = actors_of(self._node).here.get(meshes_of(self._node).owners.get(actor, ""))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from monarch._actors.table import actors_of
 from monarch._core.fail_fast import Standing
 from monarch._core.stop_ladder import Freed
-from monarch._groups.rendezvous import membership, spoil_round
+from monarch._groups.rendezvous import local_rendezvous, spoil_generation
 from monarch._node.current import current_node
 from monarch._node.future import Future
 from monarch._node.services.registry import service
@@ -83,9 +83,9 @@ def standing(key: str, src: str, port: int) -> Standing:
     """
     from monarch._groups.rendezvous import uses_collectives
 
-    node, world = current_node(), membership().world
+    node, world = current_node(), local_rendezvous().world
     found = running(key, src, port)
-    number = membership().round
+    number = local_rendezvous().generation
     busy = any(_is_busy(each) for each in list(actors_of(node).here.values()))
     idle = found is None and _is_idle(key, src, port)
     groups: dict[str, tuple[tuple[int, ...], int]] = {}
@@ -95,7 +95,7 @@ def standing(key: str, src: str, port: int) -> Standing:
         groups = counts()
     making = [] if world is None else [tuple(ranks) for ranks in list(world.making)]
     if found is None:
-        return Standing(node.rank, groups, tuple(making), round=number, idle=idle, busy=busy)
+        return Standing(node.rank, groups, tuple(making), generation=number, idle=idle, busy=busy)
     ident = thread_of(found[0])
     frame = sys._current_frames().get(ident)
     if _makes_group(frame) and not making:
@@ -154,7 +154,7 @@ def expect(key: str, src: str, port: int, reason: str, number: int) -> None:
         reason: for the error that its collectives raise.
         number: the newest generation of groups that the others have; a newer one works.
     """
-    if membership().round <= number and running(key, src, port) is not None:
+    if local_rendezvous().generation <= number and running(key, src, port) is not None:
         _explain(reason)
 
 
@@ -181,7 +181,7 @@ def free(key: str, src: str, port: int, reason: str, number: int) -> Freed:
     what = blocked(ident)
     if _makes_group(sys._current_frames().get(ident)):
         _explain(reason)
-        spoil_round(reason, number)
+        spoil_generation(reason, number)
         _shut_waited(what)
         return Freed.COLLECTIVE
     # A thread that waits for something else, or sleeps, is in no collective; groups that work are kept.
@@ -189,10 +189,10 @@ def free(key: str, src: str, port: int, reason: str, number: int) -> Freed:
         return Freed.CONNECTION
     if _wake(ident):
         return Freed.WAIT
-    if what.wait is Wait.SLEEP or membership().round > number:
+    if what.wait is Wait.SLEEP or local_rendezvous().generation > number:
         return Freed.NOTHING
     _explain(reason)
-    return Freed.COLLECTIVE if spoil_round(reason, number) else Freed.NOTHING
+    return Freed.COLLECTIVE if spoil_generation(reason, number) else Freed.NOTHING
 
 
 def _explain(reason: str) -> None:
@@ -200,7 +200,7 @@ def _explain(reason: str) -> None:
     for cell in list(actors_of(current_node()).here.values()):
         for call in (cell.running, *list(cell.turns.tasks.values())):
             if call is not None:
-                membership().free_call(call.src, call.port, reason)
+                local_rendezvous().free_call(call.src, call.port, reason)
 
 
 def _shut_waited(what: Blocked) -> int:

@@ -167,7 +167,7 @@ class _Look:
             self._close()
             self.over = True
             return
-        self._node.pump.call_later(self._limit * _SHARE, self._again)
+        self._node.receive_loop.call_later(self._limit * _SHARE, self._again)
 
     def _again(self) -> None:
         calls = {} if self._node.closed else _under_way(self._node).get(self._uid, {})

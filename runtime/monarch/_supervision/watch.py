@@ -18,7 +18,7 @@ from monarch._node.node import Node
 from monarch._node.owed import Unanswered, Watched
 
 # Not when the first rank fails: that is noticed in the receiving thread, where an import would run import hooks.
-from monarch._supervision.fail_fast import Party
+from monarch._supervision.fail_fast import CallGroup
 
 if TYPE_CHECKING:
     from monarch._wire import messages as m
@@ -34,7 +34,7 @@ class Watch:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._lock = RLock()
-        self._parties: dict[str, Party] = {}
+        self._parties: dict[str, CallGroup] = {}
         """Lock: ``_lock``, as the next one; a dict that is empty is seen so without it."""
         self._unread: dict[str, dict[str, ref[Watched]]] = {}
         """Of each proc, the last call that has failed there, if nobody has read its error: calls that follow may wait
@@ -90,7 +90,7 @@ class Watch:
         while True:
             with self._lock:
                 known = self._parties.get(uid)
-                party = known if known is not None and not known.over else Party(calls)
+                party = known if known is not None and not known.over else CallGroup(calls)
                 self._parties[uid] = party
             if party is not known:
                 party.join()

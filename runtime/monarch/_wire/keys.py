@@ -26,7 +26,7 @@ class KeyPair(NamedTuple):
         return cls(*zmq.curve_keypair())
 
 
-class Doorkeeper:
+class CurveAuthenticator:
     """Decides by public key who may connect to the tcp sockets of a context, for each by its domain."""
 
     def __init__(self, context: zmq.Context[Any]) -> None:

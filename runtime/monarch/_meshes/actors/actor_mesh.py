@@ -13,15 +13,15 @@ from monarch._core.shapes.mesh_view import MeshView
 from monarch._core.shapes.region import Region
 from monarch._core.shapes.selection import called
 from monarch._core.text.tables import html_table, rich_table, text_table
-from monarch._groups.groups import Grouped
+from monarch._groups.groups import HasGroups
 from monarch._meshes.actors.adverbs import Endpoint, Undecorated
 from monarch._meshes.actors.state import ActorsState
-from monarch._meshes.async_resource import Managed
+from monarch._meshes.async_resource import AsyncResource
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import node_for
 from monarch._node.future import Future
 from monarch._node.gather import Gather, died
-from monarch._node.liveness import Silence
+from monarch._node.liveness import Liveness
 from monarch._node.node import Node
 from monarch._node.peers import Shape, Targets
 from monarch._wire import messages as m
@@ -37,7 +37,7 @@ SHOWN = 32
 """Rows that a mesh shows at most."""
 
 
-class ActorMesh(Grouped, MeshView, Managed):
+class ActorMesh(HasGroups, MeshView, AsyncResource):
     """The actors of one ``spawn``, or a view of them. Its endpoints are attributes, as in ``mesh.train.call(1)``.
 
     A mesh can be sent in messages. What arrives refers to the same actors and does not own them.
@@ -317,7 +317,7 @@ def member_rows(node: Node, procs: Procs, region: Region) -> tuple[list[str], li
         state = "alive"
         if peer is not None and peer.dead is not None:
             state = "stopped" if peer.dead.expected else peer.dead.reason
-        elif (silence := node.find_part(Silence)) is not None:
+        elif (silence := node.find_part(Liveness)) is not None:
             state = silence.text(proc) or state
         host, _, name = proc.partition("/")
         rows.append([rank, *(point[label] for label in extent), host, name, state])

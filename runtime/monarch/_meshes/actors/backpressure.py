@@ -12,7 +12,7 @@ from monarch._actors.running import ActorLike, current
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node import liveness
-from monarch._node.liveness import Silence
+from monarch._node.liveness import Liveness
 from monarch._node.node import Node
 from monarch._node.services.frame import ask_frame
 from monarch._node.services.registry import request
@@ -76,7 +76,7 @@ def _wait(node: Node, peer: Peer, position: int, count: int, mesh: ActorMeshLike
     since = asked = begun
     while True:
         pause = min(_ASK_EVERY_S, ROOM_S, window.patience if here is not None else math.inf)
-        if node.pump.wait(peer, pause):
+        if node.receive_loop.wait(peer, pause):
             return
         now = time.monotonic()
         if here is not None:
@@ -105,7 +105,7 @@ def _may_wait_for_us(cell: ActorLike, peer: Peer) -> bool:
 def _error(peer: Peer, position: int, count: int, mesh: ActorMeshLike, method: str) -> SendTimeoutError:
     behind = peer.window.behind
     whom = f"{describe_ranks([position], count)} of {mesh._called}" if count > 1 else mesh._called
-    silence = mesh._node.find_part(Silence)
+    silence = mesh._node.find_part(Liveness)
     why = silence.text(peer.proc) if silence is not None else ""
     return SendTimeoutError(
         f"{mesh._called}.{method}() was not sent to any rank: {whom} is {behind:,} messages behind and has finished "

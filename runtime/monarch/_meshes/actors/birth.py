@@ -9,7 +9,7 @@ from weakref import ref
 
 from monarch._core.later import asyncio
 from monarch._core.shapes.extent import Extent
-from monarch._meshes.actors.doom import Doom
+from monarch._meshes.actors.spawn_abort import SpawnAbort
 from monarch._node.gather import Gather, Lost
 from monarch._node.node_like import NodeLike
 from monarch._node.remote_errors import unpack_failure
@@ -154,7 +154,7 @@ class Birth(Gather[None]):
             self._calls.extend((rank, call) for call in calls)
             first, self._passing = not self._passing, True
         if first:
-            self._node.pump.call_later(HEARD_S, self._pass_on)
+            self._node.receive_loop.call_later(HEARD_S, self._pass_on)
 
     def _comes_late(self, reply: m.Reply) -> None:
         """The future is done without this one; whoever reads it later finds it there."""
@@ -194,11 +194,11 @@ class Birth(Gather[None]):
         Those that wait for the failed ones in a collective are about to be freed, and are heard in time most often.
         """
         if patience and not self.done and self.party is not None and self.party.frees:
-            self._node.pump.call_later(HEARD_S, partial(self._pass_on, patience - 1))
+            self._node.receive_loop.call_later(HEARD_S, partial(self._pass_on, patience - 1))
         elif self.done or not self.waits_for():
             self._tell()
         else:
-            Doom(self._node, self, self._tell)
+            SpawnAbort(self._node, self, self._tell)
 
     def _tell(self) -> None:
         self._give_up()
@@ -266,7 +266,7 @@ class Birth(Gather[None]):
             self._node.ports.close(self.port)
             self._complete()
         elif lost:
-            self._node.pump.call_later(HEARD_S, self._give_up)
+            self._node.receive_loop.call_later(HEARD_S, self._give_up)
 
 
 class Booting(Birth):
@@ -297,7 +297,7 @@ class Booting(Birth):
         # The others are waited for, since they have nothing to do with it.
         with self._lock:
             self.raised[reply.rank] = reply
-        self._node.pump.call_later(HEARD_S, self._pass_on)
+        self._node.receive_loop.call_later(HEARD_S, self._pass_on)
 
     def _pass_on(self) -> None:
         for fault in self.untold():

@@ -14,10 +14,10 @@ from monarch._core.shapes.region import Region
 from monarch._core.shapes.selection import called
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._core.text.tables import html_table, rich_table, text_table
-from monarch._groups.groups import Grouped
+from monarch._groups.groups import HasGroups
 from monarch._meshes.actors.actor_mesh import SHOWN, member_rows
 from monarch._meshes.actors.spawning import check_names, spawn_actors
-from monarch._meshes.async_resource import Managed
+from monarch._meshes.async_resource import AsyncResource
 from monarch._meshes.procs.agents import agents_of
 from monarch._meshes.procs.state import Ended, ProcsState
 from monarch._meshes.verdicts import verdicts_of
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 A = TypeVar("A", bound=Actor)
 
 
-class ProcMesh(Grouped, MeshView, Managed):
+class ProcMesh(HasGroups, MeshView, AsyncResource):
     """The processes of one ``spawn_procs``, or a view of them; actors are spawned on it."""
 
     host_mesh: Any

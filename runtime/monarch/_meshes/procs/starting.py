@@ -139,7 +139,7 @@ class Starting:
             self.cwd,
         )
         node.peers.to_agent(host, spawn)
-        node.pump.call_later(READY_SECONDS, partial(self._late, host, names))
+        node.receive_loop.call_later(READY_SECONDS, partial(self._late, host, names))
 
     def _late(self, host: str, names: list[str]) -> None:
         """Gives up those that have not said that they listen."""

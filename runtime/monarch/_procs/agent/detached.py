@@ -20,13 +20,13 @@ from monarch._core.causes import Detached
 from monarch._procs.agent import services
 from monarch._procs.agent.detached_records import Record, publish, write
 from monarch._procs.agent.main import Agent, run_agent
-from monarch._procs.agent.output_backlog import Shelf
+from monarch._procs.agent.output_backlog import OutputBacklog
 from monarch._procs.agent.request import AgentConfig
 from monarch._procs.os.orphans import unmark
 from monarch._procs.rank.output import cost_of
 from monarch._procs.session_folder import sweep
 from monarch._wire import messages as m
-from monarch.exceptions import MonarchError, TakenError
+from monarch.exceptions import DetachedMeshInUseError, MonarchError
 
 _CLAIM = 10.0
 """Seconds in which whoever has started it is to connect."""
@@ -38,7 +38,7 @@ _TIDY = (0.5, 5.0)
 """Seconds after the loss of a program in which it has ended, if it was killed: its folder is left for others."""
 
 
-class KeptConfig(AgentConfig):
+class DetachedConfig(AgentConfig):
     """What such an agent is started with."""
 
     name: str = ""
@@ -46,10 +46,10 @@ class KeptConfig(AgentConfig):
     """How long it lives without a controller."""
 
 
-class KeptAgent(Agent):
+class DetachedAgent(Agent):
     """State of the agent, and what it does otherwise than others."""
 
-    def __init__(self, config: KeptConfig) -> None:
+    def __init__(self, config: DetachedConfig) -> None:
         super().__init__(config)
         assert config.keys is not None
         self.record = Record(
@@ -66,7 +66,7 @@ class KeptAgent(Agent):
         """Proc ids of controllers that were."""
         self.listens = False
         """Whether the controller takes output: it has said that it is ready for what was printed before."""
-        self.shelf = Shelf()
+        self.backlog = OutputBacklog()
         self.orders: dict[str, m.Spawn] = {}
         """Of each mesh of procs of the controller, by uid, how its last procs were asked for."""
         self.told: dict[str, bytes] = {}
@@ -125,12 +125,12 @@ class KeptAgent(Agent):
             return
         self.former.add(owner)
         self.listens = False
-        self.switch.forget()
+        self.router.forget()
         self._part_from(owner)
         frame = m.encode(m.Dead(owner, Detached(self.record.name), False, []))
         for proc in list(self.children.by_proc):
             # Who waits for an answer of it need not wait until the next one comes.
-            self.switch.send(proc, [frame])
+            self.router.send(proc, [frame])
         self._lease(self.record.seconds)
         self._write()
         for seconds in _TIDY:
@@ -139,12 +139,12 @@ class KeptAgent(Agent):
     def _part_from(self, owner: str) -> None:
         """If it lives, as one that was stopped for long may, it is to know that nobody listens to it here."""
         reason = f"the connection to the kept mesh {self.record.name!r} has broken; it may be attached again"
-        self.switch.learn(self._way)
-        self.switch.send(owner, [m.encode(m.Refused(m.VERSION, self.proc, reason))])
+        self.router.learn(self._way)
+        self.router.send(owner, [m.encode(m.Refused(m.VERSION, self.proc, reason))])
 
         def part() -> None:
             if self.owner != owner:
-                self.switch.forget_way(owner)
+                self.router.forget_way(owner)
 
         self._later(3 * self.config.lease, part)
 
@@ -167,25 +167,25 @@ class KeptAgent(Agent):
 
     def _on_hosts(self, hosts: m.Hosts, _: list[Any]) -> None:
         """Says whom it is to anybody with the key; to be the controller takes a claim."""
-        self.switch.learn(hosts)
+        self.router.learn(hosts)
         if hosts.token and self.listening is not None:
             for proc in hosts.hosts:
                 self._tell(proc, msgspec.structs.replace(self.listening, token=hosts.token))
 
     def _claim(self, ask: m.Ask, pid: int) -> dict[str, Any]:
         """Another program becomes the controller, and learns what there is."""
-        if self.switch.owner_lost():
+        if self.router.owner_lost():
             # Its end was not looked at yet.
             self._owner_died()
         name = self.record.name
         if self.owner and self.owner != ask.src:
-            raise TakenError(
+            raise DetachedMeshInUseError(
                 f"the kept mesh {name!r} is in use by process {self.record.user}; it can be attached when that has "
                 f"ended, or has lost its connection"
             )
         self.owner = ask.src
-        self.switch.own()
-        self._way = self.switch.way_to(ask.src)
+        self.router.own()
+        self._way = self.router.way_to(ask.src)
         self.former.discard(ask.src)
         for former in self.former:
             for child in self.children.owned_by(former):
@@ -197,8 +197,8 @@ class KeptAgent(Agent):
             "former": sorted(self.former),
             "procs": [[child.proc, child.owner] for child in self.children.by_proc.values()],
             "orders": [[m.encode(order), self.told.get(uid, b"")] for uid, order in self.orders.items()],
-            "passed": [[*where, offset] for where, offset in self.shelf.passed.items()],
-            "dropped": self.shelf.dropped,
+            "passed": [[*where, offset] for where, offset in self.backlog.passed.items()],
+            "dropped": self.backlog.dropped,
             "book": self.book,
         }
 
@@ -206,11 +206,11 @@ class KeptAgent(Agent):
         """The controller is ready for what was printed meanwhile."""
         self._check(ask)
         self.listens = True
-        for message in self.shelf.take():
+        for message in self.backlog.take():
             known = m.decode(message)
             if isinstance(known, m.Output):
-                self.shelf.passes(known)
-            self.switch.send(self.owner, [message])
+                self.backlog.passes(known)
+            self.router.send(self.owner, [message])
 
     def _note(self, ask: m.Ask, book: bytes) -> None:
         self._check(ask)
@@ -248,11 +248,11 @@ class KeptAgent(Agent):
         mine = proc == self.owner
         if mine and isinstance(message, m.Output):
             if not self.listens:
-                self.shelf.keep(message)
+                self.backlog.keep(message)
                 return
-            self.shelf.passes(message)
+            self.backlog.passes(message)
         elif mine and isinstance(message, m.Fault) and not self.listens:
-            self.shelf.put(m.encode(message), 0)
+            self.backlog.put(m.encode(message), 0)
             return
         super()._tell(proc, message)
 
@@ -274,7 +274,7 @@ class KeptAgent(Agent):
         last = m.Output(dead.proc, "", "", "", 0, dead.tails)
         if self.owner:
             # It goes with the news of the death.
-            self.shelf.passes(last)
+            self.backlog.passes(last)
         else:
             self._tell(self.owner, last)
         uid = _uid(dead.proc)
@@ -282,7 +282,7 @@ class KeptAgent(Agent):
             # It was stopped as a whole, so nobody will ask for it.
             self.orders.pop(uid, None)
             self.told.pop(uid, None)
-            self.shelf.forget([where for where in self.shelf.passed if _uid(where[0]) == uid])
+            self.backlog.forget([where for where in self.backlog.passed if _uid(where[0]) == uid])
 
 
 def _uid(proc: str) -> str:
@@ -297,19 +297,19 @@ def _now() -> float:
 
 def main() -> None:
     """Entry point of the agent's process: it goes on in a child that is nobody's, so that nobody has to reap it."""
-    config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=KeptConfig)
+    config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=DetachedConfig)
     if os.fork():
         os._exit(0)
     os.chdir("/")
     # A program that was started by a rank may keep a mesh, too.
     unmark()
-    run_agent(lambda: KeptAgent(config), _greet)
+    run_agent(lambda: DetachedAgent(config), _greet)
 
 
 def _greet(agent: Any) -> None:
     try:
         listening = agent.begin()
-    except TakenError as error:
+    except DetachedMeshInUseError as error:
         sys.stdout.buffer.write(msgspec.json.encode(str(error)) + b"\n")
         sys.stdout.flush()
         agent.closing = True

@@ -19,7 +19,7 @@ import msgspec
 
 from monarch._core.text.durations import duration_text
 from monarch._procs.session_folder import _base, is_alive, remove_folder  # pyright: ignore[reportPrivateUsage]
-from monarch.exceptions import ArgumentError, MonarchError, NotKeptError, TakenError
+from monarch.exceptions import ArgumentError, DetachedMeshInUseError, MonarchError, NoDetachedMeshError
 
 _PREFIX = "kept-"
 _LONGEST = 60
@@ -82,7 +82,7 @@ def publish(folder: str, record: Record) -> None:
             other = _peek(path)
             if other is None or other.alive():
                 state = other.state() if other is not None else f"its record {path} cannot be read"
-                raise TakenError(
+                raise DetachedMeshInUseError(
                     f"a mesh {record.name!r} is kept already ({state}); %mesh attach {record.name} or "
                     f"attach({record.name!r}) gets it back, %mesh down {record.name} or end({record.name!r}) ends it"
                 )
@@ -110,14 +110,14 @@ def read(path: Path) -> Record:
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise NotKeptError(f"there is no record {path}: {error.strerror}") from None
+        raise NoDetachedMeshError(f"there is no record {path}: {error.strerror}") from None
     with open(file, "rb") as opened:
         known = os.fstat(file)
         try:
             folder = os.stat(path.parent)
         except FileNotFoundError as error:
             # Its lease has just ended.
-            raise NotKeptError(f"there is no record {path} any more: {error.strerror}") from None
+            raise NoDetachedMeshError(f"there is no record {path} any more: {error.strerror}") from None
         if not stat.S_ISREG(known.st_mode) or known.st_uid != os.getuid() or folder.st_uid != os.getuid():
             raise MonarchError(f"{path} is not a file of this user, so it is not used as the key of a mesh")
         if known.st_mode & 0o077 or folder.st_mode & 0o077:
@@ -144,7 +144,7 @@ def find(name: str) -> Record:
     for path in _paths(name):
         try:
             record = read(path)
-        except NotKeptError:
+        except NoDetachedMeshError:
             continue
         if record.alive():
             return record
@@ -152,7 +152,7 @@ def find(name: str) -> Record:
         remove_folder(str(path.parent))
     others = ", ".join(record.name for record, _ in records() if record is not None and record.alive())
     what = "is gone: the process that kept it has died" if gone else "is not there"
-    raise NotKeptError(f"the kept mesh {name!r} {what}; there are: {others or 'none'}")
+    raise NoDetachedMeshError(f"the kept mesh {name!r} {what}; there are: {others or 'none'}")
 
 
 def records() -> list[tuple[Record | None, str]]:
@@ -164,7 +164,7 @@ def records() -> list[tuple[Record | None, str]]:
     for path in _paths("*"):
         try:
             record = read(path)
-        except NotKeptError:
+        except NoDetachedMeshError:
             continue
         except MonarchError as error:
             found.append((None, str(error)))
@@ -192,7 +192,7 @@ def _paths(name: str) -> list[Path]:
 def _peek(path: Path) -> Record | None:
     try:
         return read(path)
-    except NotKeptError:
+    except NoDetachedMeshError:
         return Record("", "", "", "", "", 0, 0, 0.0, 0.0)
     except MonarchError:
         return None

@@ -25,9 +25,9 @@ from monarch._core.causes import HostLost, NotInSession, NotStarted, Orphaned, O
 from monarch._procs.agent import services
 from monarch._procs.agent.children import Child, Children
 from monarch._procs.agent.mishaps import AgentMishaps
-from monarch._procs.agent.reply_batches import Casts
+from monarch._procs.agent.reply_batches import ReplyBatches
 from monarch._procs.agent.request import AgentConfig
-from monarch._procs.agent.router import Frames, Switch
+from monarch._procs.agent.router import Frames, Router
 from monarch._procs.agent.spawning import Forks
 from monarch._procs.agent.zygotes import Zygote
 from monarch._procs.os.blocked import process_state
@@ -83,14 +83,14 @@ class Agent:
         cleaner = (config.owner_pid, config.owner_start) if config.folder else (0, 0)
         self.forks = Forks(config.preload, config.later, self.folder, cleaner, self._died, self._later, zygote)
         keys = KeyPair(config.keys[0].encode(), config.keys[1].encode()) if config.keys else KeyPair.new()
-        self.switch = Switch(make_context(), self.proc, self.folder, keys, config.lease)
-        self._residence = Residence(self.folder, self.switch.inbox, hold=True)
-        self.casts = Casts(self.proc)
+        self.router = Router(make_context(), self.proc, self.folder, keys, config.lease)
+        self._residence = Residence(self.folder, self.router.inbox, hold=True)
+        self.reply_batches = ReplyBatches(self.proc)
         self.segments = Segments()
         self.owner = config.owner
         self.mishaps = AgentMishaps(self.proc, self.children, self._tell, self._died)
         self.poller = zmq.Poller()
-        self.poller.register(self.switch.inbox.socket, zmq.POLLIN)
+        self.poller.register(self.router.inbox.socket, zmq.POLLIN)
         self._lost_hosts: set[str] = set()
         self.closing = False
         self._relieving = False
@@ -164,17 +164,17 @@ class Agent:
                 action = self._raw.get(source)
                 if action is not None:
                     action()
-            elif source is self.switch.owner_monitor:
-                if self.switch.owner_lost():
+            elif source is self.router.owner_monitor:
+                if self.router.owner_lost():
                     self._owner_died()
-            elif source in self.switch.monitors():
+            elif source in self.router.monitors():
                 self.poller.unregister(source)
-                name = self.switch.lost(source)
+                name = self.router.lost(source)
                 if name:
                     self._host_lost(name)
             else:
                 self._receive(source)
-        for monitor in self.switch.monitors():
+        for monitor in self.router.monitors():
             if monitor not in self.poller:
                 self.poller.register(monitor, zmq.POLLIN)
         now = time.monotonic()
@@ -216,13 +216,13 @@ class Agent:
     def _on_hello(self, hello: m.Hello, _: list[Any]) -> None:
         if hello.version != m.VERSION:
             reason = f"this host agent speaks version {m.VERSION} of the protocol, {hello.proc} {hello.version}"
-            self.switch.send(hello.proc, [m.encode(m.Refused(m.VERSION, self.proc, reason))])
+            self.router.send(hello.proc, [m.encode(m.Refused(m.VERSION, self.proc, reason))])
         elif not self.owner:
             self.owner = hello.proc
 
     def _refuses(self, spawn: m.Spawn) -> str:
         """Why these procs cannot be started here; empty if they can."""
-        if not all(self.switch.is_here(proc) for proc in spawn.procs):
+        if not all(self.router.is_here(proc) for proc in spawn.procs):
             # Another agent listens at the address of one that was lost, and was sent what was meant for that.
             return f"host {self.host} listens where its host did"
         need, free = AGENT_NEED * len(spawn.procs), reserve.free() - RESERVE
@@ -245,7 +245,7 @@ class Agent:
         fds = [(memfd("stdout"), memfd("stderr")) for _ in spawn.procs]
         for proc, place, pair in zip(spawn.procs, spawn.places, fds, strict=True):
             self.children.add(Child(proc, spawn.src, f"{spawn.title}[{place}]", pair))
-        if not self.switch.is_here(spawn.src) and spawn.src != self.owner:
+        if not self.router.is_here(spawn.src) and spawn.src != self.owner:
             # The owner is a rank of another host: its agent is to say when it dies.
             self.children.watch(self.proc, spawn.src)
             self._watch_elsewhere(spawn.src)
@@ -303,8 +303,8 @@ class Agent:
         return {child.proc: (process_state(child.pid), child.pid) for child in self.children.get(procs) if child.pid}
 
     def _on_watch(self, watch: m.Watch, _: list[Any]) -> None:
-        if not self.switch.is_here(watch.proc):
-            if self.switch.knows(watch.proc):
+        if not self.router.is_here(watch.proc):
+            if self.router.knows(watch.proc):
                 self.children.watch(watch.src, watch.proc)
                 self._watch_elsewhere(watch.proc)
             else:
@@ -317,7 +317,7 @@ class Agent:
             self._later(_PATIENCE, lambda: self._unknown(watch))
 
     def _watch_elsewhere(self, proc: str) -> None:
-        self.switch.send(f"{host_of(proc)}/agent", [m.encode(m.Watch(self.proc, proc))])
+        self.router.send(f"{host_of(proc)}/agent", [m.encode(m.Watch(self.proc, proc))])
 
     def _unknown(self, watch: m.Watch) -> None:
         if watch.proc not in self.children.by_proc:
@@ -325,7 +325,7 @@ class Agent:
             if dead is not None:
                 self._tell(watch.src, dead)
                 return
-            self.switch.drop(watch.proc)
+            self.router.drop(watch.proc)
             self._spread(m.Dead(watch.proc, Unknown(), False, []))
 
     def _on_dead(self, dead: m.Dead, _: list[Any]) -> None:
@@ -336,18 +336,18 @@ class Agent:
         if route.dst == self.proc:
             self._handle(frames)
             return
-        if not self.switch.is_here(route.dst) and len(frames) >= 1:
+        if not self.router.is_here(route.dst) and len(frames) >= 1:
             message = m.decode(frames[0])
             if isinstance(message, m.Reply):
-                batch = self.casts.add(route.dst, message.port, message.src, frames)
+                batch = self.reply_batches.add(route.dst, message.port, message.src, frames)
                 if batch is not None:
                     if batch:
-                        self.switch.send(route.dst, batch)
-                    elif self.casts.waiting(route.dst, message.port) == 1:
+                        self.router.send(route.dst, batch)
+                    elif self.reply_batches.waiting(route.dst, message.port) == 1:
                         dst, port = route.dst, message.port
                         self._later(_GATHER, lambda: self._send_gathered(dst, port))
                     return
-        if self.children.death_of(route.dst) is None and not self.switch.send(route.dst, frames):
+        if self.children.death_of(route.dst) is None and not self.router.send(route.dst, frames):
             self._undelivered(route.dst, frames)
 
     def _undelivered(self, dst: str, frames: list[Any]) -> None:
@@ -360,19 +360,19 @@ class Agent:
 
     def _send_gathered(self, dst: str, port: int) -> None:
         """Does not keep replies waiting for those of slow ranks."""
-        frames = self.casts.take(dst, port)
+        frames = self.reply_batches.take(dst, port)
         if frames:
-            self.switch.send(dst, frames)
+            self.router.send(dst, frames)
 
     def _on_cast(self, cast: m.Cast, frames: list[Any]) -> None:
         # One that was not started yet gets it then: who has heard of it may be faster than who starts it.
         procs = [proc for proc in cast.procs if self.children.death_of(proc) is None]
         if cast.port:
-            self.casts.begin(cast.src, cast.port, procs)
+            self.reply_batches.begin(cast.src, cast.port, procs)
         if len(frames) > 1:
             frames = self._into_shared_memory(frames, procs)
         for proc in procs:
-            if not self.switch.send(proc, frames):
+            if not self.router.send(proc, frames):
                 self._undelivered(proc, frames)
 
     def _into_shared_memory(self, frames: list[Any], procs: list[str]) -> list[Any]:
@@ -393,7 +393,7 @@ class Agent:
             self.segments.release(segment, release.src)
 
     def _on_hosts(self, hosts: m.Hosts, _: list[Any]) -> None:
-        self.switch.learn(hosts)
+        self.router.learn(hosts)
         self._lost_hosts.difference_update(hosts.hosts)
         if self.listening is not None and hosts.token and self.owner in hosts.hosts:
             # An owner that has connected by address alone learns by this whom it is talking to.
@@ -406,12 +406,12 @@ class Agent:
 
     def listen(self, address: str, owner: bytes, allowed: list[bytes]) -> m.Listening:
         """Binds for other hosts, and watches the connection of the owner if that is on another one."""
-        listening = self.switch.listen(address, owner, allowed)
-        for socket in (self.switch.owner_socket, self.switch.peer_socket):
+        listening = self.router.listen(address, owner, allowed)
+        for socket in (self.router.owner_socket, self.router.peer_socket):
             assert socket is not None
             self.poller.register(socket, zmq.POLLIN)
-        if self.config.listen and self.switch.owner_monitor is not None:
-            self.poller.register(self.switch.owner_monitor, zmq.POLLIN)
+        if self.config.listen and self.router.owner_monitor is not None:
+            self.poller.register(self.router.owner_monitor, zmq.POLLIN)
             self.listening = listening
         return listening
 
@@ -463,7 +463,7 @@ class Agent:
 
     def _died(self, dead: m.Dead) -> None:
         self.segments.forget(dead.proc)
-        self.switch.drop(dead.proc)
+        self.router.drop(dead.proc)
         remove_socket(self.folder, dead.proc)
         words, self.children.last_words = self.children.last_words, []
         for proc, stream, offset, data in words:
@@ -474,8 +474,8 @@ class Agent:
     def _spread(self, dead: m.Dead) -> None:
         for watcher in self.children.watchers(dead.proc):
             self._tell(watcher, dead)
-        for dst, batch in self.casts.died(dead.proc):
-            self.switch.send(dst, batch)
+        for dst, batch in self.reply_batches.died(dead.proc):
+            self.router.send(dst, batch)
         self._end_owned(dead)
 
     def _end_owned(self, dead: m.Dead) -> None:
@@ -484,7 +484,7 @@ class Agent:
 
     def _tell(self, proc: str, message: m.AnyMessage) -> None:
         if proc != self.proc:
-            self.switch.send(proc, [m.encode(message)])
+            self.router.send(proc, [m.encode(message)])
 
     def _host_lost(self, name: str) -> None:
         if name == self.owner:
@@ -507,7 +507,7 @@ class Agent:
         """Ends all ranks and zygotes, and removes the session's folder."""
         self.children.kill_all()
         self.forks.close()
-        self.switch.close()
+        self.router.close()
         self._residence.close()
         end_descendants()
         end_orphans_in_time()
@@ -562,8 +562,8 @@ def serve(config: AgentConfig, zygote: Zygote | None = None) -> None:
                 return
             sys.stdout.buffer.write(msgspec.json.encode(listening) + b"\n")
             sys.stdout.flush()
-        if config.owner_pid and agent.switch.is_here(config.owner):
-            agent.switch.send(config.owner, hello)
+        if config.owner_pid and agent.router.is_here(config.owner):
+            agent.router.send(config.owner, hello)
 
     run_agent(lambda: Agent(config, zygote), begin)
 

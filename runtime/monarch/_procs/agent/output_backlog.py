@@ -11,7 +11,7 @@ LIMIT = 64 << 20
 """Bytes of output that wait for a program."""
 
 
-class Shelf:
+class OutputBacklog:
     """Messages for a program that is not there, and how far each rank's output has got.
 
     Args:

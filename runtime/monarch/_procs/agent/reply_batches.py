@@ -16,7 +16,7 @@ class _Gathering:
         self.frames: list[bytes | memoryview] = []
 
 
-class Casts:
+class ReplyBatches:
     """What is gathered for whom: by the caller's proc and its port."""
 
     def __init__(self, proc: str) -> None:

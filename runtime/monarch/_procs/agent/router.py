@@ -9,14 +9,14 @@ from typing import Any
 import zmq
 
 from monarch._procs.session_folder import host_of, ipc_address
-from monarch._wire.keys import Doorkeeper, KeyPair
+from monarch._wire.keys import CurveAuthenticator, KeyPair
 from monarch._wire.links import Inbox, Link
 from monarch._wire.messages import VERSION, Hello, Hosts, Listening, Route, encode
 
 Frames = Sequence[bytes | memoryview]
 
 
-class Switch:
+class Router:
     """The sockets of an agent.
 
     Args:
@@ -35,7 +35,7 @@ class Switch:
         self.inbox = Inbox(context, ipc_address(folder, proc))
         self.keys = keys
         self.lease = lease
-        self.door: Doorkeeper | None = None
+        self.door: CurveAuthenticator | None = None
         self.owner_socket: zmq.Socket[bytes] | None = None
         self.peer_socket: zmq.Socket[bytes] | None = None
         self.owner_monitor: zmq.Socket[bytes] | None = None
@@ -53,7 +53,7 @@ class Switch:
         What was bound before, at another address of this host, stays.
         """
         if self.door is None:
-            self.door = Doorkeeper(self.context)
+            self.door = CurveAuthenticator(self.context)
         self.door.allow("owner", [owner])
         self.door.allow("peers", [owner, *allowed])
         owners, peers = (self._tcp_socket() for _ in range(2))

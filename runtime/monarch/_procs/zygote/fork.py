@@ -49,7 +49,7 @@ class Birth(msgspec.Struct):
 
     agent: int
     """Pid of the host agent, which becomes its parent."""
-    maker: int
+    fork_helper: int
     """Pid of the process that forked it, and ends when all ranks of the request are there."""
     release: int
     """Read end of a pipe: one byte for each rank once the agent has been told of all of them."""
@@ -79,7 +79,7 @@ def _run(birth: Birth, spec: RankSpec, entry: str) -> int:
     posix.hold_parent_signal()
     _set_up(spec)
     function = find_entry(entry)
-    if not posix.await_new_parent(birth.maker, _RELEASE_TIMEOUT) or not os.read(birth.release, 1):
+    if not posix.await_new_parent(birth.fork_helper, _RELEASE_TIMEOUT) or not os.read(birth.release, 1):
         # The agent does not know of this rank, so nobody would ever end it.
         return 1
     os.close(birth.release)

@@ -143,9 +143,9 @@ def main(fd: int) -> int:
 
 def _reign(agent: socket.socket, setup: Setup, during: dict[str, str]) -> None:
     """Serve until the agent has closed its end, in this process or in a successor, which returns from here too."""
-    later, heir = setup.later, None
+    later, successor = setup.later, None
     while True:
-        watched = [agent.fileno(), *([heir.done] if heir is not None else [])]
+        watched = [agent.fileno(), *([successor.done] if successor is not None else [])]
         ready, _, _ = select.select(watched, [], [], _IDLE if later else None)
         if agent.fileno() in ready:
             received = _receive(agent)
@@ -155,13 +155,13 @@ def _reign(agent: socket.socket, setup: Setup, during: dict[str, str]) -> None:
             if isinstance(request, ForkRequest):
                 _serve(agent, setup.agent, request, fds)
             _close_all(fds)
-        elif heir is not None and ready:
-            if heir.hand_over():
+        elif successor is not None and ready:
+            if successor.hand_over():
                 os._exit(0)
-            heir = None
+            successor = None
         elif not ready and (turn := succession.take_turn()) is not None:
             pid, modules, later = os.getpid(), later, []
-            heir = succession.begin(modules, during, setup.title, turn)
+            successor = succession.begin(modules, during, setup.title, turn)
             if os.getpid() != pid and not _send(agent, Succeeded(os.getpid())):
                 return
 
@@ -229,11 +229,11 @@ def _serve(agent: socket.socket, agent_pid: int, request: ForkRequest, fds: list
         _send(agent, Failed(request.token, reason, []))
         return
     try:
-        maker = os.fork()
+        fork_helper = os.fork()
     except OSError as error:
         _send(agent, Failed(request.token, f"cannot fork: {error}", []))
         return
-    if maker == 0:
+    if fork_helper == 0:
         status = 1
         try:
             _make_ranks(agent, agent_pid, request, fds)
@@ -242,7 +242,7 @@ def _serve(agent: socket.socket, agent_pid: int, request: ForkRequest, fds: list
             traceback.print_exc()
         finally:
             os._exit(status)
-    _, status = os.waitpid(maker, 0)
+    _, status = os.waitpid(fork_helper, 0)
     if status != 0:
         code = os.waitstatus_to_exitcode(status)
         _send(agent, Failed(request.token, f"the process that forks the ranks ended with {code}", []))

@@ -17,7 +17,7 @@ from monarch._meshes.actors.adverbs import Endpoint, Undecorated
 from monarch._meshes.actors.ask import ask, endpoint_of
 from monarch._node.current import current_node
 from monarch._node.future import Future, in_thread
-from monarch._state.copy.endpoints import Shared, Side, end, fetch, share, share_state
+from monarch._state.copy.endpoints import CopyEndpoint, Shared, end, fetch, share, share_state
 from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError
 
 
@@ -89,20 +89,22 @@ class _Copy:
         written, received = _count(plan, sources, targets)
         return CopyReport(len(names), written, received, time.perf_counter() - begun)
 
-    def _share(self) -> tuple[list[Side], list[Side]]:
+    def _share(self) -> tuple[list[CopyEndpoint], list[CopyEndpoint]]:
         answer = self._call(self._target, self._here)
         if isinstance(self._source, Mapping):
             sources = [share_state(self._source, self._there)]
         else:
-            sources = [Side(*side) for side in self._call(self._source, self._there).get(self._timeout).values()]
-        return sources, [Side(*side) for side in answer.get(self._timeout).values()]
+            sources = [
+                CopyEndpoint(*side) for side in self._call(self._source, self._there).get(self._timeout).values()
+            ]
+        return sources, [CopyEndpoint(*side) for side in answer.get(self._timeout).values()]
 
     def _call(self, method: Any, token: str) -> Future[Any]:
         answer = endpoint_of(method.mesh, share).call(method.name, token)
         self._sharing.append((method.mesh, token, answer))
         return answer
 
-    def _plan(self, sources: list[Side], targets: list[Side]) -> Plan:
+    def _plan(self, sources: list[CopyEndpoint], targets: list[CopyEndpoint]) -> Plan:
         known = {name: shared for side in sources for name, shared in side.tensors.items()}
         widths: dict[str, int] = {}
         for side in targets:
@@ -114,7 +116,7 @@ class _Copy:
                     )
         return Planner(_holders(sources), _holders(targets), widths).plan()
 
-    def _phase(self, phase: dict[int, list[Fetch]], sources: list[Side], targets: list[Side]) -> None:
+    def _phase(self, phase: dict[int, list[Fetch]], sources: list[CopyEndpoint], targets: list[CopyEndpoint]) -> None:
         mesh: ActorMesh = self._target.mesh
         answers: list[Future[Any]] = []
         for index, fetches in phase.items():
@@ -145,16 +147,16 @@ def _tell_end(mesh: ActorMesh, token: str, _: object) -> None:
         ask(mesh, end, token)
 
 
-def _holders(sides: list[Side]) -> list[Holder]:
+def _holders(sides: list[CopyEndpoint]) -> list[Holder]:
     return [Holder(side.host, {name: shared.box for name, shared in side.tensors.items()}) for side in sides]
 
 
-def _place(fetch: Fetch, sources: list[Side], targets: list[Side]) -> tuple[Any, Any]:
+def _place(fetch: Fetch, sources: list[CopyEndpoint], targets: list[CopyEndpoint]) -> tuple[Any, Any]:
     shared: Shared = (sources if fetch.kind == SOURCE else targets)[fetch.holder].tensors[fetch.name]
     return shared.remote, shared.box
 
 
-def _count(plan: Plan, sources: list[Side], targets: list[Side]) -> tuple[int, dict[str, int]]:
+def _count(plan: Plan, sources: list[CopyEndpoint], targets: list[CopyEndpoint]) -> tuple[int, dict[str, int]]:
     written = 0
     received: dict[str, int] = {}
     for phase in plan.phases:

@@ -30,7 +30,7 @@ class Shared(NamedTuple):
     """Bytes of an element."""
 
 
-class Side(NamedTuple):
+class CopyEndpoint(NamedTuple):
     """All that a process has shared of its state."""
 
     host: str
@@ -54,11 +54,11 @@ def share(actor: Any, method: str, token: str) -> Any:
     return share_state(state, token)
 
 
-async def _share_awaited(state: Any, token: str) -> Side:
+async def _share_awaited(state: Any, token: str) -> CopyEndpoint:
     return share_state(await state, token)
 
 
-def share_state(state: Any, token: str) -> Side:
+def share_state(state: Any, token: str) -> CopyEndpoint:
     """Shares the tensors of a state until ``end``."""
     tensors = locals_of(state)
     here = plane()
@@ -67,7 +67,7 @@ def share_state(state: Any, token: str) -> Side:
         memory = memory_of(local.tensor, repr(name))
         shared[name] = Shared(here.share(memory), local.box, local.dtype, local.tensor.element_size())
     _open[token] = (tensors, [each.remote.key for each in shared.values()])
-    return Side(current_node().host, shared)
+    return CopyEndpoint(current_node().host, shared)
 
 
 @service("copy.fetch", "actor")

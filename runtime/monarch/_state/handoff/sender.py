@@ -17,7 +17,7 @@ from monarch.exceptions import ArgumentError, MonarchError, SupervisionError
 _HOOKS = ("__getstate__", "__setstate__")
 
 
-class Handing:
+class StateTransfer:
     """Gives the state of an actor to others.
 
     Args:

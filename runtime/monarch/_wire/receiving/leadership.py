@@ -1,6 +1,6 @@
 """Which thread receives: one of those that wait leads, and the others have a turn in a queue.
 
-Rules, which tests/procs/test_pump_model.py tries under many schedules:
+Rules, which tests/procs/test_receive_loop_model.py tries under many schedules:
 
 - There is at most one leader. A thread leads only while it waits for something itself, or is the background thread.
 - When a leader leaves, the first turn whose waiter is not done is woken. A thread that ends its wait passes a wake-up
@@ -33,7 +33,7 @@ _BUSY_TICK = 4 * TICK
 
 
 class Waiter(Protocol):
-    """Something that a thread waits for. The thread that makes it done calls ``Pump.notify`` then."""
+    """Something that a thread waits for. The thread that makes it done calls ``ReceiveLoop.notify`` then."""
 
     thread: Turn | None
     """The turns of the threads that wait for it, linked. Guarded by the mutex of the leadership."""

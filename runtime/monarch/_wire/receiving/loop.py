@@ -25,14 +25,14 @@ from monarch._wire.receiving.slow_handlers import Watch
 from monarch._wire.receiving.timers import Timers
 from monarch.exceptions import DeadlockError
 
-__all__ = ["TICK", "Pump", "Turn", "Waiter"]
+__all__ = ["TICK", "ReceiveLoop", "Turn", "Waiter"]
 
 _CLOSING = 30.0
 """Seconds to wait at the end for a thread that handles a message."""
 _MAIN = main_thread().ident
 
 
-class Pump:
+class ReceiveLoop:
     """Reads an inbox in whichever thread waits, from ``start`` on.
 
     Args:
@@ -55,7 +55,7 @@ class Pump:
         # Main thread only: signals whose handlers are put off, and where it waits without leading.
         self._held = Held(self._on_signal)
         self._main_turn: Turn | None = None
-        self._thread = primitives.thread(self._background, "monarch-pump")
+        self._thread = primitives.thread(self._background, "monarch-receive")
 
     def start(self) -> None:
         """Begin to receive; what came before has waited."""

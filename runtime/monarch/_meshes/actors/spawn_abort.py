@@ -11,7 +11,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._groups.rendezvous import doom, leave_round
+from monarch._groups.rendezvous import doom, leave_generation
 from monarch._node.services.asking import Answers
 from monarch._node.services.registry import request
 
@@ -36,7 +36,7 @@ class FailedSpawn(Protocol):
     def proc_ids(self) -> list[str]: ...
 
 
-class Doom:
+class SpawnAbort:
     """Tells the ranks of a spawn that has failed; runs in the receiving thread and does not wait there.
 
     Args:
@@ -60,7 +60,7 @@ class Doom:
         self._left = {proc for proc in self._procs if node.peers.get(proc).dead is None}
         named = request(doom, birth.actor, node.proc, birth.port, self._reason, failed)
         self._answers = Answers(node, self._procs, named, self._heard) if self._left else None
-        node.pump.call_later(_PATIENCE if self._left else 0.0, self._end)
+        node.receive_loop.call_later(_PATIENCE if self._left else 0.0, self._end)
 
     def _heard(self, proc: str, answer: Any) -> None:
         with self._lock:
@@ -79,5 +79,5 @@ class Doom:
         if self._answers is not None:
             self._answers.close()
         if self._round:
-            Answers(self._node, self._procs, request(leave_round, self._reason, self._round)).close()
+            Answers(self._node, self._procs, request(leave_generation, self._reason, self._round)).close()
         self._then()

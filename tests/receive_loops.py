@@ -9,7 +9,7 @@ from typing import Any
 
 from leaks import wait_until
 from monarch._wire.links import Inbox, Link, make_context
-from monarch._wire.receiving.loop import Pump, Turn
+from monarch._wire.receiving.loop import ReceiveLoop, Turn
 
 GUARD = 20.0
 """Seconds after which something counts as hanging."""
@@ -25,7 +25,7 @@ class Box:
 
 
 class Rig:
-    """A pump, and a way to send to it: a frame is the number of the box that it fills, or ``say <text>``."""
+    """A receive loop, and a way to send to it: a frame is the number of the box that it fills, or ``say <text>``."""
 
     def __init__(self, folder: Path) -> None:
         self.context = make_context()
@@ -34,8 +34,8 @@ class Rig:
         self.by: list[int] = []
         self.on_frame: Callable[[bytes], None] = lambda _: None
         self.inbox = Inbox(self.context, f"ipc://{folder}/inbox")
-        self.pump = Pump(self.inbox, self.handle)
-        self.pump.start()
+        self.receive_loop = ReceiveLoop(self.inbox, self.handle)
+        self.receive_loop.start()
         self.link = Link(self.context, f"ipc://{folder}/inbox", b"hello")
         assert wait_until(lambda: self.seen == [b"hello"])
         self.seen.clear()
@@ -53,7 +53,7 @@ class Rig:
         box = self.boxes[number]
         box.by = threading.get_ident()
         box.done = True
-        self.pump.notify(box)
+        self.receive_loop.notify(box)
 
     def box(self, number: int) -> Box:
         self.boxes[number] = Box()
@@ -62,14 +62,14 @@ class Rig:
     def send(self, number: int | str) -> None:
         self.link.send(str(number).encode())
 
-    def close_pump(self) -> None:
-        if not self.pump._lead.closing:
-            self.pump.close()
+    def close_loop(self) -> None:
+        if not self.receive_loop._lead.closing:
+            self.receive_loop.close()
 
     def close(self) -> None:
         if not self.closed:
             self.closed = True
-            self.close_pump()
+            self.close_loop()
             self.link.close()
             self.inbox.close()
             self.context.term()

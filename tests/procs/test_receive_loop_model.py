@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from monarch._wire.receiving.leadership import TICK, Turn
-from monarch._wire.receiving.loop import Pump
+from monarch._wire.receiving.loop import ReceiveLoop
 from monarch.exceptions import DeadlockError
 from schedules import INFINITE, Inbox, Schedule, primitives
 
@@ -27,12 +27,12 @@ class Box:
 
 
 class Model:
-    """A pump with simulated threads, and what must hold of it."""
+    """A receive loop with simulated threads, and what must hold of it."""
 
     def __init__(self, seed: int) -> None:
         self.schedule = Schedule(seed, FILES, self.check)
         self.inbox = Inbox(self.schedule)
-        self.pump = Pump(self.inbox, self.handle, primitives(self.schedule))  # type: ignore[arg-type]
+        self.receive_loop = ReceiveLoop(self.inbox, self.handle, primitives(self.schedule))  # type: ignore[arg-type]
         self.boxes: list[Box] = []
         self.waits: dict[int, tuple[Box, float]] = {}
         self.sent = self.handled = 0
@@ -58,7 +58,7 @@ class Model:
         assert late <= 4 * TICK + LATE, f"a message waited for {late * 1e3:.1f} ms"
         if box < 0:
             with pytest.raises(DeadlockError, match="receives the messages"):
-                self.pump.wait(Box(), random.Random(number).choice((None, 0.0, 5.0)))
+                self.receive_loop.wait(Box(), random.Random(number).choice((None, 0.0, 5.0)))
             self.nested += 1
         else:
             self.fill(box)
@@ -66,7 +66,7 @@ class Model:
     def fill(self, box: int) -> None:
         self.boxes[box].done = True
         self.schedule.point()
-        self.pump.notify(self.boxes[box])
+        self.receive_loop.notify(self.boxes[box])
 
     def send(self, box: int) -> None:
         self.inbox.send(b"%d %d" % (self.sent, box))
@@ -84,7 +84,7 @@ class Model:
         box, ident = self.boxes[number], self.schedule.ident()
         deadline = INFINITE if timeout is None else self.schedule.now + timeout
         self.waits[ident] = box, deadline
-        done = self.pump.wait(box, timeout)
+        done = self.receive_loop.wait(box, timeout)
         del self.waits[ident]
         assert done or self.schedule.now >= deadline, "a wait ended before its time"
         assert self.schedule.now <= deadline + LATE, "a wait ended after its time"
@@ -96,7 +96,7 @@ class Model:
         for box, deadline in self.waits.values():
             assert not box.done, "a wake-up was lost: what a thread waits for is done, and it sleeps on"
             assert self.schedule.now <= deadline + LATE, "a thread sleeps on after its deadline"
-        lead = self.pump._lead
+        lead = self.receive_loop._lead
         if self.waits and not lead.closing:
             assert lead.leader, "threads wait, and nobody receives"
             assert not lead.background, "the background thread keeps the lead while a thread waits"
@@ -111,13 +111,13 @@ def work(model: Model, kinds: list[str]) -> None:
         if kind == "message":
             model.send(number)
         elif kind == "late message":
-            model.pump.call_later(pause, lambda number=number: model.send(number))
+            model.receive_loop.call_later(pause, lambda number=number: model.send(number))
         elif kind == "thread":
             model.thread(f"fills {number}", lambda number=number, pause=pause: fill(model, number, pause))
         elif kind == "timer":
-            model.pump.call_later(pause, lambda number=number: model.fill(number))
+            model.receive_loop.call_later(pause, lambda number=number: model.fill(number))
         elif kind == "post":
-            model.pump.post(lambda number=number: model.fill(number))
+            model.receive_loop.post(lambda number=number: model.fill(number))
         elif kind == "nested":
             model.send(-1)
             model.send(number)
@@ -126,7 +126,7 @@ def work(model: Model, kinds: list[str]) -> None:
             model.thread(f"shares {number}", lambda number=number: wait_shared(model, number))
             model.send(number)
         elif kind == "background":
-            model.pump.background()
+            model.receive_loop.background()
             model.send(number)
         if kind == "nothing":
             assert not model.wait(number, pause)
@@ -166,8 +166,8 @@ def wait_shared(model: Model, number: int) -> None:
 def close(model: Model) -> None:
     """When all others have ended, nothing is left behind."""
     model.schedule.block(lambda: model.working == 1)
-    model.pump.close()
-    lead = model.pump._lead
+    model.receive_loop.close()
+    lead = model.receive_loop._lead
     assert not lead.leader and not lead.waiting()
     assert all(box.thread is None for box in model.boxes)
 
@@ -192,7 +192,7 @@ def try_seed(seed: int) -> int:
     chance = random.Random(seed)
 
     def begin() -> None:
-        model.pump.start()
+        model.receive_loop.start()
         for number in range(chance.choice((1, 2, 3))):
             kinds = chance.choices(KINDS, k=3)
             model.thread(f"works {number}", lambda kinds=kinds: work(model, kinds))
@@ -218,16 +218,16 @@ def test_close_ends_while_a_thread_waits_under_any_schedule() -> None:
         model = Model(seed)
 
         def waits(model: Model = model) -> None:
-            # Nobody fills it, so it waits for its time; the pump is closed meanwhile.
+            # Nobody fills it, so it waits for its time; the receive loop is closed meanwhile.
             assert not model.wait(model.box(), 5 * TICK)
 
         def closes(model: Model = model, waits: Callable[[], None] = waits) -> None:
-            model.pump.start()
+            model.receive_loop.start()
             for _ in range(2):
                 model.schedule.thread(waits, "waits").start()
             model.sleep(model.schedule.chance.choice((0.0, TICK / 2, 2 * TICK)))
-            model.pump.close()
-            assert not model.pump._lead.leader
+            model.receive_loop.close()
+            assert not model.receive_loop._lead.leader
 
         model.schedule.thread(closes, "closes").start()
         model.schedule.run()

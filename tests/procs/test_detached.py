@@ -19,7 +19,7 @@ import zmq
 
 from leaks import pids_named, processes, session_folders, wait_until
 from monarch._procs.agent.detached_records import Record, find, records
-from monarch._procs.agent.output_backlog import Shelf
+from monarch._procs.agent.output_backlog import OutputBacklog
 from monarch._procs.session_folder import make_folder, remove_folder
 from monarch._session import detached as keeping
 from monarch._wire import messages as m
@@ -27,7 +27,7 @@ from monarch._wire.keys import KeyPair
 from monarch._wire.links import make_context
 from monarch._wire.tcp import over_network
 from monarch.actor import shutdown_context
-from monarch.exceptions import ArgumentError, MonarchError, NotKeptError, TakenError
+from monarch.exceptions import ArgumentError, DetachedMeshInUseError, MonarchError, NoDetachedMeshError
 
 pytestmark = pytest.mark.slow
 
@@ -161,7 +161,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Program]]:
     assert wait_until(lambda: not records(), ENDS)
 
 
-def kept_by(run: Callable[..., Program], seconds: float, *args: str) -> tuple[Record, list[str]]:
+def detached_by(run: Callable[..., Program], seconds: float, *args: str) -> tuple[Record, list[str]]:
     """A mesh whose program was killed: its record, and the pids of its ranks."""
     first = run(FIRST, str(seconds), *args)
     pids = first.until("ready")[0].split()
@@ -180,7 +180,7 @@ def lines(said: list[str], text: str) -> list[str]:
 def test_another_program_gets_it_back(run: Callable[..., Program], tmp_path: Path) -> None:
     """What is there has gone on meanwhile, and what was printed is shown once."""
     go = tmp_path / "go"
-    record, pids = kept_by(run, 60, str(go))
+    record, pids = detached_by(run, 60, str(go))
     assert re.match(r"free until \d{4}-.*, for (1m|59s|58s|57s|56s|55s|5\ds)", record.state())
     go.touch()
     assert wait_until(lambda: Path(f"{go}.done").exists())
@@ -221,7 +221,7 @@ def test_what_can_be_done_with_it(run: Callable[..., Program]) -> None:
     print("fresh", fresh.execute(os.getppid).item(gpus=0) == kept._record.pid, flush=True)
     by_name["single"].stop().get()
     """.replace("\n    ", "\n    ")
-    kept_by(run, 60)
+    detached_by(run, 60)
     said = run(SECOND.replace("{more}", more.strip())).until("done")
     assert said.count("green") == 2 and "SupervisionError" in said and "fresh True" in said
     assert "healed 7 5" in said
@@ -301,7 +301,7 @@ def test_a_program_that_was_stopped_for_long_gets_it_back(run: Callable[..., Pro
 
 
 def test_who_waits_for_the_dead_program_waits_no_more(run: Callable[..., Program]) -> None:
-    kept_by(run, 60, "/nowhere/there", "waits")
+    detached_by(run, 60, "/nowhere/there", "waits")
     said = run(SECOND.replace("{more}", 'print("single", by_name["single"].add.call_one(0).get(), flush=True)'))
     assert "single -1" in said.until("done")
     assert lines(said.said, "the wait has ended") == ["the wait has ended with SupervisionError"]
@@ -309,12 +309,12 @@ def test_who_waits_for_the_dead_program_waits_no_more(run: Callable[..., Program
 
 def test_the_end_of_the_lease_ends_everything(run: Callable[..., Program]) -> None:
     before, folders = processes(), session_folders()
-    kept_by(run, 2.0)
+    detached_by(run, 2.0)
     assert len(processes().keys() - before.keys()) >= 4
     assert wait_until(lambda: not processes().keys() - before.keys())
     # Also what the program has left, that was killed.
     assert wait_until(lambda: session_folders() <= folders) and not records()
-    with pytest.raises(NotKeptError, match="'mine' is not there; there are: none"):
+    with pytest.raises(NoDetachedMeshError, match="'mine' is not there; there are: none"):
         keeping.attach("mine")
 
 
@@ -362,11 +362,13 @@ def test_the_lease_does_not_run_while_a_program_is_there(run: Callable[..., Prog
 def test_only_one_program_at_a_time(run: Callable[..., Program]) -> None:
     first = run(FIRST, "60")
     first.until("ready")
-    with pytest.raises(TakenError, match=rf"in use by process {first.process.pid}; it can be attached when that has"):
+    with pytest.raises(
+        DetachedMeshInUseError, match=rf"in use by process {first.process.pid}; it can be attached when that has"
+    ):
         keeping.attach("mine")
-    with pytest.raises(TakenError, match=r"'mine' is kept already.*attach.*end"):
+    with pytest.raises(DetachedMeshInUseError, match=r"'mine' is kept already.*attach.*end"):
         keeping.keep("mine", 60)
-    with pytest.raises(TakenError, match=f"process {first.process.pid}"):
+    with pytest.raises(DetachedMeshInUseError, match=f"process {first.process.pid}"):
         keeping.end("mine")
     # It has noticed nothing.
     assert find("mine").user == first.process.pid
@@ -374,7 +376,7 @@ def test_only_one_program_at_a_time(run: Callable[..., Program]) -> None:
     assert wait_until(lambda: not find("mine").user, ENDS)
     kept = keeping.attach("mine")
     assert find("mine").user == os.getpid()
-    with pytest.raises(TakenError, match="attached in this program already"):
+    with pytest.raises(DetachedMeshInUseError, match="attached in this program already"):
         keeping.attach("mine")
     # To let go of it, and to have it again.
     kept.leave()
@@ -385,12 +387,12 @@ def test_only_one_program_at_a_time(run: Callable[..., Program]) -> None:
     assert list(counters.add.call(0).get(30).values()) == [7, 7]
     kept.end()
     assert not records()
-    with pytest.raises(NotKeptError):
+    with pytest.raises(NoDetachedMeshError):
         keeping.end("mine")
 
 
 def test_an_end_without_having_it(run: Callable[..., Program]) -> None:
-    record, _ = kept_by(run, 60)
+    record, _ = detached_by(run, 60)
     keeping.end("mine")
     assert not record.alive() and not records()
 
@@ -410,7 +412,7 @@ def test_a_program_that_ends_as_usual_leaves_it(run: Callable[..., Program]) -> 
 
 def test_the_death_of_its_agent_ends_it(run: Callable[..., Program]) -> None:
     before = processes()
-    record, _ = kept_by(run, 60)
+    record, _ = detached_by(run, 60)
     os.kill(record.pid, signal.SIGKILL)
     assert wait_until(lambda: not processes().keys() - before.keys(), ENDS)
     assert wait_until(lambda: not records(), ENDS)
@@ -418,7 +420,7 @@ def test_the_death_of_its_agent_ends_it(run: Callable[..., Program]) -> None:
 
 def test_what_is_left_of_a_dead_one_is_told_of_once(run: Callable[..., Program]) -> None:
     before = processes()
-    record, _ = kept_by(run, 60)
+    record, _ = detached_by(run, 60)
     # The zygotes too, who would clean up: so all are stopped before the first one is killed.
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in {*processes(), *pids_named("monarch-spare", before=before)} - before.keys():
@@ -439,7 +441,7 @@ def path_of(record: Record) -> Path:
 
 
 def test_a_record_that_goes_while_it_is_read(run: Callable[..., Program], monkeypatch: pytest.MonkeyPatch) -> None:
-    record, _ = kept_by(run, 60)
+    record, _ = detached_by(run, 60)
     path, look = path_of(record), os.fstat
 
     def meanwhile(file: int) -> os.stat_result:
@@ -453,7 +455,7 @@ def test_a_record_that_goes_while_it_is_read(run: Callable[..., Program], monkey
 
 
 def test_a_record_that_others_can_read_is_no_key(run: Callable[..., Program]) -> None:
-    record, _ = kept_by(run, 60)
+    record, _ = detached_by(run, 60)
     path = path_of(record)
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
     for broken, mode in ((path, 0o640), (path.parent, 0o711)):
@@ -472,7 +474,7 @@ def test_a_record_that_others_can_read_is_no_key(run: Callable[..., Program]) ->
 
 def test_nobody_gets_in_without_the_key(run: Callable[..., Program]) -> None:
     """At either of its doors, with no key or one of their own; and a record with another key is of no use."""
-    record, _ = kept_by(run, 60)
+    record, _ = detached_by(run, 60)
     from zmq.utils.monitor import recv_monitor_message
 
     context = make_context()
@@ -500,7 +502,7 @@ def test_nobody_gets_in_without_the_key(run: Callable[..., Program]) -> None:
     path.write_bytes(msgspec.json.encode(false))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keeping, "_PATIENCE", 1.0)
-        with pytest.raises(NotKeptError, match="does not answer"):
+        with pytest.raises(NoDetachedMeshError, match="does not answer"):
             keeping.attach("mine")
     path.write_bytes(msgspec.json.encode(record))
     keeping.end("mine")
@@ -524,10 +526,10 @@ def test_durations_that_cannot_be(duration: float | str) -> None:
 
 
 def test_the_oldest_output_goes_where_there_is_too_much() -> None:
-    shelf = Shelf(limit=1000)
+    backlog = OutputBacklog(limit=1000)
     for number in range(10):
-        shelf.keep(m.Output("h/p.0", "", "", "", 0, [("stdout", number * 300, bytes(300))]))
-    assert shelf.dropped == 7 * 300
-    kept = [m.decode(message) for message in shelf.take()]
+        backlog.keep(m.Output("h/p.0", "", "", "", 0, [("stdout", number * 300, bytes(300))]))
+    assert backlog.dropped == 7 * 300
+    kept = [m.decode(message) for message in backlog.take()]
     assert [each.pieces[0][1] for each in kept if isinstance(each, m.Output)] == [2100, 2400, 2700]
-    assert shelf.dropped == 0 and not shelf.take()
+    assert backlog.dropped == 0 and not backlog.take()

@@ -17,7 +17,7 @@ from leaks import wait_until
 from monarch._wire.receiving.leadership import SYSTEM, Leadership
 from monarch._wire.receiving.timers import Timers, until_next
 from monarch.exceptions import DeadlockError
-from pumps import GUARD, Background, Box, Rig
+from receive_loops import GUARD, Background, Box, Rig
 
 
 @pytest.fixture
@@ -29,15 +29,15 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 def leads(rig: Rig, thread: threading.Thread | None = None) -> bool:
     ident = threading.get_ident() if thread is None else thread.ident
-    return rig.pump._lead.leader == ident
+    return rig.receive_loop._lead.leader == ident
 
 
 def background_leads(rig: Rig) -> bool:
-    return leads(rig, rig.pump._thread)
+    return leads(rig, rig.receive_loop._thread)
 
 
 def waiting(rig: Rig) -> int:
-    return rig.pump._lead.waiting()
+    return rig.receive_loop._lead.waiting()
 
 
 # Who handles
@@ -46,8 +46,10 @@ def waiting(rig: Rig) -> int:
 def test_an_answer_is_handled_by_the_thread_that_waits(rig: Rig) -> None:
     for number in range(100):
         box = rig.box(number)
-        rig.pump.call_later(0.001, lambda number=number: rig.send(number)) if number % 10 == 0 else rig.send(number)
-        assert rig.pump.wait(box, GUARD)
+        rig.receive_loop.call_later(0.001, lambda number=number: rig.send(number)) if number % 10 == 0 else rig.send(
+            number
+        )
+        assert rig.receive_loop.wait(box, GUARD)
     # The background may have had some of those that came before the wait began, but not those that it waited for.
     ours = [rig.boxes[number].by == threading.get_ident() for number in range(0, 100, 10)]
     assert all(ours[1:])
@@ -56,14 +58,14 @@ def test_an_answer_is_handled_by_the_thread_that_waits(rig: Rig) -> None:
 def test_a_wait_that_is_over_before_it_begins_reads_nothing(rig: Rig) -> None:
     box = rig.box(1)
     box.done = True
-    assert rig.pump.wait(box)
+    assert rig.receive_loop.wait(box)
     assert rig.seen == []
 
 
 def test_the_background_receives_while_nobody_waits(rig: Rig) -> None:
     rig.send("say")
     assert wait_until(lambda: rig.seen == [b"say"])
-    assert rig.by == [rig.pump._thread.ident]
+    assert rig.by == [rig.receive_loop._thread.ident]
 
 
 def test_the_background_hands_over_and_takes_over_again(rig: Rig) -> None:
@@ -71,19 +73,19 @@ def test_the_background_hands_over_and_takes_over_again(rig: Rig) -> None:
         assert wait_until(lambda: background_leads(rig))
         box = rig.box(number)
         sender = Background(lambda number=number: wait_until(lambda: not background_leads(rig)) and rig.send(number))
-        assert rig.pump.wait(box, GUARD)
+        assert rig.receive_loop.wait(box, GUARD)
         sender.join()
         assert box.by == threading.get_ident()
         rig.send("say")
         assert wait_until(lambda: rig.seen[-1] == b"say")
-        assert rig.by[-1] == rig.pump._thread.ident
+        assert rig.by[-1] == rig.receive_loop._thread.ident
 
 
 def test_a_program_that_is_ready_for_messages_is_woken_by_background_at_once(rig: Rig) -> None:
     box = rig.box(1)
     rig.send(1)
-    rig.pump.wait(box, GUARD)
-    rig.pump.background()
+    rig.receive_loop.wait(box, GUARD)
+    rig.receive_loop.background()
     assert wait_until(lambda: background_leads(rig))
 
 
@@ -91,7 +93,7 @@ def test_the_order_is_that_of_sending_whoever_receives(rig: Rig) -> None:
     for number in range(3000):
         rig.send(f"say {number}")
         if number % 300 == 0:
-            rig.pump.wait(rig.box(1), 0.002)
+            rig.receive_loop.wait(rig.box(1), 0.002)
     assert wait_until(lambda: len(rig.seen) == 3000)
     assert rig.seen == [f"say {number}".encode() for number in range(3000)]
     assert len({*rig.by}) > 1
@@ -102,9 +104,9 @@ def test_the_order_is_that_of_sending_whoever_receives(rig: Rig) -> None:
 
 def test_another_thread_leads_when_the_leader_has_its_answer(rig: Rig) -> None:
     first, second = rig.box(1), rig.box(2)
-    one = Background(lambda: rig.pump.wait(first, GUARD))
+    one = Background(lambda: rig.receive_loop.wait(first, GUARD))
     assert wait_until(lambda: leads(rig, one.thread))
-    two = Background(lambda: rig.pump.wait(second, GUARD))
+    two = Background(lambda: rig.receive_loop.wait(second, GUARD))
     assert wait_until(lambda: waiting(rig) == 1)
     rig.send(1)
     assert one.join()
@@ -116,10 +118,10 @@ def test_another_thread_leads_when_the_leader_has_its_answer(rig: Rig) -> None:
 
 def test_the_leader_hands_answers_to_those_that_wait_beside_it(rig: Rig) -> None:
     first = rig.box(0)
-    leader = Background(lambda: rig.pump.wait(first, GUARD))
+    leader = Background(lambda: rig.receive_loop.wait(first, GUARD))
     assert wait_until(lambda: leads(rig, leader.thread))
     boxes = [rig.box(number) for number in range(1, 6)]
-    others = [Background(lambda box=box: rig.pump.wait(box, GUARD)) for box in boxes]
+    others = [Background(lambda box=box: rig.receive_loop.wait(box, GUARD)) for box in boxes]
     assert wait_until(lambda: waiting(rig) == 5)
     for number in (3, 1, 5, 2, 4):
         rig.send(number)
@@ -132,9 +134,9 @@ def test_the_leader_hands_answers_to_those_that_wait_beside_it(rig: Rig) -> None
 
 def test_several_threads_wait_for_the_same(rig: Rig) -> None:
     first, shared = rig.box(0), rig.box(1)
-    leader = Background(lambda: rig.pump.wait(first))
+    leader = Background(lambda: rig.receive_loop.wait(first))
     assert wait_until(lambda: leads(rig, leader.thread))
-    others = [Background(lambda: rig.pump.wait(shared)) for _ in range(4)]
+    others = [Background(lambda: rig.receive_loop.wait(shared)) for _ in range(4)]
     assert wait_until(lambda: waiting(rig) == 4)
     rig.send(1)
     for other in others:
@@ -145,7 +147,7 @@ def test_several_threads_wait_for_the_same(rig: Rig) -> None:
 
 def test_a_leader_is_woken_by_what_another_thread_completes(rig: Rig) -> None:
     box = rig.box(1)
-    leader = Background(lambda: rig.pump.wait(box))
+    leader = Background(lambda: rig.receive_loop.wait(box))
     assert wait_until(lambda: leads(rig, leader.thread))
     rig.fill(1)
     assert leader.join()
@@ -153,9 +155,9 @@ def test_a_leader_is_woken_by_what_another_thread_completes(rig: Rig) -> None:
 
 def test_one_that_was_passed_the_lead_is_woken_by_what_another_thread_completes(rig: Rig) -> None:
     first, second = rig.box(1), rig.box(2)
-    one = Background(lambda: rig.pump.wait(first))
+    one = Background(lambda: rig.receive_loop.wait(first))
     assert wait_until(lambda: leads(rig, one.thread))
-    two = Background(lambda: rig.pump.wait(second))
+    two = Background(lambda: rig.receive_loop.wait(second))
     assert wait_until(lambda: waiting(rig) == 1)
     rig.send(1)
     assert one.join()
@@ -166,17 +168,17 @@ def test_one_that_was_passed_the_lead_is_woken_by_what_another_thread_completes(
 
 def test_completion_at_the_moment_the_wait_begins(rig: Rig) -> None:
     """From another thread, at every moment of a wait that finds nobody leading."""
-    switch = sys.getswitchinterval()
+    router = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         for number in range(3000):
             box = rig.box(number)
             other = threading.Thread(target=rig.fill, args=(number,))
             other.start()
-            assert rig.pump.wait(box, GUARD), f"lost the wake-up of wait {number}"
+            assert rig.receive_loop.wait(box, GUARD), f"lost the wake-up of wait {number}"
             other.join()
     finally:
-        sys.setswitchinterval(switch)
+        sys.setswitchinterval(router)
 
 
 def test_a_wait_that_finds_its_answer_when_it_leads_does_not_receive(rig: Rig) -> None:
@@ -195,7 +197,7 @@ def test_a_wait_that_finds_its_answer_when_it_leads_does_not_receive(rig: Rig) -
             pass
 
     box = Late()
-    waiter = Background(lambda: rig.pump.wait(box))
+    waiter = Background(lambda: rig.receive_loop.wait(box))
     assert waiter.join()
 
 
@@ -205,22 +207,22 @@ def test_a_wait_that_finds_its_answer_when_it_leads_does_not_receive(rig: Rig) -
 def test_a_timeout_is_met_and_the_wait_can_be_repeated(rig: Rig) -> None:
     box = rig.box(1)
     start = time.monotonic()
-    assert not rig.pump.wait(box, 0.05)
+    assert not rig.receive_loop.wait(box, 0.05)
     assert time.monotonic() - start >= 0.05
     rig.send(1)
-    assert rig.pump.wait(box, GUARD)
+    assert rig.receive_loop.wait(box, GUARD)
 
 
 def test_a_short_timeout_after_a_long_one(rig: Rig) -> None:
     """How long the socket waits is kept between waits where that saves a call, but never past a deadline."""
-    rig.pump.call_later(1000, lambda: None)
+    rig.receive_loop.call_later(1000, lambda: None)
 
     def overrun(long: float, short: float) -> float:
         box = rig.box(1)
         threading.Timer(0.01, rig.send, (1,)).start()
-        assert rig.pump.wait(box, long)
+        assert rig.receive_loop.wait(box, long)
         start = time.monotonic()
-        assert not rig.pump.wait(rig.box(2), short)
+        assert not rig.receive_loop.wait(rig.box(2), short)
         return time.monotonic() - start - short
 
     for long, short in ((1.45, 1.0), (30.0, 0.3), (0.5, 0.4)):
@@ -231,9 +233,9 @@ def test_a_short_timeout_after_a_long_one(rig: Rig) -> None:
 
 def test_one_that_waits_beside_the_leader_times_out(rig: Rig) -> None:
     first = rig.box(1)
-    leader = Background(lambda: rig.pump.wait(first, GUARD))
+    leader = Background(lambda: rig.receive_loop.wait(first, GUARD))
     assert wait_until(lambda: leads(rig, leader.thread))
-    assert not rig.pump.wait(rig.box(2), 0.03)
+    assert not rig.receive_loop.wait(rig.box(2), 0.03)
     assert waiting(rig) == 0
     rig.send(1)
     assert leader.join()
@@ -246,28 +248,30 @@ def test_timers_run_in_their_order_while_a_thread_waits(rig: Rig) -> None:
     ran: list[int] = []
     box = rig.box(1)
     for delay in (3, 1, 2):
-        rig.pump.call_later(delay / 100, lambda delay=delay: ran.append(delay))
-    rig.pump.call_later(0.05, lambda: rig.fill(1))
-    assert rig.pump.wait(box, GUARD)
+        rig.receive_loop.call_later(delay / 100, lambda delay=delay: ran.append(delay))
+    rig.receive_loop.call_later(0.05, lambda: rig.fill(1))
+    assert rig.receive_loop.wait(box, GUARD)
     assert ran == [1, 2, 3]
     assert box.by == threading.get_ident()
 
 
 def test_timers_run_while_nobody_waits(rig: Rig) -> None:
     ran: list[int] = []
-    rig.pump.call_later(0.02, lambda: ran.append(threading.get_ident()))
-    assert wait_until(lambda: ran == [rig.pump._thread.ident])
+    rig.receive_loop.call_later(0.02, lambda: ran.append(threading.get_ident()))
+    assert wait_until(lambda: ran == [rig.receive_loop._thread.ident])
 
 
 def test_background_gives_the_lead_up_after_a_timer(rig: Rig) -> None:
     ran: list[int] = []
     rig.send("message that makes the background lead")
     assert wait_until(lambda: len(rig.seen) == 1)
-    rig.pump.call_later(0.01, lambda: ran.append(threading.get_ident()))
-    assert wait_until(lambda: len(ran) == 1 and rig.pump._lead.leader == 0), "it would have to hand the lead over"
+    rig.receive_loop.call_later(0.01, lambda: ran.append(threading.get_ident()))
+    assert wait_until(lambda: len(ran) == 1 and rig.receive_loop._lead.leader == 0), (
+        "it would have to hand the lead over"
+    )
     rig.send("message that nobody awaits")
     assert wait_until(lambda: len(rig.seen) == 2)
-    assert rig.by[-1] == ran[0] == rig.pump._thread.ident
+    assert rig.by[-1] == ran[0] == rig.receive_loop._thread.ident
 
 
 class SilentAlarm:
@@ -285,7 +289,7 @@ def test_alarm_is_quiet_about_timers_that_a_leader_runs(rig: Rig) -> None:
     alarm = SilentAlarm()
     timers = Timers(time.monotonic, threading.RLock())
     lead = Leadership(replace(SYSTEM, alarm=lambda _: alarm), rig.inbox, timers)
-    rig.close_pump()
+    rig.close_loop()
     timers.add(0.0, lambda: None)
     assert lead.take(1, rig.box(1))
     lead.leave()
@@ -300,10 +304,10 @@ def test_alarm_is_quiet_about_timers_that_a_leader_runs(rig: Rig) -> None:
 
 def test_a_timer_that_is_set_from_another_thread_is_not_slept_through(rig: Rig) -> None:
     box = rig.box(1)
-    rig.pump.call_later(1000, lambda: None)
-    leader = Background(lambda: rig.pump.wait(box))
+    rig.receive_loop.call_later(1000, lambda: None)
+    leader = Background(lambda: rig.receive_loop.wait(box))
     assert wait_until(lambda: leads(rig, leader.thread))
-    rig.pump.call_later(0.01, lambda: rig.fill(1))
+    rig.receive_loop.call_later(0.01, lambda: rig.fill(1))
     assert leader.join()
 
 
@@ -313,10 +317,10 @@ def test_posts_of_many_threads_run_once_each_in_the_order_of_each(rig: Rig) -> N
 
     def post(thread: int) -> None:
         for number in range(200):
-            rig.pump.post(lambda number=number: ran.append((thread, number)))
+            rig.receive_loop.post(lambda number=number: ran.append((thread, number)))
 
     threads = [Background(lambda thread=thread: post(thread)) for thread in range(5)]
-    waiter = Background(lambda: rig.pump.wait(box, GUARD))
+    waiter = Background(lambda: rig.receive_loop.wait(box, GUARD))
     for thread in threads:
         thread.join()
     assert wait_until(lambda: len(ran) == 1000)
@@ -333,12 +337,12 @@ def test_what_raises_does_not_stop_what_is_behind_it(rig: Rig, capsys: pytest.Ca
 
     rig.on_frame = fail
     box = rig.box(1)
-    rig.pump.post(fail)
-    rig.pump.call_later(0, fail)
+    rig.receive_loop.post(fail)
+    rig.receive_loop.call_later(0, fail)
     rig.send("bad")
     rig.send(1)
-    assert rig.pump.wait(box, GUARD)
-    assert wait_until(lambda: not rig.pump._timers.posted and not rig.pump._timers.entries)
+    assert rig.receive_loop.wait(box, GUARD)
+    assert wait_until(lambda: not rig.receive_loop._timers.posted and not rig.receive_loop._timers.entries)
     assert wait_until(lambda: capsys.readouterr().err.count("on purpose") >= 1)
 
 
@@ -348,18 +352,18 @@ def test_wait_in_the_receiving_thread_is_an_error(rig: Rig) -> None:
     def waits(_: bytes = b"") -> None:
         for timeout in (None, 0.0, GUARD):
             try:
-                rig.pump.wait(Box(), timeout)
+                rig.receive_loop.wait(Box(), timeout)
             except DeadlockError as error:
                 errors.append(error)
 
     rig.on_frame = waits
     box = rig.box(1)
-    rig.pump.post(waits)
-    rig.pump.call_later(0, waits)
+    rig.receive_loop.post(waits)
+    rig.receive_loop.call_later(0, waits)
     rig.send(1)
-    assert rig.pump.wait(box, GUARD)
+    assert rig.receive_loop.wait(box, GUARD)
     assert wait_until(lambda: len(errors) == 9)
-    assert rig.pump.wait(rig.box(2), 0.01) is False
+    assert rig.receive_loop.wait(rig.box(2), 0.01) is False
 
 
 def test_handler_that_takes_long_is_told_of_in_debug_mode(
@@ -378,7 +382,7 @@ def test_handler_that_takes_long_is_told_of_in_debug_mode(
     rig.on_frame = takes_long
     box = rig.box(1)
     rig.send(1)
-    assert rig.pump.wait(box, GUARD)
+    assert rig.receive_loop.wait(box, GUARD)
     assert "busy for over 50 ms with a message of 1 bytes" in "".join(said)
     rig.close()
 
@@ -388,11 +392,11 @@ def test_handler_that_takes_long_is_told_of_in_debug_mode(
 
 def test_close_leaves_others_waiting_for_what_other_threads_complete(rig: Rig) -> None:
     boxes = [rig.box(number) for number in range(4)]
-    waiters = [Background(lambda box=box: rig.pump.wait(box)) for box in boxes]
+    waiters = [Background(lambda box=box: rig.receive_loop.wait(box)) for box in boxes]
     assert wait_until(lambda: waiting(rig) == 3 and any(leads(rig, waiter.thread) for waiter in waiters))
-    closing = Background(rig.pump.close)
+    closing = Background(rig.receive_loop.close)
     closing.join()
-    assert not rig.pump._thread.is_alive()
+    assert not rig.receive_loop._thread.is_alive()
     assert all(waiter.thread.is_alive() for waiter in waiters)
     for number in range(4):
         rig.fill(number)
@@ -401,10 +405,10 @@ def test_close_leaves_others_waiting_for_what_other_threads_complete(rig: Rig) -
 
 
 def test_close_while_nobody_waits(rig: Rig) -> None:
-    Background(rig.pump.close).join()
-    assert not rig.pump._thread.is_alive()
-    rig.pump.post(lambda: None)
-    rig.pump.call_later(0, lambda: None)
+    Background(rig.receive_loop.close).join()
+    assert not rig.receive_loop._thread.is_alive()
+    rig.receive_loop.post(lambda: None)
+    rig.receive_loop.call_later(0, lambda: None)
 
 
 def test_close_from_the_leader_itself(rig: Rig) -> None:
@@ -412,10 +416,10 @@ def test_close_from_the_leader_itself(rig: Rig) -> None:
 
     def close(frame: bytes) -> None:
         if frame == b"1":
-            rig.pump.close()
+            rig.receive_loop.close()
 
     rig.on_frame = close
-    waiter = Background(lambda: rig.pump.wait(box))
+    waiter = Background(lambda: rig.receive_loop.wait(box))
     assert wait_until(lambda: leads(rig, waiter.thread))
     rig.send(1)
     assert waiter.join()
@@ -429,7 +433,7 @@ def test_nothing_is_lost_and_nobody_hangs_under_stress(tmp_path: Path, seed: int
     """Eight threads wait with and without timeouts, post, set timers and complete what others wait for."""
     rig = Rig(tmp_path)
     echo = Background(lambda: None)
-    switch = sys.getswitchinterval()
+    router = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     rounds = 250
     posted: list[tuple[int, int]] = []
@@ -441,20 +445,22 @@ def test_nothing_is_lost_and_nobody_hangs_under_stress(tmp_path: Path, seed: int
             box = rig.boxes[number]
             way = chance.randrange(6)
             if way == 0:
-                rig.pump.call_later(chance.random() * 0.003, lambda number=number: rig.send(number))
+                rig.receive_loop.call_later(chance.random() * 0.003, lambda number=number: rig.send(number))
             elif way == 1:
-                rig.pump.post(lambda step=step, number=number: (posted.append((thread, step)), rig.fill(number)))
+                rig.receive_loop.post(
+                    lambda step=step, number=number: (posted.append((thread, step)), rig.fill(number))
+                )
             elif way == 2:
                 threading.Thread(target=rig.fill, args=(number,)).start()
             elif way == 3:
-                rig.pump.call_later(chance.random() * 0.003, lambda number=number: rig.fill(number))
+                rig.receive_loop.call_later(chance.random() * 0.003, lambda number=number: rig.fill(number))
             else:
                 rig.send(number)
             if chance.random() < 0.3:
-                while not rig.pump.wait(box, chance.random() * 0.002):
+                while not rig.receive_loop.wait(box, chance.random() * 0.002):
                     assert time.monotonic() < end, f"thread {thread} hangs in step {step}, way {way}"
             else:
-                assert rig.pump.wait(box, GUARD), f"thread {thread} hangs in step {step}, way {way}"
+                assert rig.receive_loop.wait(box, GUARD), f"thread {thread} hangs in step {step}, way {way}"
             if chance.random() < 0.02:
                 time.sleep(0.008)
 
@@ -475,7 +481,7 @@ def test_nothing_is_lost_and_nobody_hangs_under_stress(tmp_path: Path, seed: int
             assert steps == sorted(steps)
         assert waiting(rig) == 0
     finally:
-        sys.setswitchinterval(switch)
+        sys.setswitchinterval(router)
         rig.close()
 
 
