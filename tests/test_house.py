@@ -275,3 +275,19 @@ def test_a_public_module_says_what_it_exports(module: str) -> None:
     assert len(set(names)) == len(names), f"{module}.__all__ names something twice"
     missing = [name for name in names if not hasattr(loaded, name)]
     assert not missing, f"{module}.__all__ names what is not there: {missing}"
+
+
+def test_node_is_small() -> None:
+    path = PACKAGE / "_node" / "node.py"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    node = next(each for each in tree.body if isinstance(each, ast.ClassDef) and each.name == "Node")
+    attributes = {
+        each.attr
+        for each in ast.walk(node)
+        if isinstance(each, ast.Attribute)
+        and isinstance(each.ctx, ast.Store)
+        and isinstance(each.value, ast.Name)
+        and each.value.id == "self"
+    }
+    assert len(attributes) <= 20, sorted(attributes)
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 250

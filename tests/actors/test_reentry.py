@@ -149,17 +149,17 @@ class Prints(Actor):
         from monarch._node.current import current_node
 
         node = current_node()
-        idle, waits, over = node.idle, threading.Event(), threading.Event()
+        idle, waits, over = node.output.idle, threading.Event(), threading.Event()
 
         def wait() -> None:
             waits.set()
             over.wait(20)
             idle()
 
-        node.idle = wait
+        node.output.idle = wait
         self.go.set()
         waits.wait(20)
-        node.idle = idle
+        node.output.idle = idle
         free = streams._lock.acquire(timeout=2)
         if free:
             streams._lock.release()

@@ -98,7 +98,7 @@ class Deadlocks:
             while not node.receive_loop.wait(waiter, max(0.0, min(0.2, deadline - time.monotonic()))):
                 if time.monotonic() >= deadline:
                     return False
-                node.idle()
+                node.output.idle()
             return True
         if cell.awaits is not None and cell.executor.loop is not None:
             # The event loop is held up from here on, so this is what the actor waits for.
@@ -120,7 +120,7 @@ class Deadlocks:
         cell.blocked = True
         try:
             while True:
-                node.idle()
+                node.output.idle()
                 with self._lock:
                     answered = set(requests) - set(self.requests(cell, call, waiter)[0])
                     for request in answered:

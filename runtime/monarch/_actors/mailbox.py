@@ -347,7 +347,7 @@ class Cell:
     def _answer(self, call: m.Call, method: Method, value: Any) -> None:
         leave_if_forked()
         node = self.node
-        node.idle()
+        node.output.idle()
         if node.bulk.deferred or node.bulk.releases:
             node.bulk.settle()
         if self._odd and id(call) in self._abandoned:
@@ -370,7 +370,7 @@ class Cell:
     def _answer_error(self, call: m.Call, error: BaseException) -> None:
         leave_if_forked(error)
         node = self.node
-        node.idle()
+        node.output.idle()
         node.bulk.settle()
         if self._odd and id(call) in self._abandoned:
             return
@@ -474,7 +474,7 @@ class Cell:
             else:
                 self._not_made(create, freed or error, False, is_consequence(freed))
         else:
-            node.idle()
+            node.output.idle()
             node.replies.answer(create.src, create.port, create.view, m.RESULT, NOTHING)
         finally:
             self.running = None
@@ -484,7 +484,7 @@ class Cell:
         self._broken_off(create, pack_failure(error, own, freed))
 
     def _broken_off(self, create: m.Create, failure: bytes) -> None:
-        self.node.idle()
+        self.node.output.idle()
         self.failed = failure
         self.node.replies.answer(create.src, create.port, create.view, m.ERROR, self.failed)
 
@@ -518,7 +518,7 @@ class Cell:
 
     def let_go(self) -> None:
         """Drop the instance, and do what others have left to do; in the actor's thread, at its very end."""
-        self.node.idle()
+        self.node.output.idle()
         self.instance = None
         # Each may take itself away.
         for action in list(self.at_end.values()):

@@ -29,7 +29,7 @@ class Dispatch:
 
     def __init__(self, inbox: Inbox, mishaps: Mishaps) -> None:
         self._socket = inbox.socket
-        self._mishaps = mishaps
+        self.mishaps = mishaps
         self.handlers: dict[type, Handler] = {m.Batch: self._batch, m.Split: self._split}
         """Written before the process receives, and by the leader."""
 
@@ -47,13 +47,13 @@ class Dispatch:
                 more = self._rest(message.frames)  # pyright: ignore[reportAttributeAccessIssue]
         except ProtocolError as error:
             self._drop_rest()
-            self._mishaps.undecodable(error)
+            self.mishaps.undecodable(error)
             return
         try:
             handler(message, more)
         except Exception as error:
             self._drop_rest()
-            self._mishaps.failed(message, error)
+            self.mishaps.failed(message, error)
 
     def deliver(self, frame: bytes, more: Sequence[Any] = ()) -> None:
         """Handle a message from within this process."""
@@ -61,7 +61,7 @@ class Dispatch:
         try:
             self._handler_of(message)(message, more)
         except Exception as error:
-            self._mishaps.failed(message, error)
+            self.mishaps.failed(message, error)
 
     def _handler_of(self, message: m.AnyMessage) -> Handler:
         handler = self.handlers.get(type(message))
@@ -95,7 +95,7 @@ class Dispatch:
                 self.deliver(more[at], more[at + 1 : at + size])
             except ProtocolError as error:
                 # Those that came with it are good.
-                self._mishaps.undecodable(error)
+                self.mishaps.undecodable(error)
             at += size
 
     def _split(self, message: m.Split, pieces: Sequence[Any]) -> None:

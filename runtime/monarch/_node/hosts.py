@@ -45,6 +45,8 @@ class Hosts:
         self.lost: dict[str, m.Dead] = {}
         """How other hosts were lost, or ended. Leader only writes; an entry counts until the host is ``known``."""
         self.keys: KeyPair | None = None
+        self.secret = b""
+        """Of the session: its holders may read and write the buffers of its processes. Set before anything is sent."""
         self.lease = LEASE_S
         """Seconds of silence after which a host counts as lost."""
 

@@ -33,6 +33,16 @@ from monarch._wire.receiving.loop import ReceiveLoop
 P = TypeVar("P")
 
 
+class OutputHooks:
+    """What sends the output of a process; a session replaces these."""
+
+    def __init__(self) -> None:
+        self.idle: Callable[[], None] = lambda: None
+        """Called where a thread has time: sends what was printed."""
+        self.send_printed: Callable[[], None] = lambda: None
+        """Sends what was printed, without waiting for room."""
+
+
 class Node:
     """One process in a session. It receives once its receive loop is started, after all that messages need is there.
 
@@ -47,23 +57,16 @@ class Node:
 
     def __init__(self, proc: str, folder: str, root: str) -> None:
         self.proc = proc
-        self.host = host_of(proc)
-        self.root = root
         self.rank = 0
         """Base rank of this process in its mesh."""
         self.config: RankConfig | None = None
         """What this process was started with, if it is a rank."""
-        self.secret = b""
-        """Of the session: its holders may read and write the buffers of its processes."""
         self.names: dict[str, str] = {}
         """Names of the meshes of procs that were spawned from here, by uid. Any thread adds."""
         self.ended = ""
-        """Why this process cannot use its session any more; set once, before ``closed``."""
-        self.closed = False
-        self.idle: Callable[[], None] = lambda: None
-        """Called where a thread has time: sends what was printed. Set once, before anything is received."""
-        self.send_printed: Callable[[], None] = lambda: None
-        """Sends what was printed, without waiting for room. Set once, as ``idle``."""
+        """Why this process cannot use its session any more; empty while it can. Set once."""
+        self.output = OutputHooks()
+        """Set before anything is received."""
         self.watch: CallWatch = NoWatch()
         """Watches over the ranks of calls that have failed; set once, before anything is sent."""
         self._parts: dict[object, object] = {}
@@ -73,19 +76,18 @@ class Node:
         # A cleaner of /tmp may have taken it since the session began.
         restore_folder(folder)
         context = make_context()
-        self.inbox = Inbox(context, ipc_address(folder, proc))
-        self.residence = Residence(folder, self.inbox, hold=proc == root)
+        inbox = Inbox(context, ipc_address(folder, proc))
+        self.residence = Residence(folder, inbox, hold=proc == root)
         self.events = NodeEvents()
         self.lanes = Lanes()
         """Threads for what the receiving thread must not do."""
-        self.mishaps = Mishaps(self)
-        self.dispatch = Dispatch(self.inbox, self.mishaps)
-        self.receive_loop = ReceiveLoop(self.inbox, self.dispatch.on_frame)
+        self.dispatch = Dispatch(inbox, Mishaps(self))
+        self.receive_loop = ReceiveLoop(inbox, self.dispatch.on_frame)
         plain.receives_here = self.receive_loop.receives_here
         self.waits = Waits(self.receive_loop)
         self.ports = PortTable()
         hello = m.encode(m.Hello(m.VERSION, proc, os.getpid()))
-        self.hosts = Hosts(self.host, folder, hello, context)
+        self.hosts = Hosts(host_of(proc), folder, hello, context)
         self.peers = PeerTable(
             proc, root, self.hosts, self.receive_loop, self.ports, self.events, self.dispatch.deliver
         )
@@ -106,6 +108,31 @@ class Node:
         handle(m.Fault, self._on_fault)
         handle(m.Ask, lambda ask, _: on_ask(self, ask))
         self.events.proc_died.subscribe(self.bulk.forget_holder)
+
+    @property
+    def host(self) -> str:
+        """Id of its host."""
+        return self.hosts.host
+
+    @property
+    def root(self) -> str:
+        """Proc id of the program that everything belongs to."""
+        return self.peers.root
+
+    @property
+    def closed(self) -> bool:
+        """Whether this process cannot use its session any more."""
+        return bool(self.ended)
+
+    @property
+    def inbox(self) -> Inbox:
+        """The socket that it receives from."""
+        return self.residence.inbox
+
+    @property
+    def mishaps(self) -> Mishaps:
+        """Counts what goes wrong where nobody waits for an answer."""
+        return self.dispatch.mishaps
 
     @property
     def folder(self) -> str:
@@ -173,14 +200,12 @@ class Node:
     def disown(self, why: str) -> None:
         """Refuse all use from now on, without touching a socket: this process is a fork."""
         self.ended = why
-        self.closed = True
 
     def close(self, linger_ms: int = 0) -> None:
         """Close all sockets; what waits here gets no answer any more."""
         if self.closed:
             return
         self.ended = "its session was shut down"
-        self.closed = True
         self.events.closing.tell()
         self.receive_loop.close()
         self.ports.lose_all(m.Dead(self.proc, Stopped(), True, []))

@@ -22,10 +22,7 @@ class NodeLike(Protocol):
     """One process in a session; see ``monarch._node.node.Node``."""
 
     proc: str
-    host: str
-    root: str
     rank: int
-    closed: bool
     names: dict[str, str]
     events: NodeEvents
     receive_loop: ReceiveLoop
@@ -37,5 +34,11 @@ class NodeLike(Protocol):
     replies: Replies
     lanes: Lanes
 
+    @property
+    def host(self) -> str: ...
+    @property
+    def root(self) -> str: ...
+    @property
+    def closed(self) -> bool: ...
     def part(self, kind: Callable[[Any], P]) -> P: ...
     def find_part(self, kind: type[P]) -> P | None: ...

@@ -65,11 +65,11 @@ class CellText(RankText):
         node = current_node()
         busy = next(((cell, cell.running) for cell in list(actors_of(node).here.values()) if cell.running), None)
         # What was printed before is the call's that runs. This may wait for the program to take it.
-        _send_as(busy, node.idle)
+        _send_as(busy, node.output.idle)
         with _lock:
-            _send_as(busy, node.send_printed)
+            _send_as(busy, node.output.send_printed)
             super().write(text)
-            _send_as(origin, node.send_printed)
+            _send_as(origin, node.output.send_printed)
 
 
 def _count_threads(change: int) -> None:

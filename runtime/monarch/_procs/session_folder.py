@@ -118,7 +118,7 @@ class Residence:
 
     def __init__(self, folder: str, inbox: Inbox, hold: bool = False) -> None:
         self._folder = folder
-        self._inbox = inbox
+        self.inbox = inbox
         self._hold = hold
         # Leader only, all of them.
         self._lock = -1
@@ -136,13 +136,13 @@ class Residence:
             if not os.path.isdir(self._folder):
                 restore_folder(self._folder)
                 self._take_lock()
-            takes = self._inbox.tend()
+            takes = self.inbox.tend()
             complaint = "" if takes else f"{used_by()} of its {limit_of()} file descriptors are open, so that it "
         except OSError as error:
             complaint = f"the session folder {self._folder} cannot be used ({error}), so that it "
         if time.monotonic() - self._touched >= _TOUCH:
             self._touched = time.monotonic()
-            self._inbox.touch()
+            self.inbox.touch()
             with suppress(OSError):
                 os.utime(self._folder)
         before, self._complaint = self._complaint, complaint

@@ -307,7 +307,7 @@ def _add_procs(kept: DetachedMesh, order: m.Spawn, told: bytes, alive: list[str]
     procs.owner = node.proc
     if not meshes_of(node).own_procs:
         # Nobody has that of this program yet, so it may be theirs: with it buffers are read and written.
-        node.secret = config.secret
+        node.hosts.secret = config.secret
     # Where the program has died before it could tell, all ranks are alike.
     how = loads(told) if told else (order.env, {}, 0, {}, None)
     variables, of_ranks, want_spares, roles, restart = how

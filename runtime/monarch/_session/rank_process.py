@@ -69,7 +69,7 @@ class Rank:
         """Set when the bootstrap has ended; no actor is made before."""
         self._broken: bytes | None = None
         """The failure of the bootstrap; written before ``_booted`` is set, and read after that."""
-        node.secret = config.secret
+        node.hosts.secret = config.secret
         pickling.in_rank = True
         if not config.bound:
             # The agent may run on all cores that the host lets the session use.
@@ -93,8 +93,8 @@ class Rank:
         actors_of(node).on_create = self._create
         actors_of(node).on_halt = self._halt
         node.dispatch.handle(m.Level, lambda level, _: self._on_level(level))
-        node.idle = self.outbox.flush
-        node.send_printed = self.outbox.send_printed
+        node.output.idle = self.outbox.flush
+        node.output.send_printed = self.outbox.send_printed
         Faults(node)
         node.receive_loop.start()
 

@@ -42,7 +42,7 @@ def adopt(root: str, former: list[str]) -> tuple[Any, list[str]]:
         # By the same way as before, so that what was printed last does not overtake what was printed before.
         node.hosts.gateways[host_of(root)] = Gateway(way._link, f"{host_of(root)}/agent", False)
     if node.root in gone:
-        node.root = node.peers.root = root
+        node.peers.root = root
     # What the program before has not taken, it never will.
     node.events.controller_changed.tell()
     if config.root in gone:

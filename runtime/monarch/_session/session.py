@@ -92,7 +92,7 @@ class Session:
         try:
             self.node = node = Node(proc, self.folder, proc)
             wire(node)
-            node.secret = secrets.token_bytes(32)
+            node.hosts.secret = secrets.token_bytes(32)
         except BaseException:
             remove_folder(self.folder)
             raise

@@ -80,7 +80,7 @@ def _wait(node: Node, peer: Peer, position: int, count: int, mesh: ActorMeshLike
             return
         now = time.monotonic()
         if here is not None:
-            node.idle()
+            node.output.idle()
             if now - begun >= window.patience and _may_wait_for_us(here[0], peer):
                 window.go_beyond()
                 return

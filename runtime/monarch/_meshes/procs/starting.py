@@ -122,7 +122,7 @@ class Starting:
             self.owner_actor,
             addresses,
             bool(self.binds),
-            node.secret,
+            node.hosts.secret,
         )
         spawn = m.Spawn(
             node.proc,

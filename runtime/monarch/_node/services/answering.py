@@ -19,7 +19,8 @@ from monarch.exceptions import ArgumentError
 class Answerer(NodeLike, Protocol):
     """A node that counts its mishaps."""
 
-    mishaps: Mishaps
+    @property
+    def mishaps(self) -> Mishaps: ...
 
 
 def on_ask(node: Answerer, ask: m.Ask) -> None:

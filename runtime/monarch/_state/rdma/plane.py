@@ -43,7 +43,7 @@ class Plane:
         self._lock = threading.Lock()
         self._server: StreamServer | None = None
         self._nixl = Nixl(node.proc, self.registry, self._ask_exposed)
-        self._stream = Stream(node.secret, self._find_stream)
+        self._stream = Stream(node.hosts.secret, self._find_stream)
         ways: list[Transport] = [
             SameProcess(node.proc, self.registry),
             Attach(node.host),
@@ -86,7 +86,7 @@ class Plane:
         """Where this process serves what it shares by TCP."""
         with self._lock:
             if self._server is None:
-                self._server = StreamServer(self.registry, self._node.secret, _own_address(self._node))
+                self._server = StreamServer(self.registry, self._node.hosts.secret, _own_address(self._node))
             return self._server.address
 
     def expose(self, keys: list[int]) -> tuple[str, bytes] | None:
