@@ -15,7 +15,7 @@ from typing import Any
 from ipykernel.ipkernel import IPythonKernel
 
 import monarch_kernel
-from monarch._procs.zygote.user_forks import leave_if_forked, watch_forks
+from monarch._kernel_api import leave_if_forked, watch_forks
 from monarch_kernel.compat import cancels_awaits, runs_cell
 
 _AGAIN = 0.02
@@ -122,7 +122,7 @@ class MonarchKernel(IPythonKernel):
 
     def do_shutdown(self, restart: bool) -> Any:
         """Ends the meshes with the kernel."""
-        from monarch._session.session import shutdown_context
+        from monarch._kernel_api import shutdown_context
 
         shutdown_context(2).get()
         return super().do_shutdown(restart)

@@ -31,6 +31,7 @@ FLOORS = [
     "_state",
     "_notebook",
     "_services",
+    "_kernel_api",
     "public",
 ]
 MOST_FILES = 25
@@ -291,3 +292,29 @@ def test_node_is_small() -> None:
     }
     assert len(attributes) <= 20, sorted(attributes)
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 250
+
+
+def test_kernel_uses_public_modules_and_its_list_of_the_others() -> None:
+    wrong: list[str] = []
+    for path in sorted((ROOT / "monarch_kernel").rglob("*.py")):
+        for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            modules = [each.module or ""] if isinstance(each, ast.ImportFrom) else []
+            modules += [alias.name for alias in each.names] if isinstance(each, ast.Import) else []
+            for module in modules:
+                if module.startswith("monarch._") and module != "monarch._kernel_api":
+                    wrong.append(f"{path.relative_to(ROOT)}: {module}")
+    assert not wrong
+
+
+def test_list_of_the_kernel_is_the_same_for_type_checkers() -> None:
+    from monarch import _kernel_api
+
+    tree = ast.parse(Path(_kernel_api.__file__).read_text(encoding="utf-8"))
+    block = next(each for each in tree.body if isinstance(each, ast.If))
+    typed = {
+        alias.asname or alias.name: (each.module, alias.name)
+        for each in block.body
+        if isinstance(each, ast.ImportFrom)
+        for alias in each.names
+    }
+    assert typed == _kernel_api._HOME

@@ -6,12 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from monarch._actors.endpoint import methods_of
-from monarch._core.roster import split_proc
-from monarch._core.shapes.ranks import describe_ranks
-from monarch._meshes.registry import meshes_of
-from monarch._node.gather import Gather
-from monarch._node.node import Node
+from monarch._kernel_api import Gather, Node, describe_ranks, meshes_of, methods_of, split_proc
 
 _REMEMBERED = 10_000
 

@@ -7,10 +7,19 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from monarch._core.shapes.ranks import describe_ranks
-from monarch._node.services.registry import name_of
-from monarch._notebook.checkpoint import STATEFUL, TENSOR, VALUE, load, take
-from monarch._state.checkpoint.api import Save, find, folder_of, send
+from monarch._kernel_api import (
+    STATEFUL,
+    TENSOR,
+    VALUE,
+    Save,
+    describe_ranks,
+    find,
+    folder_of,
+    load_variables,
+    name_of,
+    send,
+    take_variables,
+)
 from monarch.exceptions import DeviceMeshError
 from monarch_kernel.magics.header import HeaderError
 from monarch_kernel.meshes.registry import Mesh, Meshes, with_hint
@@ -43,7 +52,9 @@ class Saving:
         mesh = self._meshes.get(None)
         begun = time.perf_counter()
         try:
-            save = Save(mesh.cells, folder_of(path), name_of(take), (names,), _KEEP, _PATIENCE, by_content=True)
+            save = Save(
+                mesh.cells, folder_of(path), name_of(take_variables), (names,), _KEEP, _PATIENCE, by_content=True
+            )
         except DeviceMeshError as error:
             raise with_hint(error, mesh.name) from None
 
@@ -74,7 +85,7 @@ class Saving:
         mesh = self._meshes.get(None)
         try:
             folder = find(mesh.cells, folder_of(path), None, _PATIENCE)
-            answers = send(mesh.cells, "restore", load, folder, names).get()
+            answers = send(mesh.cells, "restore", load_variables, folder, names).get()
         except DeviceMeshError as error:
             raise with_hint(error, mesh.name) from None
         ranks = list(answers.values())

@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from monarch._node.current import current_node
-from monarch._node.services.asking import Answers, send_signal
-from monarch._procs.agent.services import states
-from monarch._procs.session_folder import host_of
+from monarch._kernel_api import Answers, current_node, host_of, send_signal, states
 
 _PATIENCE = 5.0
 """Seconds for which a cell waits at most for an agent that says nothing."""

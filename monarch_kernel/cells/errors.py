@@ -12,7 +12,7 @@ import traceback
 from types import FrameType, TracebackType
 from typing import Any
 
-from monarch._node.remote_errors import is_ours
+from monarch._kernel_api import is_ours
 from monarch.exceptions import MonarchError
 from monarch_kernel.cells.running import Running
 from monarch_kernel.cells.stop import Stopped, uninterrupted

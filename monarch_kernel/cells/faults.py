@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import monarch.actor
-from monarch._supervision.escalation import describe_unhandled
+from monarch._kernel_api import describe_unhandled
 from monarch.actor import MeshFailure, default_fault_hook
 from monarch_kernel.output.streams import Streams
 

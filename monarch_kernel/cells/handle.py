@@ -10,10 +10,7 @@ from collections.abc import Callable, Generator
 from threading import Lock
 from typing import Any
 
-from monarch._core.shapes.ranks import describe_ranks
-from monarch._core.shapes.value_mesh import ValueMesh
-from monarch._node.current import current_node
-from monarch._node.future import in_thread
+from monarch._kernel_api import ValueMesh, current_node, describe_ranks, in_thread
 from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.cells.running import Run
 from monarch_kernel.cells.stop import Stopped

@@ -8,22 +8,25 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
-from monarch._actors.interrupting import interrupt
-from monarch._core.shapes.ranks import describe_ranks
-from monarch._core.text.causes import describe
-from monarch._meshes.actors.actor_mesh import ActorMesh
-from monarch._meshes.actors.ask import endpoint_of
-from monarch._meshes.actors.deferred_calls import at_once
-from monarch._node.current import current_node
-from monarch._node.gather import Gather
-from monarch._node.services.asking import Answers
-from monarch._node.services.registry import request
-from monarch._notebook.execute import CellError, CellResult
-from monarch._notebook.inside import run_in_actor
-from monarch._procs.agent.services import states
-from monarch._procs.session_folder import host_of
-from monarch._supervision.fail_fast import CallGroup
-from monarch._wire.messages import Dead
+from monarch._kernel_api import (
+    ActorMesh,
+    Answers,
+    CallGroup,
+    CellError,
+    CellResult,
+    Dead,
+    Gather,
+    at_once,
+    current_node,
+    describe,
+    describe_ranks,
+    endpoint_of,
+    host_of,
+    interrupt,
+    request,
+    run_in_actor,
+    states,
+)
 from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError, MonarchError
 from monarch_kernel.cells.calls import ahead_of
 from monarch_kernel.cells.delivery import await_delivery, deliver

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from monarch._core.shapes.ranks import describe_ranks
-from monarch._core.stop_ladder import (
+from monarch._kernel_api import (
     Activity,
     Announce,
+    Answers,
+    CellError,
     Command,
     Ending,
     Free,
@@ -24,15 +25,17 @@ from monarch._core.stop_ladder import (
     Look,
     Restart,
     StopLadder,
+    ThreadState,
+    current_node,
+    describe_ranks,
+    free,
+    generation_now,
+    meshes_of_calls,
+    prod,
+    request,
+    spoil_groups,
+    thread_state,
 )
-from monarch._groups.rendezvous import generation_now
-from monarch._node.current import current_node
-from monarch._node.services.asking import Answers
-from monarch._node.services.registry import request
-from monarch._notebook.busy import ThreadState, prod, thread_state
-from monarch._notebook.execute import CellError
-from monarch._supervision.broken_groups import meshes_of_calls, spoil_groups
-from monarch._supervision.freeing import free
 from monarch_kernel.cells.calls import Calls
 from monarch_kernel.cells.running import STOPPED, Running, Task
 

@@ -7,11 +7,7 @@ import time
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from monarch._actors.actor import Actor
-from monarch._meshes.actors.actor_mesh import ActorMesh
-from monarch._meshes.actors.class_updates import changes, update_class
-from monarch._meshes.registry import meshes_of
-from monarch._node.current import current_node, has_node
+from monarch._kernel_api import Actor, ActorMesh, changes, current_node, has_node, meshes_of, update_class
 from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.editing.reload import reload_module
 from monarch_kernel.magics.header import HeaderError

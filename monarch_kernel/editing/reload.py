@@ -11,9 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from monarch._meshes.actors.actor_mesh import ActorMesh
-from monarch._meshes.actors.ask import ask
-from monarch._notebook.reload import forget, reload_here, renamed, restore
+from monarch._kernel_api import ActorMesh, ask, forget, reload_here, renamed, restore
 from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError, EditError
 from monarch_kernel.magics.header import HeaderError
 

@@ -11,16 +11,20 @@ from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class  # pyright: ignore[reportUnknownVariableType]
 
-from monarch._core.shapes.extent import Extent
-from monarch._core.shapes.ranks import describe_ranks
-from monarch._core.shapes.value_mesh import Deferred, ValueMesh
-from monarch._core.stop_ladder import Ending, Freed
-from monarch._meshes.actors.actor_mesh import ActorMesh
-from monarch._node.current import open_node
-from monarch._node.future import in_thread
-from monarch._notebook.execute import CellResult
-from monarch._session.session import need_session
-from monarch._supervision.healing import replace_procs
+from monarch._kernel_api import (
+    ActorMesh,
+    CellResult,
+    Deferred,
+    Ending,
+    Extent,
+    Freed,
+    ValueMesh,
+    describe_ranks,
+    in_thread,
+    need_session,
+    open_node,
+    replace_procs,
+)
 from monarch.exceptions import DeviceMeshError, MonarchError
 from monarch_kernel.cells.checkpoints import Saving
 from monarch_kernel.cells.handle import Handle

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monarch._groups.torchrun import Script, arrange, new_token, run_order, script_of, take_order
-from monarch._meshes.actors.actor_mesh import ActorMesh
-from monarch._meshes.actors.ask import ask
+from monarch._kernel_api import ActorMesh, Script, arrange, ask, new_token, run_order, script_of, take_order
 from monarch_kernel.magics.header import HeaderError
 
 _USAGE = "write %mesh run [--on MESH[SLICE]] script.py ARGS, or -m module ARGS"

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
-from monarch._meshes.actors.ask import ask
-from monarch._notebook.complete import complete_here, inspect_here
+from monarch._kernel_api import ask, complete_here, inspect_here
 from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.magics.header import OPTIONS, HeaderError, parse
 from monarch_kernel.magics.mesh import MeshMagics

@@ -10,11 +10,18 @@ from typing import Any
 
 import msgspec
 
-from monarch._core.text.durations import duration_text, parse_duration
-from monarch._meshes.actors.actor_mesh import ActorMesh
-from monarch._meshes.host_mesh import HostMesh
-from monarch._notebook.namespace import Namespace
-from monarch._session.detached import DetachedMesh, attach, end, keep, records
+from monarch._kernel_api import (
+    ActorMesh,
+    DetachedMesh,
+    HostMesh,
+    Namespace,
+    attach,
+    duration_text,
+    end,
+    keep,
+    parse_duration,
+    records,
+)
 from monarch.exceptions import MonarchError
 from monarch_kernel.editing.definitions import Defined
 from monarch_kernel.magics.header import HeaderError

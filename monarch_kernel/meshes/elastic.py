@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from monarch._core.shapes.extent import axes_text
-from monarch._core.shapes.ranks import describe_ranks
+from monarch._kernel_api import axes_text, describe_ranks
 from monarch_kernel.editing.definitions import names_in
 from monarch_kernel.magics.lines import Parser, Usage
 from monarch_kernel.meshes.registry import Mesh, Meshes

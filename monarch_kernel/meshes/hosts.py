@@ -6,11 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from monarch._core.shapes.extent import Extent, axes_text
-from monarch._core.shapes.region import Region
-from monarch._meshes.host_mesh import HostMesh
-from monarch._meshes.procs.queries import reaches
-from monarch._node.current import current_node
+from monarch._kernel_api import Extent, HostMesh, Region, axes_text, current_node, reaches
 from monarch.actor import ProcMesh
 from monarch_kernel.magics.header import HeaderError
 from monarch_kernel.meshes.recipe import Recipe

@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from monarch._meshes.host_mesh import HostMesh
-from monarch._procs.os.gpus import visible_gpus
-from monarch._session.workers import WorkerHosts, attach_to_workers
+from monarch._kernel_api import HostMesh, WorkerHosts, attach_to_workers, visible_gpus
 from monarch.actor import ProcMesh, Restart, Role, this_host
 from monarch_kernel.magics.header import HeaderError
 

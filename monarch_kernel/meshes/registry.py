@@ -9,23 +9,28 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
-from monarch._actors.ports import Channel
-from monarch._core.steps import in_step
-from monarch._groups import rendezvous as groups
-from monarch._meshes.actors.actor_mesh import ActorMesh
-from monarch._meshes.procs.proc_mesh import ProcMesh
-from monarch._meshes.registry import meshes_of
-from monarch._node.current import current_node
-from monarch._node.future import Future, in_thread, to_its_end
-from monarch._node.liveness import Liveness
-from monarch._node.services.asking import Answers
-from monarch._node.services.registry import request
-from monarch._notebook.copied import give, take
-from monarch._notebook.execute import CellResult
-from monarch._notebook.namespace import Namespace
-from monarch._state.handoff.sender import StateTransfer
-from monarch._state.heal import heal_mesh
-from monarch._supervision.broken_groups import spoil_groups
+from monarch._kernel_api import (
+    ActorMesh,
+    Answers,
+    CellResult,
+    Channel,
+    Future,
+    Liveness,
+    Namespace,
+    ProcMesh,
+    StateTransfer,
+    current_node,
+    give_copies,
+    groups,
+    heal_mesh,
+    in_step,
+    in_thread,
+    meshes_of,
+    request,
+    spoil_groups,
+    take_copies,
+    to_its_end,
+)
 from monarch.exceptions import DeviceMeshError, MonarchError
 from monarch_kernel.cells.running import STOPPED, Run
 from monarch_kernel.editing.definitions import Definitions
@@ -128,7 +133,7 @@ class Mesh:
         Returns:
             The names of what was copied, and of what was not, with the reason.
         """
-        return StateTransfer(self.cells, ranks, source).run(60.0, give, take, names)
+        return StateTransfer(self.cells, ranks, source).run(60.0, give_copies, take_copies, names)
 
     def resize(self, sizes: dict[str, int]) -> int:
         """Makes it larger or smaller; how many cells of definitions new ranks have got."""

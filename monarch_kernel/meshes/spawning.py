@@ -7,11 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from monarch._core.shapes.ranks import describe_ranks
-from monarch._meshes.actors.actor_mesh import ActorMesh
-from monarch._meshes.procs.proc_mesh import ProcMesh
-from monarch._meshes.registry import meshes_of
-from monarch._node.current import current_node
+from monarch._kernel_api import ActorMesh, ProcMesh, current_node, describe_ranks, meshes_of
 from monarch_kernel.editing.edit import Editor, actor_classes
 from monarch_kernel.magics.header import HeaderError, parse, ranks_of
 from monarch_kernel.meshes.registry import Meshes

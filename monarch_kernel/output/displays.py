@@ -6,8 +6,7 @@ from collections.abc import Callable
 from threading import Event
 from typing import Any
 
-from monarch._actors.ports import Channel
-from monarch._node.current import current_node
+from monarch._kernel_api import Channel, current_node
 from monarch_kernel.compat import publish
 from monarch_kernel.output.render import bundle_of_ranks
 

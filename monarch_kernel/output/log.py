@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from threading import Lock
 from typing import IO
 
-from monarch._core.text.excerpt import left_out
+from monarch._kernel_api import left_out
 
 VARIABLE = "MONARCH_LOG_LIMIT_MB"
 TOTAL_MB = 128

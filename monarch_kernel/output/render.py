@@ -6,8 +6,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from monarch._core.shapes.ranks import describe_ranks
-from monarch._notebook.execute import CellError
+from monarch._kernel_api import CellError, describe_ranks
 
 Bundle = dict[str, Any]
 """MIME type to data."""

@@ -9,15 +9,19 @@ from contextlib import contextmanager
 from threading import Lock, get_ident
 from typing import Any
 
-from monarch._core.shapes.ranks import describe_ranks
-from monarch._core.text.excerpt import Excerpt, left_out
-from monarch._core.text.fold import Block
-from monarch._core.text.unjoined import describe_unjoined
-from monarch._core.unjoined import Finding
-from monarch._node.gather import Gather
-from monarch._node.node import Node
-from monarch._session.output import in_units, show_blocks
-from monarch._supervision.unjoined import UnjoinedCollectives
+from monarch._kernel_api import (
+    Block,
+    Excerpt,
+    Finding,
+    Gather,
+    Node,
+    UnjoinedCollectives,
+    describe_ranks,
+    describe_unjoined,
+    in_units,
+    left_out,
+    show_blocks,
+)
 from monarch_kernel.cells.calls import Calls
 from monarch_kernel.compat import publish
 from monarch_kernel.output.log import OutputLog
