@@ -14,6 +14,7 @@ SOURCES = [ROOT / "runtime" / "monarch", ROOT / "monarch_kernel"]
 COMPAT = {
     "monarch_kernel/compat.py": "ipykernel, IPython",
     "runtime/monarch/_tensors/torch_compat.py": "torch",
+    "runtime/monarch/_wire/options.py": "pyzmq",
     "runtime/monarch/_wire/tensor_compat.py": "torch, on a floor that does not import it",
     "runtime/monarch/_wire/accepting.py": "zmq",
     # Its documented module has this name.

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from monarch._core.causes import CellRef
 from monarch._procs.os.shared_files import full_shared_memory, remove_torn
 from monarch._procs.rank.cell_marker import Mark, take_mark
 
@@ -228,7 +229,7 @@ def test_mark_without_room_is_one_that_nobody_sees(tmp_path: Path, monkeypatch: 
     unseen = Mark(str(tmp_path), "h/two")
     for mark in (seen, unseen):
         mark.slot[0] = Mark.at(3, 5)
-    assert take_mark(str(tmp_path), "h/one").place == (3, 5)
+    assert take_mark(str(tmp_path), "h/one").place == CellRef(3, 5)
     assert take_mark(str(tmp_path), "h/two").place is None
 
 

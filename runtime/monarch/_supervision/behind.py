@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from monarch._node.gather import Gather
 from monarch._node.services.asking import Answers
 from monarch._node.services.registry import request, service
 from monarch._supervision.freeing import waiting
+from monarch._wire.receiving.aside import tell
 
 if TYPE_CHECKING:
     from monarch._node.node import Node
@@ -104,9 +104,7 @@ class _Look:
         """Say it on stderr, once."""
         if self.found and not self._said:
             self._said = True
-            print(
-                f"monarch: {self._label} waits: {describe_ahead(self.found, self._count)}", file=sys.stderr, flush=True
-            )
+            tell(f"monarch: {self._label} waits: {describe_ahead(self.found, self._count)}")
 
     def close(self) -> None:
         """Take no more answers."""

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import zmq
-from zmq.backend.cython import _zmq
 
-# They take less than a microsecond, so they keep the GIL.
-_library = ctypes.PyDLL(_zmq.__file__)
-_get, _set = _library.zmq_getsockopt, _library.zmq_setsockopt
-_get.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
-_set.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
+
+def _functions() -> tuple[Callable[..., int], Callable[..., int]]:
+    """Return what reads and sets an option in libzmq; functions that fail where pyzmq has no such library."""
+    try:
+        from zmq.backend.cython import _zmq
+
+        # They take less than a microsecond, so they keep the GIL.
+        library = ctypes.PyDLL(_zmq.__file__)
+        read, write = library.zmq_getsockopt, library.zmq_setsockopt
+    except (ImportError, OSError, AttributeError):
+        return (lambda *_: -1), (lambda *_: -1)
+    read.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+    write.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
+    return read, write
+
+
+_get, _set = _functions()
 _EVENTS, _RCVTIMEO = int(zmq.EVENTS), int(zmq.RCVTIMEO)
 _SIZE = ctypes.sizeof(ctypes.c_int)
 
