@@ -1,7 +1,7 @@
-"""The notebook's side of Monarch: what makes a Jupyter notebook the controller of a mesh.
+"""The notebook side of Monarch: it makes a Jupyter notebook the controller of a mesh.
 
-The runtime itself is the package ``monarch``, which needs no Jupyter. This package imports nothing when it is
-imported; ``__version__`` is looked up when it is asked for.
+The runtime is the package ``monarch``, which needs no Jupyter. Importing this package imports nothing else;
+``__version__`` is looked up on first use.
 """
 
 __all__ = ["__version__", "load_ipython_extension"]
@@ -17,22 +17,22 @@ def __getattr__(name: str) -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        found = version("monarch-kernel")
+        current = version("monarch-kernel")
     except PackageNotFoundError:  # run from a source tree that is not installed
-        found = "0+unknown"
-    globals()["__version__"] = found
-    return found
+        current = "0+unknown"
+    globals()["__version__"] = current
+    return current
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """``%load_ext monarch_kernel``: the magics, in any IPython shell or kernel."""
+    """``%load_ext monarch_kernel``: register the magics in any IPython shell or kernel."""
     from monarch_kernel.cells.errors import install
     from monarch_kernel.cells.faults import install as install_hook
     from monarch_kernel.magics.mesh import MeshMagics
     from monarch_kernel.magics.typing_help import install as install_help
 
     before = shell.magics_manager.registry.get("MeshMagics")
-    # Loaded again: the meshes that are up stay.
+    # Loaded again: the running meshes stay.
     magics = MeshMagics(shell, before.meshes if before is not None else None)
     shell.register_magics(magics)
     if before is not None:
@@ -45,6 +45,6 @@ def load_ipython_extension(shell: Any) -> None:
     shell.monarch_help = install_help(shell, magics)
     if before is None and getattr(getattr(shell, "kernel", None), "implementation", "") != "monarch":
         print(
-            "%mesh and %%mesh are ready; %mesh help lists what there is. Only the kernel Monarch has, besides: "
-            "Shift-Tab on names of ranks, and a stop button that ends a cell at a top-level await."
+            "%mesh and %%mesh are ready; %mesh help lists the verbs. Only the Monarch kernel has Shift-Tab help on "
+            "names of ranks, and a stop button that ends a cell at a top-level await."
         )

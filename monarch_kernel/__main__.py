@@ -1,4 +1,4 @@
-"""``python -m monarch_kernel``: runs the kernel, or installs its kernelspec."""
+"""``python -m monarch_kernel``: run the kernel, or install its kernelspec."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Entry point: ``install`` puts the kernelspec where Jupyter finds it; everything else starts the kernel."""
+    """Install the kernelspec if the first argument is ``install``; start the kernel otherwise."""
     if sys.argv[1:2] == ["install"]:
         install(sys.argv[2:])
         return
@@ -23,17 +23,17 @@ def main() -> None:
 
 
 def install(words: list[str]) -> None:
-    """Installs the kernelspec, for the interpreter that runs this."""
+    """Install the kernelspec for this Python interpreter."""
     from jupyter_client.kernelspec import KernelSpecManager
 
     parser = argparse.ArgumentParser("python -m monarch_kernel install")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--user", action="store_true", help="for this user")
-    where.add_argument("--sys-prefix", action="store_true", help="into this Python environment (as usual)")
-    where.add_argument("--prefix", help="into that folder")
-    parser.add_argument("--name", default="monarch", help="under another name")
-    given = parser.parse_args(words)
-    prefix = None if given.user else given.prefix or sys.prefix
+    where.add_argument("--user", action="store_true", help="install for this user")
+    where.add_argument("--sys-prefix", action="store_true", help="install into this Python environment (default)")
+    where.add_argument("--prefix", help="install under this prefix")
+    parser.add_argument("--name", default="monarch", help="name of the kernel (default: monarch)")
+    arguments = parser.parse_args(words)
+    prefix = None if arguments.user else arguments.prefix or sys.prefix
     with tempfile.TemporaryDirectory() as folder:
         source = shutil.copytree(Path(__file__).parent / "kernelspec", Path(folder, "kernelspec"))
         spec = json.loads((source / "kernel.json").read_text())
@@ -41,10 +41,12 @@ def install(words: list[str]) -> None:
         spec["argv"][0] = sys.executable
         (source / "kernel.json").write_text(json.dumps(spec, indent=2) + "\n")
         try:
-            path = KernelSpecManager().install_kernel_spec(str(source), given.name, user=given.user, prefix=prefix)
+            path = KernelSpecManager().install_kernel_spec(
+                str(source), arguments.name, user=arguments.user, prefix=prefix
+            )
         except (OSError, ValueError) as error:
             parser.error(str(error))
-    print(f"the kernel {given.name!r} is installed in {path}")
+    print(f"installed kernel {arguments.name!r} in {path}")
 
 
 if __name__ == "__main__":

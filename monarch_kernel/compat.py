@@ -1,4 +1,4 @@
-"""Every private name of ipykernel and IPython that the kernel uses, and what it assumes of their insides.
+"""Every private name of ipykernel and IPython that the kernel uses, and its assumptions about their internals.
 
 Tests run each of these against the installed versions; `.ci/check-versions` runs them at the lowest and newest ones.
 ipykernel is not imported here: an IPython shell without a kernel loads this file too.
@@ -17,7 +17,7 @@ _RUN_CODE = InteractiveShell.run_code.__code__
 
 
 def runs_cell(frame: FrameType | None) -> bool:
-    """Return whether a thread whose innermost frame this is runs the code of a cell."""
+    """Return whether the thread with this innermost frame runs the code of a cell."""
     while frame is not None:
         if frame.f_code is _RUN_CODE:
             return True
@@ -29,7 +29,7 @@ def cancels_awaits(kernel: _Kernel) -> _Kernel:
     """Class decorator: ipykernel enters ``kernel.cancel_on_sigint(future)`` while a cell awaits something.
 
     Raises:
-        AttributeError: this version of ipykernel has no such hook.
+        AttributeError: this version of ipykernel lacks the hook.
     """
     before: Any = kernel
     assert callable(before._cancel_on_sigint)
@@ -38,23 +38,23 @@ def cancels_awaits(kernel: _Kernel) -> _Kernel:
 
 
 def show_traceback(shell: Any, kind: type[BaseException], error: BaseException, lines: list[str]) -> None:
-    """Show an error in the output of the cell as these lines; the reply to the cell has it too."""
+    """Show an error as these lines, in the output of the cell and in the reply to it."""
     shell._showtraceback(kind, error, lines)
 
 
 def cell_number(shell: Any, filename: str) -> int | None:
-    """Return the number of the cell whose code has a file name; None if it is of no cell."""
+    """Return the number of the cell whose code has this file name; None if no cell has."""
     return shell.compile._filename_map.get(filename)
 
 
 def publish(kernel: Any, kind: str, content: dict[str, Any], parent: Any, topic: str = "") -> None:
-    """Send a message to all frontends, from any thread and also after the end of the cell that it is for.
+    """Send a message to all frontends, from any thread, and even after the end of its cell.
 
     Args:
-        kernel: that sends it.
+        kernel: the sender.
         kind: type of the message, such as ``stream``.
         content: of the message.
-        parent: header and all of the request of the cell.
-        topic: what subscribers may select by; the kind of the message if empty.
+        parent: the request of the cell, with its header.
+        topic: for subscribers to select by; empty for the kind of the message.
     """
     kernel.session.send(kernel.iopub_socket, kind, content, parent=parent, ident=(topic or kind).encode())

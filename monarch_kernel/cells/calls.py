@@ -1,4 +1,4 @@
-"""Calls of the notebook: of which cell they are, what they wait for, and which ones Stop could not end."""
+"""Calls of the notebook: their cells, the calls they wait for, and those that Stop could not end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _REMEMBERED = 10_000
 
 
 class Ahead(NamedTuple):
-    """An earlier call that some actors have not answered, so that later ones wait for it there."""
+    """An earlier unanswered call that later ones to the same actors wait for."""
 
     call: Gather[Any]
     procs: frozenset[str]
@@ -24,11 +24,11 @@ class Ahead(NamedTuple):
 
 
 def ahead_of(node: Node, calls: Iterable[Gather[Any]]) -> list[Ahead]:
-    """The calls that others wait for, oldest first: an actor handles those of one sender in the order they were made.
+    """Return the calls that others wait for, oldest first: an actor handles calls of one sender in order.
 
     Args:
         node: of the notebook.
-        calls: those that wait.
+        calls: the waiting calls.
     """
     last: dict[str, int] = {}
     waiting: dict[str, set[str]] = {}
@@ -36,15 +36,15 @@ def ahead_of(node: Node, calls: Iterable[Gather[Any]]) -> list[Ahead]:
         if call.actor and not _is_concurrent(call):
             last[call.actor] = max(last.get(call.actor, 0), call.port)
             waiting.setdefault(call.actor, set()).update(peer.proc for peer in call.waits_for())
-    found: list[Ahead] = []
+    ahead: list[Ahead] = []
     for each in list(node.ports.gathers.values()) if last else ():
-        # Others wait for deaths, or ask processes and no actors.
+        # Other gathers wait for deaths, or ask processes rather than actors.
         if not isinstance(each, Gather) or each.port >= last.get(each.actor, 0) or _is_concurrent(each):
             continue
         procs = waiting[each.actor].intersection(peer.proc for peer in each.waits_for())
         if procs:
-            found.append(Ahead(each, frozenset(procs)))
-    return found
+            ahead.append(Ahead(each, frozenset(procs)))
+    return ahead
 
 
 def _is_concurrent(call: Gather[Any]) -> bool:
@@ -54,7 +54,7 @@ def _is_concurrent(call: Gather[Any]) -> bool:
 
 
 class Calls:
-    """What the notebook knows of its calls, by the port where the answer is awaited.
+    """The notebook's record of its calls, by the port that awaits the answer.
 
     Args:
         node: of the notebook.
@@ -62,20 +62,20 @@ class Calls:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        # Single steps on dicts, by any thread.
+        # Single dict operations, by any thread.
         self._cells: dict[int, tuple[int, float]] = {}
-        """The number of the cell that a call is of, and when it was made."""
+        """The cell number of a call, and when it was made."""
         self._most = _REMEMBERED
-        """How many of these are kept before those that have ended are forgotten."""
+        """How many are kept before finished ones are dropped."""
         self._names: dict[int, str] = {}
-        """Of calls that are cells: what they are called."""
+        """Names of calls that are cells."""
         self._handles: dict[int, str] = {}
-        """Of cells that the notebook does not wait for: what their handle is called."""
+        """Names of the handles of cells that the notebook does not wait for."""
         self._left: dict[int, set[str]] = {}
-        """The processes where a call was stopped and has not ended."""
+        """The processes where a call was stopped but has not ended."""
 
     def opened(self, port: int, cell: int) -> None:
-        """A call is made."""
+        """Record a call that is made."""
         self._cells[port] = cell, time.monotonic()
         if len(self._cells) > self._most:
             self._forget()
@@ -88,14 +88,14 @@ class Calls:
                 table.pop(port, None)
 
     def name(self, calls: Iterable[Gather[Any]], name: str, handle: str = "") -> None:
-        """Some calls are a cell, which may have a handle."""
+        """Record that calls belong to a cell, which may have a handle."""
         for call in calls:
             self._names[call.port] = f"{name} (--nowait)" if handle else name
             if handle:
                 self._handles[call.port] = handle
 
     def title(self, call: Gather[Any]) -> str:
-        """What a call is, in words."""
+        """Describe a call."""
         name = self._names.get(call.port)
         if name is not None:
             return name
@@ -104,45 +104,45 @@ class Calls:
         return f"{what}, called in cell [{cell}]" if cell else what
 
     def is_cell(self, call: Gather[Any]) -> bool:
-        """Whether a call is a cell, and none of an actor's endpoint."""
+        """Return whether a call is a cell rather than a call of an endpoint."""
         return call.port in self._names
 
     def ahead(self, calls: Iterable[Gather[Any]]) -> list[Ahead]:
-        """The calls that some wait for, and that are none of these."""
+        """Return the other calls that these wait for."""
         calls = list(calls)
         ports = {call.port for call in calls}
         return [each for each in ahead_of(self._node, calls) if each.call.port not in ports]
 
     def is_stoppable(self, call: Gather[Any]) -> bool:
-        """Whether a Stop of those that wait for a call ends it too: it is no cell with a handle, and no constructor."""
+        """Return whether a Stop of waiting calls also ends this one: cells with a handle and constructors go on."""
         return not (self.handle(call) or _is_special(call))
 
     def handle(self, call: Gather[Any]) -> str:
-        """What the handle of a cell is called that the notebook does not wait for; empty for other calls."""
+        """Return the name of the handle of a cell that the notebook does not wait for; empty for other calls."""
         return self._handles.get(call.port, "")
 
     def leave(self, port: int, proc: str) -> None:
-        """A stop has not ended a call somewhere."""
+        """Record that a stop did not end a call in a process."""
         self._left.setdefault(port, set()).add(proc)
 
     def is_left(self, port: int, proc: str) -> bool:
-        """Whether a stop has not ended a call somewhere, so that the next one replaces the process."""
+        """Return whether a stop did not end a call in a process, so that the next one replaces the process."""
         return proc in self._left.get(port, ()) and split_proc(proc)[0] in meshes_of(self._node).own_procs
 
     def of_cell(self, calls: Iterable[Gather[Any]]) -> list[Gather[Any]]:
-        """Those of some calls that can be stopped."""
+        """Return the calls that can be stopped."""
         return [call for call in calls if call.actor and not _is_special(call)]
 
     def reason(self, each: Ahead) -> str:
-        """Why a cell waits, and what a Stop does about it."""
+        """Describe why a cell waits, and what a Stop does about it."""
         where, title = describe_ranks(each.ranks), self.title(each.call)
         handle = self.handle(each.call)
         if handle:
-            return f"{where}: waiting for {title}, which still runs; Stop ends this wait, {handle}.cancel() that cell"
+            return f"{where}: waiting for {title}, which still runs; Stop ends this wait, {handle}.cancel() the cell"
         if any(self.is_left(each.call.port, proc) for proc in each.procs):
             return (
-                f"{where}: waiting for {title}, which was stopped and has not ended; Stop replaces the process, and "
-                f"its variables and the state of its actors are lost"
+                f"{where}: waiting for {title}, which was stopped but has not ended; Stop replaces the process; "
+                f"its variables and actor state are lost"
             )
         _, begun = self._cells.get(each.call.port, (0, 0.0))
         since = f" for {time.monotonic() - begun:.0f} s" if begun else ""
@@ -150,8 +150,8 @@ class Calls:
         return f"{where}: waiting for {title}, which has not ended{since}{stop}"
 
     def unended(self) -> list[str]:
-        """What still runs that no cell of the notebook waits for, in words."""
-        found: list[str] = []
+        """Describe the calls that still run though no notebook cell waits for them."""
+        lines: list[str] = []
         for port, each in list(self._node.ports.gathers.items()):
             if not isinstance(each, Gather) or not each.waits_for():
                 continue
@@ -159,13 +159,13 @@ class Calls:
             where = describe_ranks(sorted(split_proc(proc)[1] for proc in procs))
             handle = self._handles.get(port)
             if handle:
-                found.append(f"{self.title(each)} goes on on {where}; {handle}.cancel() ends it")
+                lines.append(f"{self.title(each)} still runs on {where}; {handle}.cancel() ends it")
             elif any(self.is_left(port, proc) for proc in procs):
-                found.append(
-                    f"{self.title(each)} was stopped and has not ended on {where}; Stop while a cell waits for it "
+                lines.append(
+                    f"{self.title(each)} was stopped but has not ended on {where}; Stop while a cell waits for it "
                     f"replaces the process"
                 )
-        return found
+        return lines
 
 
 def _is_special(call: Gather[Any]) -> bool:

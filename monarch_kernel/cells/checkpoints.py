@@ -1,4 +1,4 @@
-"""``%mesh checkpoint`` and ``%mesh restore``: the variables of cells, on disk and back on ranks."""
+"""``%mesh checkpoint`` and ``%mesh restore``: save variables of ranks to disk, and load them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from monarch._kernel_api import (
 )
 from monarch.exceptions import DeviceMeshError
 from monarch_kernel.magics.header import HeaderError
+from monarch_kernel.magics.verbs import parse
 from monarch_kernel.meshes.registry import Mesh, Meshes, with_hint
 
 _KEEP = 2
 """Versions that stay in a folder."""
 _PATIENCE = 24 * 3600.0
-"""Seconds; a rank takes its copy when the cells that it runs have ended."""
+"""Seconds; a rank makes its copy after the cells that it runs."""
 
 
 class Saving:
-    """What these verbs do.
+    """The verbs for checkpoints.
 
     Args:
         shell: of the notebook.
@@ -43,12 +44,12 @@ class Saving:
         self._meshes = meshes
 
     def verbs(self) -> dict[str, Callable[[list[str]], Any]]:
-        """The verbs by name."""
+        """Return the action of each verb."""
         return {"checkpoint": self.checkpoint, "restore": self.restore}
 
     def checkpoint(self, words: list[str]) -> None:
-        """``%mesh checkpoint PATH [NAMES...] [--wait]``: writes variables of all ranks to a new version in a folder."""
-        path, names = _parse([word for word in words if word != "--wait"], "checkpoint")
+        """``%mesh checkpoint``: write variables of all ranks to a new version in a folder."""
+        path, names, wait = _parse(words, "checkpoint")
         mesh = self._meshes.get(None)
         begun = time.perf_counter()
         try:
@@ -65,23 +66,23 @@ class Saving:
             else:
                 print(f"the checkpoint of mesh {mesh.name!r} to {path} failed: {error}", file=sys.stderr)
 
-        if "--wait" in words:
+        if wait:
             try:
                 save.future.get()
             except KeyboardInterrupt:
-                print("the checkpoint goes on; a line says when it is complete", file=sys.stderr)
+                print("the checkpoint goes on; a line here reports its end", file=sys.stderr)
                 save.future.add_done_callback(tell)
                 raise
             except DeviceMeshError as error:
                 raise with_hint(error, mesh.name) from None
             tell(None)
         else:
-            print(f"mesh {mesh.name!r} is being written to {path}; a line says when that is complete")
+            print(f"writing mesh {mesh.name!r} to {path}; a line here reports the end")
             save.future.add_done_callback(tell)
 
     def restore(self, words: list[str]) -> None:
-        """``%mesh restore PATH [NAMES...]``: brings variables back from the latest version in a folder."""
-        path, names = _parse(words, "restore")
+        """``%mesh restore``: read variables from the latest version in a folder."""
+        path, names, _ = _parse(words, "restore")
         mesh = self._meshes.get(None)
         try:
             folder = find(mesh.cells, folder_of(path), None, _PATIENCE)
@@ -89,41 +90,36 @@ class Saving:
         except DeviceMeshError as error:
             raise with_hint(error, mesh.name) from None
         ranks = list(answers.values())
-        print(f"mesh {mesh.name!r} has been restored from {folder}")
+        print(f"restored mesh {mesh.name!r} from {folder}")
         for kind in (STATEFUL, TENSOR, VALUE):
-            found = _by_ranks([{name: "" for name, how in restored.items() if how == kind} for restored, _ in ranks])
-            if found:
-                print(f"  {kind}: {', '.join(name + where for (name, _), where in found.items())}")
+            groups = _by_ranks([{name: "" for name, how in restored.items() if how == kind} for restored, _ in ranks])
+            if groups:
+                print(f"  {kind}: {', '.join(name + where for (name, _), where in groups.items())}")
         failed = _by_ranks([failed for _, failed in ranks])
         if failed:
-            print("not restored, and as before:")
+            print("not restored (unchanged):")
             for (name, why), where in failed.items():
                 print(f"  {name}{where}: {why}")
 
 
-def _parse(words: list[str], verb: str) -> tuple[str, list[str]]:
-    options = [word for word in words if word.startswith("--")]
-    if not words or options:
-        wrong = f"there is no option {options[0]!r}" if options else "the path of a folder is missing"
-        waits = " [--wait]" if verb == "checkpoint" else ""
-        raise HeaderError(f"%mesh {verb}: {wrong}; write %mesh {verb} PATH [NAMES...]{waits}")
-    path, *names = words
-    for name in names:
+def _parse(words: list[str], verb: str) -> tuple[str, list[str], bool]:
+    arguments = parse(verb, words)
+    for name in arguments.names:
         if not name.isidentifier():
-            raise HeaderError(f"%mesh {verb}: {name!r} is not the name of a variable")
-    return path, names
+            raise HeaderError(f"%mesh {verb}: expected names of variables, got {name!r}")
+    return arguments.path, arguments.names, getattr(arguments, "wait", False)
 
 
 def _written(mesh: Mesh, save: Save, seconds: float) -> str:
     names = _by_ranks([dict.fromkeys(each, "") for each in save.names])
     what = ", ".join(name + where for (name, _), where in names.items()) or "no variables"
-    return f"mesh {mesh.name!r} is written to {save.future.get()}: {what} ({seconds:.2f} s)"
+    return f"wrote mesh {mesh.name!r} to {save.future.get()}: {what} ({seconds:.2f} s)"
 
 
 def _by_ranks(ranks: list[Mapping[str, str]]) -> dict[tuple[str, str], str]:
-    """What ranks have said of names, each with the ranks that did, in words; nothing where all did."""
-    said: dict[tuple[str, str], list[int]] = {}
+    """Return the names and texts of all ranks, with the ranks that have each; empty if all have it."""
+    ranks_of: dict[tuple[str, str], list[int]] = {}
     for rank, each in enumerate(ranks):
         for pair in each.items():
-            said.setdefault(pair, []).append(rank)
-    return {pair: "" if len(who) == len(ranks) else f" ({describe_ranks(who)})" for pair, who in said.items()}
+            ranks_of.setdefault(pair, []).append(rank)
+    return {pair: "" if len(who) == len(ranks) else f" ({describe_ranks(who)})" for pair, who in ranks_of.items()}

@@ -1,6 +1,6 @@
-"""Signals that host agents deliver: a cell begins when they say that they have, so that none of the last cell hits it.
+"""Signals that host agents deliver: a cell begins after their delivery, so that no old signal hits it.
 
-A signal takes another way than a cell, by the agent and the kernel of the system, and no signal says what it is for.
+A signal takes another path than a cell, through the agent and the OS, and does not say which cell it is for.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from typing import Any
 from monarch._kernel_api import Answers, current_node, host_of, send_signal, states
 
 _PATIENCE = 5.0
-"""Seconds for which a cell waits at most for an agent that says nothing."""
+"""Seconds that a cell waits for a silent agent."""
 
 
 class Delivery:
-    """Signals on their way; made by the thread that runs cells, answered in the one that receives."""
+    """Signals in transit; made by the thread that runs cells, answered in the receiving thread."""
 
     def __init__(self, procs: Collection[str], number: int) -> None:
         node = current_node()
         send_signal(node, procs, number)
         self.hosts = {host_of(proc) for proc in procs}
-        """Those that have not said that they have sent them on. The receiving thread takes away."""
+        """Hosts whose agents have not confirmed delivery. The receiving thread removes them."""
         self.thread: Any = None
-        """As a Waiter has it."""
-        # Agents handle messages in the order in which they come.
+        """See Waiter."""
+        # Agents handle messages in order.
         self._answers = [Answers(node, [f"{host}/agent"], states(), self._heard) for host in list(self.hosts)]
 
     @property
     def done(self) -> bool:
-        """Whether all were sent on."""
+        """Whether all signals were delivered."""
         return not self.hosts
 
     def _heard(self, agent: str, _: Any) -> None:
@@ -37,7 +37,7 @@ class Delivery:
         current_node().receive_loop.notify(self)
 
     def wait(self) -> bool:
-        """Waits until they were sent on, for some seconds at most; whether they were, or their host is lost."""
+        """Wait for the delivery, with a bound; return whether all were delivered or their host is lost."""
         node = current_node()
         self.hosts -= {host for host in list(self.hosts) if host in node.hosts.lost}
         delivered = node.receive_loop.wait(self, _PATIENCE)
@@ -47,16 +47,16 @@ class Delivery:
 
 
 _under_way: list[Delivery] = []
-"""Appended to by the threads that stop cells, emptied by the one that runs them, in single steps."""
+"""Appended to by the threads that stop cells, emptied by the thread that runs cells, in atomic steps."""
 
 
 def deliver(procs: Collection[str], number: int) -> None:
-    """Has a signal sent to some processes."""
+    """Send a signal to processes."""
     _under_way.append(Delivery(procs, number))
 
 
 def await_delivery() -> list[str]:
-    """Waits for the signals that are under way; the hosts whose agents do not say that they were sent on."""
+    """Wait for signals in transit; return the hosts whose agents do not confirm delivery."""
     deliveries: list[Delivery] = []
     while _under_way:
         deliveries.append(_under_way.pop(0))

@@ -1,4 +1,4 @@
-"""Errors of Monarch as a notebook shows them: the person's own frames, and none of this package's."""
+"""Monarch errors in a notebook: with the user's frames, without those of this package."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def install(shell: Any) -> None:
-    """Has errors of Monarch shown in this way."""
-    # HeaderError is a ValueError, as everything else that says that a line cannot be understood.
+    """Make the shell show Monarch errors in this way."""
+    # HeaderError is a ValueError, like the other errors about invalid lines.
     from monarch_kernel.magics.header import HeaderError
 
     shell.set_custom_exc((MonarchError, HeaderError, KeyboardInterrupt, asyncio.CancelledError), show)
@@ -34,7 +34,7 @@ def install(shell: Any) -> None:
 def show(
     shell: Any, kind: type[BaseException], error: BaseException, tb: TracebackType | None, tb_offset: Any = None
 ) -> None:
-    """Shows an error: where the notebook was, and what it says. IPython drops a function of this kind that raises."""
+    """Show an error and the notebook lines that led to it. IPython unregisters this function if it raises."""
     with uninterrupted():
         _show(shell, kind, error, tb)
 
@@ -43,10 +43,10 @@ def _show(shell: Any, kind: type[BaseException], error: BaseException, tb: Trace
     lines = [f"{kind.__name__}: {error}" if str(error) else kind.__name__]
     if isinstance(error, asyncio.CancelledError):
         if not getattr(getattr(shell, "kernel", None), "stopped_await", False):
-            # Of the person's own doing.
+            # Cancelled by the user's own code.
             shell.showtraceback((kind, error, tb))
             return
-        kind, error = KeyboardInterrupt, KeyboardInterrupt("the cell was stopped while it awaited something")
+        kind, error = KeyboardInterrupt, KeyboardInterrupt("the cell was stopped at an await")
         lines = [f"KeyboardInterrupt: {error}"]
     if isinstance(error, KeyboardInterrupt) and not isinstance(error, CellStopped):
         stopped = stop_calls(shell)
@@ -65,7 +65,7 @@ def _show(shell: Any, kind: type[BaseException], error: BaseException, tb: Trace
 
 
 def _without_handler(tb: TracebackType | None) -> TracebackType | None:
-    """A traceback that ends where the interrupt has come."""
+    """Return the traceback up to the interrupted frame."""
     last = tb
     while last is not None and last.tb_next is not None:
         if last.tb_next.tb_next is None and last.tb_next.tb_frame.f_code.co_filename.startswith(_HERE):
@@ -76,16 +76,18 @@ def _without_handler(tb: TracebackType | None) -> TracebackType | None:
 
 
 def _of_person(tb: TracebackType | None) -> list[tuple[FrameType, int]]:
-    """The frames of an interrupt down to where a cell has called this package, and those of cells below that."""
+    """Return the frames of an interrupt down to the call of this package, and the frames of cells below it."""
     frames = list(traceback.walk_tb(tb))
-    ours = [at for at, (frame, _) in enumerate(frames) if _is_internal(frame.f_code.co_filename)]
-    return frames[: ours[0]] + [each for each in frames[ours[0] :] if _is_of_cell(each[0])] if ours else frames
+    internal = [at for at, (frame, _) in enumerate(frames) if _is_internal(frame.f_code.co_filename)]
+    if not internal:
+        return frames
+    return frames[: internal[0]] + [each for each in frames[internal[0] :] if _is_of_cell(each[0])]
 
 
 def _waits(tb: TracebackType | None) -> bool:
-    """Whether an interrupt has come in the middle of a call of this package, and not in code of a cell that it runs."""
+    """Return whether an interrupt hit a call of this package, rather than cell code that the call runs."""
     inside = False
-    # The handler of the interrupt is on top of what was interrupted.
+    # The last frame is the signal handler.
     for frame, _ in list(traceback.walk_tb(tb))[:-1]:
         inside = not _is_of_cell(frame) and (inside or _is_internal(frame.f_code.co_filename))
     return inside
@@ -100,7 +102,7 @@ def _is_internal(name: str) -> bool:
 
 
 def stop_calls(shell: Any) -> Stopped | None:
-    """Stops the ranks that are at calls of the cell that runs; None if there are none."""
+    """Stop the calls of the running cell; None if it has none."""
     magics = shell.magics_manager.registry.get("MeshMagics")
     kernel = getattr(shell, "kernel", None)
     if magics is None or kernel is None:
@@ -113,11 +115,11 @@ def stop_calls(shell: Any) -> Stopped | None:
 
 
 def _as_typed(line: str) -> str:
-    """A line of a cell as the person has typed it, which IPython makes a call of if it is a magic."""
-    found = _MAGIC.match(line)
-    if found is None:
+    """Return a line of a cell as typed: IPython rewrites magics as calls."""
+    match = _MAGIC.match(line)
+    if match is None:
         return line
-    return f"{'%%' if found['kind'] == 'cell' else '%'}{found['name']} {found['line']}".rstrip()
+    return f"{'%%' if match['kind'] == 'cell' else '%'}{match['name']} {match['line']}".rstrip()
 
 
 def _place(shell: Any, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Failures that nobody handles, shown in the cell that they came of."""
+"""Unhandled failures, shown in the cell that caused them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from monarch_kernel.output.streams import Streams
 
 
 class CellHook:
-    """The hook of a notebook: writes to the cell whose spawn has failed; of other failures to the one that runs.
+    """The fault hook of a notebook: it writes to the cell whose spawn failed, or to the current cell.
 
     Args:
-        streams: those of the notebook, when they are needed.
+        streams: returns the streams of the notebook.
     """
 
     def __init__(self, streams: Callable[[], Streams]) -> None:
@@ -25,7 +25,7 @@ class CellHook:
 
 
 def install(streams: Callable[[], Streams]) -> None:
-    """Puts the hook in place, unless the person has put one of their own there."""
+    """Install the hook, unless the user has set one."""
     now = monarch.actor.unhandled_fault_hook
     if now is default_fault_hook or isinstance(now, CellHook):
         monarch.actor.unhandled_fault_hook = CellHook(streams)

@@ -1,4 +1,4 @@
-"""What ``%%mesh --nowait`` gives: a cell that runs on ranks while the notebook goes on."""
+"""The handle of a ``%%mesh --nowait`` cell, which runs on ranks while the notebook goes on."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from monarch_kernel.output.streams import Place
 
 
 class Handle:
-    """A cell that runs: ``done``, ``result()``, ``cancel()``; and it can be awaited.
+    """The handle of a running cell: ``done``, ``result()``, ``cancel()``, and ``await``.
 
     Args:
         run: the cell.
-        finish: makes of the ended run its values; raises what the cell has raised.
-        stop: climbs the ladder of stopping.
-        name: what the person calls this handle.
+        finish: returns the values of the finished run, or raises its error.
+        stop: stops the run.
+        name: the user's name for this handle.
         place: the output of the cell.
     """
 
@@ -38,13 +38,13 @@ class Handle:
         self._name = name
         self._place = place
         self._id = secrets.token_hex(16)
-        """Of what shows this handle, which is updated at the end."""
+        """Display id of this handle, which is updated at the end."""
         self.recorded = False
-        """Whether what the cell defines is known; guarded by the lock of who makes this."""
+        """Whether the definitions of the cell are recorded; guarded by the lock of the creator."""
         self._lock = Lock()
-        # Guarded by it, with which messages are put in order, and no code of the person runs.
+        # Guarded by the lock, which also orders messages; no user code runs under it.
         self._outcome = ""
-        """What came of it, in words, once it has ended."""
+        """How the cell ended; empty until then."""
 
     @property
     def done(self) -> bool:
@@ -52,12 +52,12 @@ class Handle:
         return self._run.done
 
     def watch(self) -> None:
-        """Has the end of the cell shown in its output."""
+        """Show the end of the cell in its output."""
         for future in self._run.futures:
             future._when_done(lambda _: self._ended())
 
     def _ended(self) -> None:
-        """One of its calls has ended; in the thread that receives."""
+        """Handle the end of one call, in the receiving thread."""
         if self._run.done:
             in_thread(current_node(), "nowait", self._show_end)
 
@@ -78,23 +78,23 @@ class Handle:
         self._place.finish()
 
     def result(self, timeout: float | None = None) -> ValueMesh[Any]:
-        """Waits for its end, and returns the value that it has on each rank.
+        """Wait for the end of the cell, and return the value of each rank.
 
         Raises:
-            MeshCellError: it failed on some ranks.
-            CallTimeoutError: it has not ended in time; it goes on.
-            KeyboardInterrupt: the wait was interrupted; it goes on.
+            MeshCellError: the cell failed on some ranks.
+            CallTimeoutError: the timeout has passed; the cell goes on.
+            KeyboardInterrupt: the wait was interrupted; the cell goes on.
         """
         try:
             ended = self._run.wait(None if timeout is None else time.monotonic() + timeout)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(self._goes_on()) from None
         if not ended:
-            raise CallTimeoutError(f"{self._run.name} has not ended within {timeout:g} s: {self._where()}; it goes on")
+            raise CallTimeoutError(f"{self._run.name} has not ended within {timeout:g} s: it still {self._where()}")
         return self._finish()
 
     def interrupt(self) -> str:
-        """Stops it where it still runs, as the stop button does; says what that took."""
+        """Stop the cell where it still runs, like the stop button; describe how each rank stopped."""
         return self._stop().text()
 
     cancel = interrupt
@@ -105,7 +105,7 @@ class Handle:
                 for future in self._run.futures:
                     waiting = future.as_asyncio()
                     await asyncio.wait([waiting])
-                    # What it raises is raised below, with that of the others.
+                    # Retrieved here; _finish raises it with those of the other ranks.
                     waiting.exception()
             except asyncio.CancelledError:
                 print(self._goes_on(), file=sys.stderr)
@@ -121,7 +121,7 @@ class Handle:
         return f"runs on {describe_ranks(self._run.missing())}"
 
     def _ipython_display_(self) -> None:
-        """Shows it so that its end can be shown in the same place."""
+        """Show the handle, in a display that its end updates."""
         from IPython.display import publish_display_data
 
         with self._lock:
@@ -136,7 +136,7 @@ def _was_stopped(failure: BaseException) -> bool:
 
 
 def _outcome(failure: BaseException | None) -> str:
-    """How a cell ended, in words."""
+    """Describe how a cell ended."""
     if failure is None:
         return "has ended; result() has its values"
     return "was stopped" if _was_stopped(failure) else "has failed"

@@ -31,12 +31,12 @@ from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError, Mo
 from monarch_kernel.cells.calls import ahead_of
 from monarch_kernel.cells.delivery import await_delivery, deliver
 
-STOPPED = "a stop has ended a collective half way; use the group again to make it anew"
+STOPPED = "a stop ended a collective half way; use the group again to make a new one"
 _DEAD = "SupervisionError"
 
 
 def _freed(result: CellResult, dead: list[int]) -> CellResult:
-    """What a rank has raised that waited for dead ones in a collective: of all that do so the same, and why."""
+    """Return the same error for all ranks that waited for dead ones in a collective, with the reason."""
     error = result.error
     if error is None or not (error.broken or error.freed):
         return result
@@ -46,23 +46,23 @@ def _freed(result: CellResult, dead: list[int]) -> CellResult:
 
 
 class Task(NamedTuple):
-    """A call of one rank that has not answered."""
+    """An unanswered call of one rank."""
 
     rank: int
     proc: str
     key: str
-    """Of the actor's mesh."""
+    """Key of the actor's mesh."""
     port: int
-    """Where the answer is awaited."""
+    """The port that awaits the answer."""
 
 
 class Running:
-    """Calls that ranks may still be at, to be awaited or stopped.
+    """Calls that may still run, to be awaited or stopped.
 
     Args:
-        name: what the frames of their code call its file, if it is a cell.
+        name: file name in the frames of their code, for a cell.
         futures: of the calls.
-        main: keys of actors that live in main threads and run cells; a signal reaches them whatever receives does.
+        main: keys of actors that run cells in main threads, where a signal always reaches them.
     """
 
     def __init__(self, name: str, futures: list[Gather[Any]], main: frozenset[str] = frozenset()) -> None:
@@ -76,24 +76,24 @@ class Running:
         return all(future.done for future in self.futures)
 
     def tasks(self) -> dict[int, Task]:
-        """The ranks that have not answered, by a number that each call of a rank keeps."""
-        found: dict[int, Task] = {}
+        """Return the unanswered calls, by a number that each call of a rank keeps."""
+        tasks: dict[int, Task] = {}
         first = 0
         for future in self.futures:
             waiting = {peer.proc for peer in future.waits_for()}
             for position, peer in enumerate(future.targets if waiting else ()):
                 if peer.proc in waiting:
                     rank = future.base_rank(position)
-                    found[first + position] = Task(rank, peer.proc, future.actor, future.port)
+                    tasks[first + position] = Task(rank, peer.proc, future.actor, future.port)
             first += len(future.targets)
-        return found
+        return tasks
 
     def missing(self) -> list[int]:
-        """The ranks that have not answered."""
+        """Return the ranks that have not answered."""
         return sorted({task.rank for task in self.tasks().values()})
 
     def count(self) -> int:
-        """How many have not answered."""
+        """Return the number of unanswered calls."""
         return sum(len(future.waits_for()) for future in self.futures)
 
     def ask(
@@ -103,13 +103,13 @@ class Running:
         args: tuple[Any, ...] = (),
         heard: Callable[[str, int, Any], None] = lambda proc, port, answer: None,
     ) -> list[Answers]:
-        """Asks the processes of some calls for a service, in one message for all ranks of a call.
+        """Ask the processes of some calls for a service, in one message for all ranks of a call.
 
         Args:
             tasks: the calls.
-            service: it gets the actor, the caller and the port of the call, and then the others.
-            args: those others.
-            heard: told of each answer with the process and the port, in the thread that received it.
+            service: called with the actor, the caller and the port of the call, then ``args``.
+            args: more arguments.
+            heard: called with process, port and answer, in the receiving thread.
         """
         node = current_node()
         calls: dict[tuple[str, int], list[str]] = {}
@@ -126,11 +126,11 @@ class Running:
         ]
 
     def states(self, tasks: Iterable[Task], heard: Callable[[str, str, int], None]) -> list[Answers]:
-        """Asks the host agents for the states of processes.
+        """Ask the host agents for the states of processes.
 
         Args:
-            tasks: of these calls.
-            heard: told of each process, the letter of its state and its pid, in the thread that received it.
+            tasks: the calls.
+            heard: called with process, state letter and pid, in the receiving thread.
         """
         hosts: dict[str, set[str]] = {}
         for task in tasks:
@@ -145,7 +145,7 @@ class Running:
         ]
 
     def interrupt(self, tasks: Collection[Task] | None = None) -> None:
-        """Raises KeyboardInterrupt in these calls, and not in earlier ones that they wait for."""
+        """Raise KeyboardInterrupt in these calls, but not in earlier calls that they wait for."""
         meant = list(self.tasks().values() if tasks is None else tasks)
         node = current_node()
         queued = {
@@ -154,12 +154,12 @@ class Running:
         signalled = [task for task in meant if task.key in self.main and (task.port, task.proc) not in queued]
         if signalled:
             deliver([task.proc for task in signalled], signal.SIGINT)
-        # A signal would go to whatever else is in their main threads.
+        # For these, a signal would hit whatever else runs in the main thread.
         for each in self.ask([task for task in meant if task not in signalled], interrupt):
             each.close()
 
     def wait(self, until: float | None = None) -> bool:
-        """Waits for all ranks, until a time of the monotonic clock; whether all have ended."""
+        """Wait for all ranks until a time of the monotonic clock; return whether all have ended."""
         for future in self.futures:
             left = None if until is None else max(0.0, until - time.monotonic())
             try:
@@ -173,12 +173,12 @@ class Run(Running):
     """One cell on some ranks.
 
     Args:
-        name: what tracebacks call the cell.
+        name: of the cell in tracebacks.
         source: its text.
-        views: the namespaces that it runs in; their ranks together are those of the cell.
-        port: takes what is displayed meanwhile.
-        inside: whether the views are of any actors, inside which the cell runs, and not of namespaces.
-        on_failure: told once that ranks have failed while others still run, in the thread that receives.
+        views: the namespaces that it runs in; together they hold the ranks of the cell.
+        port: receives its displays.
+        inside: whether the views are of user actors, inside which the cell runs, rather than of namespaces.
+        on_failure: called once if ranks fail while others still run, in the receiving thread.
     """
 
     def __init__(
@@ -198,8 +198,8 @@ class Run(Running):
         late = await_delivery()
         if late:
             raise MonarchError(
-                f"the cell was not run: the agent of {', '.join(late)} has not answered since the last stop, whose "
-                f"interrupt is still under way and would hit this cell; run it again, or see what suspends that process"
+                f"the cell was not run: the host agent of {', '.join(late)} has not answered since the last stop, and "
+                f"its pending interrupt would hit this cell; run it again, or check whether the agent is suspended"
             )
         endpoints = [endpoint_of(view, run_in_actor) if inside else view.run for view in views]
         with at_once():
@@ -211,17 +211,17 @@ class Run(Running):
         CallGroup(self.futures, (lambda: on_failure(self)) if on_failure is not None else None, alike=True).join()
 
     def failures(self) -> dict[int, CellError]:
-        """The errors of the ranks that have failed by now, while others may still run."""
-        found: dict[int, CellError] = {}
+        """Return the errors of ranks that have failed so far; others may still run."""
+        errors: dict[int, CellError] = {}
         for future in self.futures:
             for position, result in future.outcomes().items():
                 if result.error is not None:
-                    found[future.base_rank(position)] = result.error
-        return found
+                    errors[future.base_rank(position)] = result.error
+        return errors
 
     def results(self) -> dict[int, CellResult]:
-        """What came of it on each rank that has ended; what cannot be had is an error of that rank."""
-        found: dict[int, CellResult] = {}
+        """Return the outcome on each finished rank; a missing result is an error of that rank."""
+        outcomes: dict[int, CellResult] = {}
         dead: list[int] = []
         for view, future in zip(self.views, self.futures, strict=True):
             ranks = [view._region.base_rank(position) for position in range(len(view))]
@@ -238,15 +238,15 @@ class Run(Running):
                 death = future.targets[position].dead
                 if value is None and death is not None:
                     dead.append(rank)
-                found[rank] = value if value is not None else self._failed(failed, death, gone)
+                outcomes[rank] = value if value is not None else self._failed(failed, death, gone)
         if dead:
-            found = {rank: _freed(result, sorted(dead)) for rank, result in found.items()}
-        return found
+            outcomes = {rank: _freed(result, sorted(dead)) for rank, result in outcomes.items()}
+        return outcomes
 
     def _failed(self, error: BaseException | None, dead: Dead | None, gone: list[int]) -> CellResult:
-        """A rank that gave no answer: it has died, or was given up and interrupted since those that are gone had."""
+        """Return the result of a rank without an answer: it died, or was interrupted because others died."""
         if dead is None and gone:
-            text = f"interrupted in the cell, since {describe_ranks(gone)} died"
+            text = f"interrupted because {describe_ranks(gone)} died"
             return CellResult(None, None, CellError("Interrupted", text, 0, "", "", True, cut_off=True), 0.0)
         if dead is None:
             text = str(error).splitlines()[0].partition("failed: ")[2] if error is not None else "no answer"
@@ -255,7 +255,7 @@ class Run(Running):
         line = dead.at.line if dead.at is not None and here else 0
         lines = self.source.splitlines()
         source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-        # Its last words, and who is alive.
+        # Its last output, and the ranks that are alive.
         more = "\n".join(str(error).splitlines()[1:])
         failed = CellError(
             type(error).__name__,

@@ -1,4 +1,4 @@
-"""Stop: carries out the ladder of ``monarch/_core/stop_ladder.py`` on the ranks where a cell still runs."""
+"""Stop: runs the ladder of ``monarch/_core/stop_ladder.py`` on the ranks where a cell still runs."""
 
 from __future__ import annotations
 
@@ -40,62 +40,61 @@ from monarch_kernel.cells.calls import Calls
 from monarch_kernel.cells.running import STOPPED, Running, Task
 
 _HEARING = 0.1
-"""Seconds to wait at most for ranks that have ended to say whether they were freed."""
+"""Seconds for finished ranks to report whether they were freed."""
 _STATES = {"T": Activity.SUSPENDED, "t": Activity.SUSPENDED, "D": Activity.DEVICE}
-"""What the letter of a process in /proc says of one that does not answer."""
+"""The activity of a silent process, by its state letter in /proc."""
 
 
 class Stopped:
-    """What it took to stop each rank, by its rank in the mesh.
+    """How each rank was stopped, by its rank in the mesh.
 
     Args:
-        endings: how it ended, by rank.
-        left: of those that still run, what they do, in words.
-        doomed: processes that are to be replaced.
+        endings: how the call ended, by rank.
+        left: what each rank that still runs is doing.
+        doomed: processes to replace.
     """
 
     def __init__(self, endings: dict[int, Ending], left: dict[int, str], doomed: list[str]) -> None:
         self._endings = endings
         self._freed: dict[int, Freed] = {}
-        """What those were freed from that were."""
+        """The operations that freed ranks were waiting in."""
         self._left = left
         self.doomed = doomed
         self.notes: list[str] = []
-        """What else was stopped, or goes on."""
+        """Other calls that were stopped or go on."""
         self.waited: dict[int, str] = {}
-        """Of ranks that had not begun, what they waited for."""
+        """The calls that ranks which had not begun were waiting for."""
         self.generation = 0
-        """The newest generation of process groups that a rank has said to have before it was freed."""
+        """The newest generation of process groups that a rank reported before it was freed."""
         self.cut = False
-        """Whether process groups were aborted, which has not freed a rank if it was in something else."""
+        """Whether process groups were aborted; a rank that was in something else stays there."""
         self.timeout: float | None = None
-        """The time that ran out, if that was the reason."""
+        """The timeout that ran out, if that was the reason."""
         self.errors: dict[int, CellError] = {}
-        """What ranks had raised before the stop, by rank."""
+        """Errors from before the stop, by rank."""
 
     def note_freed(self, rank: int, freed: Freed) -> None:
-        """A rank was freed, and has ended since then, or by something else."""
+        """Record that a rank was freed, unless something else ended it."""
         if self._endings.get(rank) in (Ending.INTERRUPTED, Ending.FREED):
             self._endings[rank] = Ending.INTERRUPTED if freed is Freed.NOTHING else Ending.FREED
             self._freed[rank] = freed
 
     def ranks(self, ending: Ending) -> list[int]:
-        """The ranks for which it ended so."""
+        """Return the ranks with this ending."""
         return sorted(rank for rank, each in self._endings.items() if each is ending)
 
     def text(self) -> str:
-        """What it took, in words."""
+        """Describe how each rank was stopped."""
         groups: dict[str, list[int]] = {}
         for rank, ending in sorted(self._endings.items(), key=lambda each: (each[1].value, each[0])):
             groups.setdefault(self._meaning(rank, ending), []).append(rank)
         parts = [f"{describe_ranks(ranks)}: {text}" for text, ranks in groups.items()]
         head = f"stopped after {self.timeout:g} s" if self.timeout is not None else "stopped"
-        return f"{head}: " + "; ".join([*(parts or ["nothing ran any more"]), *self.notes])
+        return f"{head}: " + "; ".join([*(parts or ["nothing was running"]), *self.notes])
 
     def _meaning(self, rank: int, ending: Ending) -> str:
         if ending is Ending.RESTARTED:
-            lost = "with its variables and its actors' state lost"
-            return f"replaced by a new process, {lost}, since nothing else stopped it"
+            return "replaced by a new process (ignored interrupts); its variables and actor state are lost"
         if ending is Ending.LEFT:
             return self._left[rank]
         if rank in self.waited:
@@ -114,13 +113,13 @@ def stop_ranks(
     say: Callable[[str], object] = lambda text: None,
     spared: frozenset[str] = frozenset(),
 ) -> Stopped:
-    """Stops a cell on the ranks where it still runs, within about 1.5 s for any number of them.
+    """Stop a cell on the ranks where it still runs, within about 1.5 s for any number of them.
 
     Args:
         run: the cell.
-        calls: of the notebook: know where the last stop said that the next one restarts ranks.
+        calls: of the notebook; they know which ranks the next stop restarts.
         restartable: whether ranks that swallow interrupts are restarted at once.
-        say: tells the person that ranks are about to be restarted.
+        say: tells the user that ranks are about to be restarted.
         spared: processes that neither this stop nor the next one restarts.
     """
     return _StopRun(run, calls, restartable, say, spared).run()
@@ -128,7 +127,7 @@ def stop_ranks(
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C does not cut off the ladder, which ends soon by itself."""
+    """Ignore a second Ctrl-C, which would cut off the ladder; the ladder ends soon by itself."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -140,7 +139,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 class _StopRun:
-    """One stop. It waits for news of all ranks at once; those come from the thread that receives."""
+    """One stop. It waits for news of all ranks at once, which come from the receiving thread."""
 
     def __init__(
         self, running: Running, calls: Calls, restartable: bool, say: Callable[[str], object], spared: frozenset[str]
@@ -161,14 +160,14 @@ class _StopRun:
         self._pids: dict[int, int] = {}
         self._answers: list[Answers] = []
         self._events: deque[Callable[[float], list[Command]]] = deque()
-        """News of ranks; from the thread that receives to the one that stops."""
+        """News of ranks, from the receiving thread to the stopping thread."""
         self._asked_to_free: set[int] = set()
-        """Of those that were to be freed, the ones that have not said whether they were."""
+        """Ranks that have not reported whether they were freed."""
         self._generations: dict[str, int] = {}
-        """By process, the generation of its groups when it was to be freed."""
+        """The generation of its groups when each process was freed."""
         self._count = running.count()
         self.thread: Any = None
-        """As a Waiter has it."""
+        """See Waiter."""
 
     @property
     def done(self) -> bool:
@@ -176,7 +175,7 @@ class _StopRun:
         return bool(self._events) or self._running.count() != self._count
 
     def run(self) -> Stopped:
-        """Climbs the ladder to its end."""
+        """Run the ladder to its end."""
         receive_loop = current_node().receive_loop
         for future in self._running.futures:
             future.waiter = self
@@ -195,7 +194,7 @@ class _StopRun:
         return self._verdict()
 
     def _hear_of_freed(self) -> None:
-        """What a rank has answered may be faster than that it was freed from what it waited in."""
+        """Wait for reports of freed ranks: the answer of a call may arrive before them."""
         until = time.monotonic() + _HEARING
         ended = {number for number, ending in self._ladder.endings.items() if ending is Ending.INTERRUPTED}
         while self._asked_to_free & ended and time.monotonic() < until:
@@ -203,7 +202,7 @@ class _StopRun:
             self._take()
 
     def _take(self) -> None:
-        """Tells the ladder what is new."""
+        """Pass news to the ladder."""
         self._count = self._running.count()
         left = self._running.tasks()
         now = time.monotonic()
@@ -229,24 +228,24 @@ class _StopRun:
             elif isinstance(command, Announce):
                 ranks = describe_ranks(task.rank for task in tasks)
                 self._say(
-                    f"{ranks}: does not stop, and is replaced by a new process now; its variables and the state of its "
-                    f"actors are lost"
+                    f"{ranks}: ignored interrupts, so a new process replaces it now; its variables and actor state are "
+                    f"lost"
                 )
             else:
                 assert isinstance(command, Restart)
 
     def _begin_to_free(self, tasks: list[Task]) -> None:
-        """Asks ranks for the generation of their groups, so that no newer one is aborted; and agents for states.
+        """Ask ranks for the generation of their groups, so that no newer one is aborted, and agents for states.
 
-        A rank that does not say it is in no collective: that would leave it the GIL. On a busy machine the answer of an
-        agent takes longer than a rung.
+        A rank that does not answer is in no collective, since a collective releases the GIL. On a busy machine the
+        answer of an agent takes longer than a rung.
         """
         procs = sorted({task.proc for task in tasks})
         self._answers.append(Answers(current_node(), procs, request(generation_now), self._heard_generation))
         self._answers += self._running.states(tasks, self._glimpse)
 
     def _free(self, proc: str, number: int, _: float) -> list[Command]:
-        """Aborts what the calls of a rank wait in."""
+        """Abort the operations that the calls of a rank wait in."""
         self._generations[proc] = number
         left = [each for each in self._by_proc[proc] if each not in self._ladder.endings]
         self._asked_to_free.update(left)
@@ -274,7 +273,7 @@ class _StopRun:
     def _looked(self, proc: str, port: int, thread_state: Any) -> None:
         number = self._numbers[proc, port]
         if thread_state is None:
-            # The call has ended, and nobody waits for its answer any more.
+            # The call has ended, and nobody awaits its answer.
             self._post(lambda now: self._ladder.stopped(number, now))
         elif isinstance(thread_state, ThreadState):
             self._doing[number] = thread_state
@@ -306,7 +305,7 @@ class _StopRun:
         doomed: list[str] = []
         for number, ending in self._ladder.endings.items():
             task = self._tasks[number]
-            # A rank may have been at one call while another waited; it has stopped when both have.
+            # One call of a rank may have waited for another; the rank has stopped when both have.
             endings[task.rank] = max(ending, endings.get(task.rank, ending), key=lambda each: each.value)
             if ending is Ending.LEFT:
                 if task.proc not in self._spared:
@@ -324,8 +323,8 @@ class _StopRun:
         return stopped
 
     def _spoil_cut(self, stopped: Stopped) -> None:
-        """All ranks hear of groups that some were cut off from before they get the next call."""
-        # Those that waited for a rank that was interrupted may have been freed for that, before they were by the stop.
+        """Tell all ranks which groups were cut, before they get the next call."""
+        # Ranks that waited for an interrupted rank may have been freed for that, before the stop reached them.
         parties = [future.party.cut_generation for future in self._running.futures if future.party is not None]
         stopped.cut = stopped.cut or any(parties)
         stopped.generation = max([*self._generations.values(), *parties], default=0)
@@ -334,7 +333,7 @@ class _StopRun:
             spoil_groups(node, meshes_of_calls(node, self._running.futures), STOPPED, stopped.generation)
 
     def _does(self, number: int) -> str:
-        """What a rank does that still runs."""
+        """Describe what a rank that still runs is doing."""
         thread_state = self._doing.get(number)
         where = (
             f" ({thread_state.call} at line {thread_state.line})"
@@ -348,9 +347,9 @@ class _StopRun:
             return f"waiting for a lock, a socket or another thread{where}, which no interrupt ends"
         if activity is Activity.SUSPENDED:
             pid = self._pids.get(number, 0)
-            return f"suspended by a signal such as SIGSTOP; will stop when it is resumed (kill -CONT {pid})"
+            return f"suspended by a signal such as SIGSTOP; will stop when resumed (kill -CONT {pid})"
         if activity is Activity.DEVICE:
-            return "waiting in the kernel for a disk or a device, will stop when that is done"
+            return "waiting in the OS kernel for a disk or a device; will stop when that is done"
         if activity is Activity.SILENT:
-            return "inside a C call that holds the GIL, will stop when that returns"
-        return f"inside a C call{where}, will stop when that returns"
+            return "inside a C call that holds the GIL; will stop when it returns"
+        return f"inside a C call{where}; will stop when it returns"

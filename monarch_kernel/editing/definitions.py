@@ -1,4 +1,4 @@
-"""What the cells of a mesh have defined: a rank that is replaced gets it again, without running anything else."""
+"""The definitions of a mesh's cells, which new ranks run without the rest of the cells."""
 
 from __future__ import annotations
 
@@ -8,60 +8,60 @@ from typing import NamedTuple
 
 _KINDS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _MOST = 1000
-"""Cells that are kept; of more, those that ran first are forgotten."""
+"""Cells that are kept; the oldest are dropped."""
 
 
 class Defined(NamedTuple):
     """The definitions of one cell."""
 
     name: str
-    """What tracebacks call the cell."""
+    """The name of the cell in tracebacks."""
     text: str
-    """Its imports, functions and classes, each on the lines where it was; or all of it, if the person has said so."""
+    """Its imports, functions and classes, each on its original lines; or the whole cell, for ``--define``."""
     ranks: frozenset[int]
     """Where it ran."""
     everywhere: bool = False
-    """Whether that were all ranks there were, so that one that comes later is to have it too."""
+    """Whether it ran on all ranks, so that later ranks get it too."""
 
 
 class Definitions:
-    """Those of all cells of a mesh, in the order in which they ran."""
+    """The definitions of all cells of a mesh, in the order of their runs."""
 
     def __init__(self) -> None:
         self._cells: list[Defined] = []
 
     @property
     def cells(self) -> list[Defined]:
-        """All of them."""
+        """All definitions."""
         return self._cells
 
     def drop(self, number: int) -> Defined:
-        """Forgets one, by its place in the list. IndexError if there is none."""
+        """Drop one, by its position. Raises IndexError if there is none."""
         return self._cells.pop(number)
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Drop all."""
         self._cells.clear()
 
     def record(self, name: str, source: str, ranks: Sequence[int], total: int = 0, whole: bool = False) -> None:
-        """Takes note of a cell that has run well on some ranks.
+        """Record a cell that succeeded on some ranks.
 
         Args:
-            name: what tracebacks call it.
+            name: of the cell in tracebacks.
             source: its text.
             ranks: where it ran.
-            total: how many ranks there are.
-            whole: whether all of it is to be run again, and not only what it defines.
+            total: number of ranks of the mesh.
+            whole: whether new ranks run the whole cell, not only its definitions.
         """
         text = source if whole else definitions_of(source)
         if text:
-            # The same text again, as when a person runs all cells, is not to be run twice.
+            # The same text again, as after "run all cells", must not run twice.
             self._cells = [each for each in self._cells if each.text != text or not each.ranks <= set(ranks)]
             self._cells.append(Defined(name, text, frozenset(ranks), len(set(ranks)) == total))
             del self._cells[:-_MOST]
 
     def of(self, rank: int) -> list[Defined]:
-        """Those that a rank had; or is to have, if it came later."""
+        """Return the definitions that a rank had, or that a new rank gets."""
         return [each for each in self._cells if rank in each.ranks or each.everywhere]
 
     def __len__(self) -> int:
@@ -69,34 +69,34 @@ class Definitions:
 
 
 def names_in(text: str) -> list[str]:
-    """What a text of definitions defines, for people."""
-    found: list[str] = []
+    """Return the names that a text of definitions defines."""
+    names: list[str] = []
     for node in ast.parse(text).body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
-            found.extend((each.asname or each.name).partition(".")[0] for each in node.names)
+            names.extend((each.asname or each.name).partition(".")[0] for each in node.names)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.append(node.name)
-    return list(dict.fromkeys(found))
+            names.append(node.name)
+    return list(dict.fromkeys(names))
 
 
 def definitions_of(source: str) -> str:
-    """The imports, functions and classes of a cell at its top level, with all else blank; empty if it has none."""
+    """Return the top-level imports, functions and classes of a cell, all else blank; empty if it has none."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
         return ""
     lines = source.split("\n")
     kept = [""] * len(lines)
-    found = False
+    any_kept = False
     for node in tree.body:
         if isinstance(node, _KINDS):
             first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
-            # Something else may stand on the same line, behind a semicolon.
+            # A semicolon may separate it from other code on the line.
             if first == node.end_lineno:
                 kept[first - 1] = "; ".join(
                     part for part in (kept[first - 1], ast.get_source_segment(source, node) or "") if part
                 )
             else:
                 kept[first - 1 : node.end_lineno] = lines[first - 1 : node.end_lineno]
-            found = True
-    return "\n".join(kept).rstrip() if found else ""
+            any_kept = True
+    return "\n".join(kept).rstrip() if any_kept else ""

@@ -1,4 +1,4 @@
-"""Edit and continue: when the cell of a class runs again, living actors of that class take the new version."""
+"""Edit and continue: when the cell of a class runs again, live actors take the new class."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from monarch._kernel_api import Actor, ActorMesh, changes, current_node, has_nod
 from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.editing.reload import reload_module
 from monarch_kernel.magics.header import HeaderError
+from monarch_kernel.magics.verbs import parse
 from monarch_kernel.meshes.registry import Meshes
 
 _MOMENT = 0.5
-"""Seconds to wait for busy actors; they change when they come to it."""
+"""Seconds to wait for busy actors; they change after their current message."""
 
 
 class Editor:
-    """Watches which classes cells define.
+    """Offers new classes of cells to live actors.
 
     Args:
         shell: of the notebook.
@@ -29,14 +30,14 @@ class Editor:
         self._shell = shell
         self._meshes = meshes
         self._cells: WeakKeyDictionary[type, str | None] = WeakKeyDictionary()
-        """Of each class that was seen, the cell that it is from, where the front end tells."""
+        """The cell of each known class, if the front end reports it."""
 
     def watch(self) -> None:
-        """Looks after each cell whether it has defined classes anew."""
+        """Check after each cell whether it has redefined classes."""
         self._shell.events.register("post_run_cell", self._after_cell)
 
     def close(self) -> None:
-        """Watches no more."""
+        """Stop checking."""
         self._shell.events.unregister("post_run_cell", self._after_cell)
 
     def _after_cell(self, result: Any) -> None:
@@ -49,11 +50,11 @@ class Editor:
                     self._offer(mesh, cls)
 
     def _offer(self, mesh: ActorMesh, cls: type) -> None:
-        """Updates a mesh, unless the class is of another cell, and so may be another class altogether."""
+        """Update a mesh, unless the class is from another cell and so may be unrelated."""
         before = self._cells.get(mesh._state.cls)
         if before is not None and self._cells[cls] is not None and before != self._cells[cls]:
             print(
-                f"{mesh._name}: its {len(_whole(mesh))} actors keep the {cls.__name__} of the cell that they are from; "
+                f"{mesh._name}: its {len(_whole(mesh))} actors keep the {cls.__name__} of their own cell; "
                 f"%mesh update {mesh._name} gives them this one"
             )
             return
@@ -63,17 +64,17 @@ class Editor:
             print(error, file=sys.stderr)
 
     def renew(self, mesh: ActorMesh, cls: type) -> bool:
-        """Gives a mesh a class if it is a new version of the one that it has; whether it is."""
+        """Give a mesh a class if it is a new version of its own; return whether it is."""
         if not _same_name(mesh._state.cls, cls):
             return False
         print(self.give(mesh, cls))
         return True
 
     def give(self, mesh: ActorMesh, cls: type) -> str:
-        """Gives a mesh a new version of its class; says what has changed.
+        """Give a mesh a new version of its class; describe the changes.
 
         Raises:
-            EditError: it does not fit; all keep what they have.
+            EditError: the class does not fit; all actors keep the old one.
         """
         begun = time.perf_counter()
         different = changes(mesh._state.cls, cls).text()
@@ -83,34 +84,32 @@ class Editor:
             done.get(_MOMENT)
             when = f"{(time.perf_counter() - begun) * 1e3:.0f} ms"
         except CallTimeoutError:
-            when = "those that are busy take it after the message that they handle"
+            when = "busy actors take it after their current message"
         return (
             f"{mesh._name}: {len(whole)} actors have the new {cls.__name__}: {different or 'nothing changed'} ({when})"
         )
 
     def update(self, words: list[str]) -> None:
-        """``%mesh update NAME``: gives actors the class that the notebook has now by that name."""
-        if len(words) != 1:
-            raise HeaderError("%mesh update needs the name of a mesh of actors")
-        mesh = self._shell.user_ns.get(words[0])
+        """``%mesh update NAME``: give actors the notebook's current class of that name."""
+        name = parse("update", words).name
+        mesh = self._shell.user_ns.get(name)
         if not isinstance(mesh, ActorMesh):
             names = sorted({each._name for each in _living()}) or ["none"]
-            raise HeaderError(f"there are no actors {words[0]!r}; there are: {', '.join(names)}")
+            raise HeaderError(f"no actors {name!r}; live actors: {', '.join(names)}")
         cls = self._shell.user_ns.get(mesh._state.cls.__name__)
         if not (isinstance(cls, type) and issubclass(cls, Actor)):
-            raise HeaderError(f"the notebook has no class {mesh._state.cls.__name__}, of which {words[0]} is")
+            raise HeaderError(f"the notebook has no class {mesh._state.cls.__name__}, the class of {name}")
         print(self.give(mesh, cls))
 
     def reload(self, words: list[str]) -> None:
-        """``%mesh reload MODULE``: runs an edited file again, in the notebook and on all ranks."""
-        if len(words) != 1:
-            raise HeaderError("%mesh reload needs the name of a module")
+        """``%mesh reload MODULE``: run an edited file again, in the notebook and on all ranks."""
+        module = parse("reload", words).name
         everywhere = [mesh.cells for mesh in self._meshes.by_name.values()]
-        print(reload_module(words[0], self._shell.user_ns, [*everywhere, *_living()], self.give))
+        print(reload_module(module, self._shell.user_ns, [*everywhere, *_living()], self.give))
 
 
 def actor_classes(shell: Any) -> list[type]:
-    """The classes of actors that cells of the notebook have defined, and that have a name there."""
+    """Return the named actor classes that notebook cells have defined."""
     return [
         value
         for value in list(shell.user_ns.values())
@@ -119,7 +118,7 @@ def actor_classes(shell: Any) -> list[type]:
 
 
 def _living() -> list[ActorMesh]:
-    """The meshes of actors of the notebook's own classes that can be used."""
+    """Return the live meshes of actors."""
     if not has_node():
         return []
     return [

@@ -1,4 +1,4 @@
-"""``%mesh reload``: the text of an edited file runs again, in the notebook and on all ranks, or nowhere."""
+"""``%mesh reload``: run an edited file again in the notebook and on all ranks, or nowhere."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _numbers = count(1)
 def reload_module(
     name: str, names: MutableMapping[str, Any], meshes: Iterable[ActorMesh], give: Callable[[ActorMesh, type], str]
 ) -> str:
-    """Reloads a module everywhere, and gives living actors of its classes the new version.
+    """Reload a module everywhere, and give live actors of its classes the new version.
 
     Args:
         name: of the module.
-        names: the variables of the notebook; those that mean something of the module mean the new one then.
-        meshes: actors in all processes that may have it.
-        give: gives a mesh a new version of its class, and says what has changed.
+        names: the variables of the notebook; those from the module are replaced by the new version.
+        meshes: actors in all processes that may have imported it.
+        give: gives a mesh a new version of its class, and describes the changes.
 
     Raises:
-        HeaderError: there is no such module, or no file of it.
-        EditError: it fails on a rank, or an actor cannot take the new class; then all have the old one.
+        HeaderError: the module does not exist, or has no file.
+        EditError: the reload fails on a rank, or an actor cannot take the new class; all keep the old one.
     """
     begun = time.perf_counter()
     path = _file_of(name)
@@ -46,32 +46,32 @@ def reload_module(
         ) from None
     linecache.checkcache(path)
     number = next(_numbers)
-    found = list(meshes)
+    candidates = list(meshes)
     # One mesh for each mesh of processes is enough.
-    places = list({(mesh._state.procs, mesh._state.region): mesh for mesh in found}.values())
+    places = list({(mesh._state.procs, mesh._state.region): mesh for mesh in candidates}.values())
     loaded = name in sys.modules
-    said: list[str] = []
-    given: list[tuple[ActorMesh, type]] = []
+    changes: list[str] = []
+    updated: list[tuple[ActorMesh, type]] = []
     try:
         if loaded:
             reload_here(number, name, path, source)
         for mesh in places:
             _ask(mesh, name, reload_here, number, name, path, source)
-        for mesh in found:
+        for mesh in candidates:
             old = mesh._state.cls
             new = renamed(number, old) if loaded else old
             if new is not old and isinstance(new, type):
-                said.append(give(mesh, new))
-                given.append((mesh, old))
+                changes.append(give(mesh, new))
+                updated.append((mesh, old))
     except BaseException:
         for mesh in places:
             try:
                 _ask(mesh, name, restore, number)
             except DeviceMeshError:
-                # It is gone, so it has nothing to put back.
+                # It is gone, so there is nothing to restore.
                 continue
         restore(number)
-        for mesh, old in given:
+        for mesh, old in updated:
             give(mesh, old)
         raise
     for variable, value in list(names.items()):
@@ -83,9 +83,9 @@ def reload_module(
     forget(number)
     ranks = sum(len(mesh) for mesh in places)
     where = (
-        " and ".join(["the notebook"] * loaded + [f"{ranks} ranks"] * bool(ranks)) or "nowhere: nobody has imported it"
+        " and ".join(["the notebook"] * loaded + [f"{ranks} ranks"] * bool(ranks)) or "no process: none has imported it"
     )
-    return "\n".join([f"{name} was reloaded in {where} ({(time.perf_counter() - begun) * 1e3:.0f} ms)", *said])
+    return "\n".join([f"{name} was reloaded in {where} ({(time.perf_counter() - begun) * 1e3:.0f} ms)", *changes])
 
 
 P = ParamSpec("P")
@@ -96,9 +96,11 @@ def _ask(mesh: ActorMesh, name: str, service: Callable[P, Any], *args: P.args, *
     try:
         ask(whole, service, *args, **named).get(_PATIENCE)
     except CallTimeoutError:
-        raise EditError(f"{name} was not reloaded: not all ranks of {mesh._name} answer", mesh=mesh._name) from None
+        raise EditError(
+            f"{name} was not reloaded: not all ranks of {mesh._name} answered within {_PATIENCE:.0f} s", mesh=mesh._name
+        ) from None
     except ActorError as error:
-        raise EditError(f"{name} was not reloaded, and is as before everywhere: {error}", mesh=mesh._name) from error
+        raise EditError(f"{name} was not reloaded; all keep the old version: {error}", mesh=mesh._name) from error
 
 
 def _file_of(name: str) -> str:
@@ -111,5 +113,5 @@ def _file_of(name: str) -> str:
             spec = None
         path = spec.origin if spec is not None and spec.has_location else None
     if path is None or not path.endswith(".py"):
-        raise HeaderError(f"%mesh reload {name}: there is no module of that name that is a Python file")
+        raise HeaderError(f"%mesh reload {name}: no Python file of a module {name!r} found")
     return path

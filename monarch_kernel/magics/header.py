@@ -13,25 +13,25 @@ _HEAD = re.compile(r"(?P<name>[A-Za-z_]\w*)?\s*(?:\[(?P<where>[^\]]*)\])?\s*(?P<
 _RANGE = re.compile(r"\s*(-?[0-9]{1,9})?\s*(?::\s*(-?[0-9]{1,9})?\s*(?::\s*([0-9]{1,9})?\s*)?)?\s*")
 _VALUED = ("--timeout", "--out")
 _LONGEST = 1e9
-"""Seconds; more than anybody waits, and less than clocks take."""
+"""Seconds; longer than anybody waits, and within the range of clocks."""
 
 
 class HeaderError(ValueError):
-    """The first line cannot be understood; the text says where."""
+    """A header or magic line that is wrong; the text says where."""
 
 
 @dataclass
 class Header:
-    """What the first line of a cell says."""
+    """The parsed first line of a cell."""
 
     name: str | None = None
     """The mesh; None for the one in use."""
     axes: dict[str, int | slice] | None = None
     """Ranks by axis."""
     ranks: list[int | slice] | None = None
-    """Ranks by number, in the mesh laid out in one row."""
+    """Ranks by number, in row-major order."""
     role: str = ""
-    """Ranks by what ``%mesh up --roles`` has called them."""
+    """The role of the ranks, as named by ``%mesh up --roles``."""
     nowait: bool = False
     timeout: float | None = None
     out: str | None = None
@@ -39,29 +39,29 @@ class Header:
     quiet: bool = False
     rank_prefix: bool | None = None
     define: bool = False
-    """Whether all of the cell is run again on ranks that come later."""
+    """Whether new ranks run the whole cell again."""
     once: bool = False
-    """Whether nothing of it is."""
+    """Whether new ranks run none of it."""
 
 
 OPTIONS = {
-    "--nowait": "go on with the notebook while the cell runs; gives a handle",
-    "--timeout": "SECONDS to wait at most; the ranks are interrupted then",
-    "--out": "NAME of a variable of the notebook for the results",
-    "--collect": "show what is printed when the cell has ended",
-    "--stream": "show what is printed as it comes (as usual)",
-    "--quiet": "show nothing that is printed or returned",
-    "--rank-prefix": "name the rank on each line even if the cell runs on one only",
-    "--define": "run all of the cell again on ranks that come later, by heal and resize, not only what it defines",
-    "--once": "run nothing of the cell again there",
+    "--nowait": "do not wait for the cell; return a handle",
+    "--timeout": "SECONDS before the ranks are interrupted",
+    "--out": "NAME of a notebook variable for the results",
+    "--collect": "show what is printed at the end of the cell",
+    "--stream": "show what is printed as it arrives (default)",
+    "--quiet": "show neither output nor results",
+    "--rank-prefix": "name the rank on each line, even a single one",
+    "--define": "run the whole cell on new ranks (heal, resize), not only what it defines",
+    "--once": "run none of the cell on new ranks",
 }
 
 
 def parse(line: str) -> Header:
-    """Understands the first line of a cell.
+    """Parse the first line of a cell.
 
     Raises:
-        HeaderError: it is none.
+        HeaderError: it is invalid.
     """
     match = _HEAD.fullmatch(line.strip())
     if match is None:
@@ -88,19 +88,19 @@ def _options(header: Header, text: str) -> None:
     except ValueError as error:
         raise HeaderError(f"cannot understand {text.strip()!r}: {error}") from None
     while words:
-        word, equals, given = words.pop(0).partition("=")
+        word, equals, value = words.pop(0).partition("=")
         if equals and word in _VALUED:
-            words.insert(0, given)
+            words.insert(0, value)
         elif equals or word not in OPTIONS:
-            word = word + equals + given
-            raise HeaderError(f"there is no option {word!r}; there are {', '.join(OPTIONS)}")
+            word = word + equals + value
+            raise HeaderError(f"no option {word!r}: expected one of {', '.join(OPTIONS)}")
         if word in _VALUED:
             if not words:
                 raise HeaderError(f"{word} needs a value: {OPTIONS[word]}")
             value = words.pop(0)
             if word == "--out":
                 if not value.isidentifier() or iskeyword(value):
-                    raise HeaderError(f"--out needs the name of a variable, and {value!r} is none")
+                    raise HeaderError(f"--out: expected the name of a variable, got {value!r}")
                 header.out = value
             else:
                 try:
@@ -108,7 +108,7 @@ def _options(header: Header, text: str) -> None:
                 except ValueError:
                     header.timeout = math.nan
                 if not 0 <= header.timeout <= _LONGEST:
-                    raise HeaderError(f"--timeout needs a number of seconds, and {value!r} is none")
+                    raise HeaderError(f"--timeout: expected a number of seconds, got {value!r}")
         elif word == "--collect":
             header.stream = False
         elif word == "--stream":
@@ -118,7 +118,7 @@ def _options(header: Header, text: str) -> None:
 
 
 def parse_where(text: str) -> tuple[dict[str, int | slice] | None, list[int | slice] | None]:
-    """What stands in the brackets: axes, as in ``gpus=0:4, hosts=1``, or ranks, as in ``0,3`` and ``::2``."""
+    """Parse the text in the brackets: axes, as in ``gpus=0:4, hosts=1``, or ranks, as in ``0,3`` and ``::2``."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise HeaderError("the brackets are empty; name axes, as in [gpus=0:4], or ranks, as in [0,3] or [::2]")
@@ -127,15 +127,15 @@ def parse_where(text: str) -> tuple[dict[str, int | slice] | None, list[int | sl
         for part in parts:
             label, _, value = part.partition("=")
             if not label.strip().isidentifier():
-                raise HeaderError(f"{part!r} names no axis; write it as in [gpus=0:4]")
+                raise HeaderError(f"{part!r} names no axis; write for example [gpus=0:4]")
             if label.strip() in axes:
-                raise HeaderError(f"the axis {label.strip()!r} is there twice in [{text}]")
+                raise HeaderError(f"the axis {label.strip()!r} appears twice in [{text}]")
             if not value.strip():
                 raise HeaderError(f"{part!r} names no ranks; write a number or a range, as in [gpus=0:4]")
             axes[label.strip()] = _index(value)
         return axes, None
     if any("=" in part for part in parts):
-        raise HeaderError(f"[{text}] has both axes and ranks; use the one or the other")
+        raise HeaderError(f"[{text}] mixes axes and ranks; use one or the other")
     return None, [_index(part) for part in parts]
 
 
@@ -148,15 +148,15 @@ def _index(text: str) -> int | slice:
         assert start is not None
         return start
     if step == 0:
-        raise HeaderError(f"the step of {text.strip()!r} is 0, so it goes nowhere; the least is 1")
+        raise HeaderError(f"the step of {text.strip()!r} is 0; expected at least 1")
     return slice(start, stop, step)
 
 
 def ranks_of(chosen: list[int | slice], total: int) -> list[int]:
-    """The ranks that numbers and ranges name, in the order given, each once.
+    """Return the ranks of some numbers and ranges, in that order, each once.
 
     Raises:
-        HeaderError: there is no such rank.
+        HeaderError: a rank does not exist.
     """
     ranks: dict[int, Any] = {}
     for each in chosen:
@@ -165,11 +165,11 @@ def ranks_of(chosen: list[int | slice], total: int) -> list[int]:
         elif -total <= each < total:
             ranks[each % total] = None
         else:
-            raise HeaderError(f"there is no rank {each}; {_there(total)}")
+            raise HeaderError(f"no rank {each}: {_size(total)}")
     if not ranks:
-        raise HeaderError(f"this names no rank at all; {_there(total)}")
+        raise HeaderError(f"the slice selects no rank: {_size(total)}")
     return list(ranks)
 
 
-def _there(total: int) -> str:
+def _size(total: int) -> str:
     return f"this mesh has ranks 0 to {total - 1}" if total > 1 else "this mesh has rank 0 only"

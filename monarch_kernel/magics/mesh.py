@@ -1,4 +1,4 @@
-"""``%mesh`` and ``%%mesh``: the notebook's words for meshes."""
+"""The ``%mesh`` and ``%%mesh`` magics."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from monarch_kernel.output.streams import Streams
 
 
 def _values(run: Run, results: dict[int, CellResult]) -> ValueMesh[Any]:
-    """The value of each rank of a cell, in the shape of what it was for."""
+    """Return the value of each rank, in the shape of the mesh or slice that the cell ran on."""
     extent = run.views[0].extent if len(run.views) == 1 else Extent(("ranks",), (len(run.ranks),))
     return ValueMesh(extent, [_value(results.get(rank)) for rank in run.ranks])
 
@@ -77,7 +77,7 @@ class MeshMagics(Magics):
 
     @line_magic("mesh")
     def line(self, line: str) -> Any:
-        """Meshes: ``%mesh help`` lists what there is."""
+        """Control meshes: ``%mesh help`` lists the verbs."""
         self._attach_streams()
         return self._verbs.run(line)
 
@@ -85,8 +85,8 @@ class MeshMagics(Magics):
 
     @cell_magic("mesh")
     def cell(self, line: str, cell: str) -> Any:
-        """Runs the cell on ranks: ``%%mesh [MESH][SLICE] [options]``; or ``%%mesh spawn NAME`` makes actors of it."""
-        # Errors of what is run here are of the person's code, and their tracebacks show nothing of this.
+        """Run the cell on ranks: ``%%mesh [MESH][SLICE] [options]``; ``%%mesh spawn NAME`` makes actors of it."""
+        # Errors here come from the user's code, so tracebacks hide this frame.
         __tracebackhide__ = True
         order = parse_spawn(line)
         if order is not None:
@@ -99,8 +99,8 @@ class MeshMagics(Magics):
         if finishing:
             where = describe_ranks(finishing)
             print(
-                f"waiting for {where}, still inside a C call of a cell that was stopped; Stop replaces it, and its "
-                f"variables and its actors' state are lost",
+                f"waiting for {where}, still inside a C call of a stopped cell; Stop replaces the process, and its "
+                f"variables and actor state are lost",
                 file=sys.stderr,
             )
             self._attach_streams().told([call for each in mesh.unfinished for call in each.futures] if mesh else [])
@@ -118,7 +118,7 @@ class MeshMagics(Magics):
                 stopped = self._stop(mesh, run)
                 stopped.timeout = header.timeout
             elif run.missing():
-                # A rank has died, so the cell has failed; the others need not go on.
+                # A rank died, so the cell has failed; the others need not go on.
                 run.interrupt()
         except KeyboardInterrupt:
             stopped = self._stop(mesh, run)
@@ -126,18 +126,18 @@ class MeshMagics(Magics):
         return self._finish(mesh, len(actors), header, run, stopped)
 
     def run_program(self, words: list[str]) -> Any:
-        """``%mesh run``: a program that was written for torchrun, on the ranks of a mesh."""
+        """``%mesh run``: run a torchrun script on the ranks of a mesh."""
         __tracebackhide__ = True
         program = parse_run(words)
         header = parse(program.place)
         mesh, actors = self.addressed(header.name)
         if mesh is None:
-            raise HeaderError(f"{header.name!r} is a mesh of actors, and a program runs on the ranks of a mesh")
+            raise HeaderError(f"%mesh run --on {header.name}: expected a mesh of ranks, got a mesh of actors")
         text = hand_out(program, actors, choose(actors, header))
         return self.cell(program.place, text)
 
     def addressed(self, name: str | None) -> tuple[Mesh | None, ActorMesh]:
-        """The mesh of a name with its namespaces; or no mesh, and the actors that a variable of that name has."""
+        """Return the mesh of a name and its namespaces; or None and the actors in the variable of that name."""
         actors = self.shell.user_ns.get(name) if name is not None else None
         if isinstance(actors, ActorMesh) and name not in self.meshes.by_name:
             return None, actors
@@ -145,9 +145,9 @@ class MeshMagics(Magics):
         return mesh, mesh.cells
 
     def stop_calls(self, run: Running, mesh: Mesh | None) -> Stopped:
-        """Stops calls, and the earlier ones that they wait for; ranks that nothing else stops are replaced.
+        """Stop calls, and the earlier calls that they wait for; replace ranks that nothing else stops.
 
-        Those of actors are replaced at the second stop, as they have a state; and those inside C calls.
+        Actors, which have state, and ranks inside C calls are replaced only by the second stop.
         """
         with uninterrupted():
             return self._stop_calls(run, mesh)
@@ -157,27 +157,27 @@ class MeshMagics(Magics):
         ahead = calls.ahead(run.futures)
         others = [each for each in ahead if calls.is_stoppable(each.call)]
         every = Running(run.name, [*(each.call for each in others), *run.futures], run.main)
-        # Where a cell with a handle runs, its end is the person's to choose.
+        # The user decides when a cell with a handle ends.
         spared = frozenset(proc for each in ahead if calls.handle(each.call) for proc in each.procs)
         stopped = stop_ranks(every, calls, mesh is not None, lambda text: print(text, file=sys.stderr), spared)
-        stopped.notes = [f"with {calls.title(each.call)}, for which it waited" for each in others]
+        stopped.notes = [f"with {calls.title(each.call)}, which it waited for" for each in others]
         for each in ahead:
             handle = calls.handle(each.call)
             if handle:
                 text = (
-                    f"had not begun; {calls.title(each.call)}, for which it waited, goes on; {handle}.cancel() ends it"
+                    f"had not begun; {calls.title(each.call)}, which it waited for, goes on; {handle}.cancel() ends it"
                 )
                 stopped.waited.update(dict.fromkeys(each.ranks, text))
         if stopped.doomed:
             try:
-                # That renews the groups as well.
+                # This also makes new process groups.
                 replace_procs(open_node(), stopped.doomed, 20.0)
             except MonarchError as error:
-                stopped.notes.append(f"the new processes are not all ready: {error}")
+                stopped.notes.append(f"not all new processes are ready: {error}")
         return stopped
 
     def _stop(self, mesh: Mesh | None, run: Run) -> Stopped:
-        """Stops a cell."""
+        """Stop a cell."""
         errors = {rank: error for rank, error in run.failures().items() if not error.interrupted}
         stopped = self.stop_calls(run, mesh)
         stopped.errors = errors
@@ -195,7 +195,7 @@ class MeshMagics(Magics):
         return stopped
 
     def _start(self, actors: ActorMesh, header: Header, cell: str, inside: bool) -> tuple[Run, Displays]:
-        # As the notebook shows it; the shell's own count may be that of the next cell already.
+        # The number that the notebook shows; the shell's own counter may be at the next cell already.
         name = f"cell [{self.shell.displayhook.prompt_count}]"
         views = choose(actors, header)
         displays = Displays(self.shell, sum(len(view) for view in views), len(actors), header.quiet)
@@ -222,7 +222,7 @@ class MeshMagics(Magics):
         values = _values(run, results)
         self.shell.user_ns["_mesh"] = values
         if header.out and stopped is None and not any(result.error is not None for result in results.values()):
-            # As of an assignment, whose right side has raised.
+            # As in an assignment: nothing is assigned if the right side raises.
             self.shell.user_ns[header.out] = values
         if not header.quiet:
             shown = [(rank, result.bundle) for rank, result in ordered if result.bundle is not None]
@@ -231,7 +231,7 @@ class MeshMagics(Magics):
                 self.shell.display_pub.publish(bundle)
         if stopped is not None:
             if stopped.errors:
-                # What had gone wrong before is not hidden by the stop.
+                # The stop does not hide errors from before it.
                 self._show_errors(MeshCellError(run.name, stopped.errors, total), run.told >= stopped.errors.keys())
             print(stopped.text(), file=sys.stderr)
             raise CellStopped("the cell was stopped on its ranks")
@@ -244,7 +244,7 @@ class MeshMagics(Magics):
         return None
 
     def _show_errors(self, failure: MeshCellError, told: bool) -> None:
-        """Shows the tracebacks of errors, folded, below their lines unless those are shown elsewhere."""
+        """Show folded tracebacks, below the error lines unless these were shown already."""
         if not told:
             print("\n".join(failure.lines), file=sys.stderr)
         tracebacks = failure.tracebacks()
@@ -253,13 +253,13 @@ class MeshMagics(Magics):
             failure.folded = True
 
     def _previewer(self, total: int) -> Callable[[Run], None]:
-        """Shows the errors of ranks in the cell while others still run."""
+        """Return a function that shows the errors of ranks while others still run."""
         streams = self._attach_streams()
         kernel = getattr(self.shell, "kernel", None)
         parent = kernel.get_parent("shell") if kernel is not None else None
 
         def show(run: Run) -> None:
-            # What a stop has done is said by the stop.
+            # The stop reports the ranks that it interrupted or freed.
             errors = {rank: error for rank, error in run.failures().items() if not (error.interrupted or error.freed)}
             run.told.update(errors)
             left = run.missing()
@@ -270,11 +270,11 @@ class MeshMagics(Magics):
             text = "\n".join([f"{head}; {describe_ranks(left)} still {verb}", *lines, ""])
             streams.write(text, "stderr", parent)
 
-        # The thread that tells of it receives, and is not to take long.
+        # Called by the receiving thread, which must not wait.
         return lambda run: (in_thread(open_node(), "preview", lambda: show(run)), None)[1]
 
     def _handle(self, mesh: Mesh | None, header: Header, run: Run, displays: Displays, total: int) -> Handle:
-        """A cell that the notebook does not wait for."""
+        """Return the handle of a cell that the notebook does not wait for."""
 
         streams = self._attach_streams()
         once = Lock()
@@ -284,12 +284,12 @@ class MeshMagics(Magics):
             errors = {rank: result.error for rank, result in results.items() if result.error is not None}
             values = _values(run, results)
             with once:
-                # No code of the person's runs in this.
+                # No user code runs under this lock.
                 if not handle.recorded:
                     handle.recorded = True
                     displays.close()
                     if run.missing():
-                        # A rank has died, so the cell has failed; the others need not go on.
+                        # A rank died, so the cell has failed; the others need not go on.
                         run.interrupt()
                     self._record(mesh, header, run, [rank for rank in sorted(results) if rank not in errors])
             if errors:
@@ -306,31 +306,31 @@ class MeshMagics(Magics):
         return handle
 
     def _record(self, mesh: Mesh | None, header: Header, run: Run, good: list[int]) -> None:
-        """Takes note of what a cell has defined on the ranks where it ran well."""
+        """Record the definitions of a cell for the ranks where it succeeded."""
         if mesh is not None and good and not header.once:
             mesh.definitions.record(run.name, run.source, good, len(mesh.cells), header.define)
 
     def verbs(self) -> list[str]:
-        """What may follow ``%mesh``."""
+        """Return the verbs of ``%mesh``."""
         return self._verbs.names()
 
     def actor_names(self) -> list[str]:
-        """Variables of the notebook that hold actors."""
-        found = [name for name, value in list(self.shell.user_ns.items()) if isinstance(value, ActorMesh)]
-        return sorted(name for name in found if not name.startswith("_"))
+        """Return the notebook variables that hold actors."""
+        names = [name for name, value in list(self.shell.user_ns.items()) if isinstance(value, ActorMesh)]
+        return sorted(name for name in names if not name.startswith("_"))
 
     def calls_of(self, cell: str) -> list[Any]:
-        """The calls of actors' endpoints that a cell of the notebook has made and that have no answer yet."""
+        """Return the unanswered calls of actors' endpoints that a notebook cell made."""
         if self._streams is None:
             return []
         return self._streams.calls.of_cell(self._streams.calls_of(cell))
 
     def unended(self) -> list[str]:
-        """What still runs that no cell of the notebook waits for, in words."""
+        """Describe the calls that still run though no notebook cell waits for them."""
         return self._streams.calls.unended() if self._streams is not None else []
 
     def streams(self) -> Streams:
-        """Where the output of ranks goes."""
+        """Return the streams that show the output of ranks."""
         return self._attach_streams()
 
     def _cell_begins(self, _: Any) -> None:
@@ -338,7 +338,7 @@ class MeshMagics(Magics):
             self._streams.begin()
 
     def _cell_ended(self, _: Any) -> None:
-        """Shows the end of a cell's output, where there was too much to show all."""
+        """Show the end of a cell's output, if it was too long to show in full."""
         if self._streams is not None:
             self._streams.end()
             self._streams.finish()

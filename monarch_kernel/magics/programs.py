@@ -1,4 +1,4 @@
-"""``%mesh run``: a program that was written for torchrun runs on the ranks, as a cell does."""
+"""``%mesh run``: a torchrun script runs on the ranks, as a cell does."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ _USAGE = "write %mesh run [--on MESH[SLICE]] script.py ARGS, or -m module ARGS"
 
 @dataclass
 class Program:
-    """What a line orders."""
+    """A parsed ``%mesh run`` line."""
 
     place: str
-    """As in the first line of a cell: mesh, slice, options."""
+    """Mesh, slice and options, as in the first line of a cell."""
     script: Script
 
     def title(self) -> str:
-        """As it was typed."""
+        """Return the program as it was typed."""
         return " ".join([self.script.path, *self.script.arguments])
 
 
 def parse_run(words: list[str]) -> Program:
-    """Understands what follows ``%mesh run``.
+    """Parse what follows ``%mesh run``.
 
     Raises:
-        HeaderError: it cannot be understood.
-        ArgumentError: there is no such script.
+        HeaderError: the line is invalid.
+        ArgumentError: the script does not exist.
     """
     place = ""
     if words and words[0].startswith("--on"):
         option, equals, place = words.pop(0).partition("=")
         if option != "--on" or (not equals and not words):
-            raise HeaderError(f"%mesh run: there is no option {option!r}; {_USAGE}")
+            raise HeaderError(f"%mesh run: no option {option!r}; {_USAGE}")
         place = place if equals else words.pop(0)
     if not words or (words[0].startswith("-") and words[0] != "-m"):
         raise HeaderError(f"%mesh run needs a script; {_USAGE}")
@@ -42,7 +42,7 @@ def parse_run(words: list[str]) -> Program:
 
 
 def hand_out(program: Program, actors: ActorMesh, views: list[ActorMesh]) -> str:
-    """Gives the program to the ranks that are to run it; the text of the cell that runs it there."""
+    """Send the program to its ranks; return the text of the cell that runs it there."""
     ranks = [view._region.base_rank(position) for view in views for position in range(len(view))]
     meeting = arrange(actors._state.procs, ranks)
     token = new_token()

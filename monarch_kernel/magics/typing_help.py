@@ -15,7 +15,7 @@ from monarch_kernel.magics.mesh import MeshMagics
 from monarch_kernel.meshes.registry import choose
 
 PATIENCE = 0.4
-"""Seconds to wait for a rank; who types gets help at once or none."""
+"""Seconds to wait for a rank: help that comes later is of no use."""
 R = TypeVar("R")
 _TOKEN = re.compile(r"[A-Za-z_][A-Za-z_0-9.]*$")
 _WORD = re.compile(r"[\w\-]*$")
@@ -25,7 +25,7 @@ _OF_ACTORS = re.compile(r"\s*%mesh[ \t]+update[ \t]+(\w*)$")
 
 
 class Place(NamedTuple):
-    """Where the cursor is in a ``%%mesh`` cell."""
+    """The position of the cursor in a ``%%mesh`` cell."""
 
     header: str
     """The first line, without the magic."""
@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 
 def place_of(code: str, cursor: int) -> Place | None:
-    """Where a cursor is, None if the cell is no ``%%mesh`` cell."""
+    """Return the place of a cursor; None if the cell is no ``%%mesh`` cell."""
     first, newline, _ = code.partition("\n")
     if not first.startswith("%%mesh"):
         return None
@@ -44,13 +44,13 @@ def place_of(code: str, cursor: int) -> Place | None:
 
 
 class TypingHelp:
-    """Answers what an editor asks about a cell."""
+    """Answers to the questions of an editor about a cell."""
 
     def __init__(self, magics: MeshMagics) -> None:
         self._magics = magics
 
     def complete(self, code: str, cursor: int) -> tuple[list[str], int] | None:
-        """What may stand at the cursor, and from where it replaces the text; None where this has nothing to say."""
+        """Return the names that fit at the cursor, and the start of the text they replace; None in other cells."""
         place = place_of(code, cursor)
         if place is None:
             return self._of_line(code[:cursor].rpartition("\n")[2], cursor)
@@ -58,24 +58,24 @@ class TypingHelp:
             word = _WORD.search(place.header)
             names = [*self._magics.meshes.by_name, *self._magics.actor_names(), "spawn", *OPTIONS]
             return _beginning_with(word[0] if word else "", names, cursor)
-        found = self._ask(place.header, complete_here, place.body)
+        names = self._ask(place.header, complete_here, place.body)
         token = _TOKEN.search(place.body)
-        return (found or []), cursor - len(token[0] if token else "")
+        return (names or []), cursor - len(token[0] if token else "")
 
     def _of_line(self, line: str, cursor: int) -> tuple[list[str], int] | None:
-        """The same in a line ``%mesh``."""
+        """Return the same for a ``%mesh`` line."""
         for pattern, names in (
             (_VERB, self._magics.verbs()),
             (_OF_MESH, list(self._magics.meshes.by_name)),
             (_OF_ACTORS, self._magics.actor_names()),
         ):
-            found = pattern.match(line)
-            if found is not None:
-                return _beginning_with(found[1], names, cursor)
+            match = pattern.match(line)
+            if match is not None:
+                return _beginning_with(match[1], names, cursor)
         return None
 
     def inspect(self, code: str, cursor: int) -> str | None:
-        """Signature and docstring of the name at the cursor; None if there is none, or this is no such cell."""
+        """Return the signature and docstring of the name at the cursor; None if there is none."""
         place = place_of(code, cursor)
         if place is None or place.body is None:
             return None
@@ -85,11 +85,11 @@ class TypingHelp:
         return self._ask(place.header, inspect_here, token[0]) if token else None
 
     def _ask(self, header: str, service: Callable[[str, str], R], text: str) -> R | None:
-        """Asks the first rank that the cell is for, which answers also while it runs another cell."""
+        """Ask the first rank of the cell, which answers even while it runs another cell."""
         try:
-            given = parse(header)
-            mesh, actors = self._magics.addressed(given.name)
-            first = choose(actors, given)[0]._member(0)
+            parsed = parse(header)
+            mesh, actors = self._magics.addressed(parsed.name)
+            first = choose(actors, parsed)[0]._member(0)
             key = "" if mesh is not None else first._key
             return ask(first, service, text, key).get(PATIENCE)[0]
         except (CallTimeoutError, MonarchError, HeaderError):
@@ -101,7 +101,7 @@ def _beginning_with(text: str, names: list[str], cursor: int) -> tuple[list[str]
 
 
 def install(shell: Any, magics: MeshMagics) -> TypingHelp:
-    """Has the shell's completer ask the ranks in ``%%mesh`` cells."""
+    """Make the shell's completer ask the ranks in ``%%mesh`` cells."""
     helper = TypingHelp(magics)
 
     @context_matcher()
@@ -109,10 +109,10 @@ def install(shell: Any, magics: MeshMagics) -> TypingHelp:
         code = context.full_text
         lines = code.split("\n")
         cursor = sum(len(line) + 1 for line in lines[: context.cursor_line]) + context.cursor_position
-        found = helper.complete(code, cursor)
-        if found is None:
+        completion = helper.complete(code, cursor)
+        if completion is None:
             return {"completions": []}
-        names, start = found
+        names, start = completion
         return {
             "completions": [SimpleCompletion(text=name, type="mesh") for name in names],
             "matched_fragment": code[start:cursor],

@@ -25,52 +25,53 @@ from monarch._kernel_api import (
 from monarch.exceptions import MonarchError
 from monarch_kernel.editing.definitions import Defined
 from monarch_kernel.magics.header import HeaderError
+from monarch_kernel.magics.verbs import parse
 from monarch_kernel.meshes.recipe import Recipe
 from monarch_kernel.meshes.registry import Mesh, Meshes
 
 
 @dataclass
 class DetachedRecipe(Recipe):
-    """What a mesh is made of that outlives its notebook."""
+    """The recipe of a mesh that outlives its notebook."""
 
     seconds: float = 0.0
-    """How long it lives while no notebook has it."""
+    """How long it lives while no notebook is attached."""
     kept: DetachedMesh | None = None
 
     def find_hosts(self, names: Mapping[str, Any]) -> tuple[HostMesh, Callable[[], object]]:
-        """A host of its own on this machine, and what ends it."""
+        """Return a new host on this machine, and the function that ends it."""
         if self.hosts:
-            raise HeaderError(f"%mesh up --keep: a kept mesh is on this machine, so it takes no --hosts {self.hosts}")
+            raise HeaderError(f"%mesh up --keep: a detached mesh runs on this machine; omit --hosts {self.hosts}")
         self.kept = keep(self.name, self.seconds)
         return self.kept.hosts, self.kept.end
 
     def says(self) -> str:
-        """For the person who has started it."""
+        """Describe the lease to the user."""
         return (
-            f"mesh {self.name!r} is kept: when this kernel ends, in whatever way, or restarts, the mesh goes on for "
-            f"{duration_text(self.seconds)}; %mesh attach {self.name} gets it back, %mesh down {self.name} ends it"
+            f"mesh {self.name!r} detaches when this kernel ends, crashes or restarts, and lives on for "
+            f"{duration_text(self.seconds)}; %mesh attach {self.name} attaches it again, %mesh down {self.name} ends it"
         )
 
 
 @dataclass
 class Book:
-    """What one notebook leaves for the next."""
+    """The notes that one notebook leaves for the next."""
 
     recipe: Recipe
     definitions: list[Defined] = field(default_factory=list[Defined])
 
 
 def _lost(mesh: Mesh) -> bool:
-    """Whether the connection to a kept mesh of this notebook has broken, so that it may be attached again."""
+    """Return whether the connection to a detached mesh has broken, so that it may be attached again."""
     recipe = mesh.recipe
     return isinstance(recipe, DetachedRecipe) and recipe.kept is not None and not recipe.kept.attached
 
 
 def detached_recipe(recipe: Recipe, duration: str) -> DetachedRecipe:
-    """The same for a mesh that is kept for a duration as in ``2h``.
+    """Return the recipe of a mesh that outlives its notebook by a duration such as ``2h``.
 
     Raises:
-        HeaderError: it is no duration.
+        HeaderError: the duration is invalid.
     """
     try:
         seconds = parse_duration(duration)
@@ -80,12 +81,12 @@ def detached_recipe(recipe: Recipe, duration: str) -> DetachedRecipe:
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
-    """What every recipe says."""
+    """Return the fields that every recipe has."""
     return {each.name: getattr(recipe, each.name) for each in fields(Recipe)}
 
 
 class Detaching:
-    """The verbs for such meshes.
+    """The verbs for detached meshes.
 
     Args:
         shell: of the notebook.
@@ -99,44 +100,41 @@ class Detaching:
         self._down = down
 
     def verbs(self) -> dict[str, Callable[[list[str]], Any]]:
-        """By name."""
+        """Return the action of each verb."""
         return {"list": self.list, "attach": self.attach, "down": self.down}
 
     def watch(self) -> None:
-        """Leaves after each cell what the next notebook needs to know of the meshes."""
+        """After each cell, record what the next notebook needs to know of the meshes."""
         self._shell.events.register("post_run_cell", self._after_cell)
 
     def close(self) -> None:
-        """Watches no more."""
+        """Stop recording."""
         with contextlib.suppress(ValueError):
             self._shell.events.unregister("post_run_cell", self._after_cell)
 
     def list(self, words: list[str]) -> None:
-        """Shows the meshes of this notebook; with ``--all`` those that are kept for this user as well."""
-        if words not in ([], ["--all"]):
-            raise HeaderError(f"%mesh list takes --all or nothing, and not {' '.join(words)!r}")
+        """List the meshes of this notebook; with ``--all`` also the detached meshes of this user."""
+        every = parse("list", words).all
         for mesh in self._meshes.by_name.values():
             sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
             used = ", in use" if mesh.name == self._meshes.used else ""
             print(f"mesh {mesh.name!r} of this notebook: {sizes}{used}")
         if not self._meshes.by_name:
             print("this notebook has no mesh")
-        if not words:
+        if not every:
             return
         kept = records()
         for record, state in kept:
-            print(f"kept mesh {record.name!r}: {state}" if record is not None else f"a kept mesh: {state}")
+            print(f"detached mesh {record.name!r}: {state}" if record is not None else f"a detached mesh: {state}")
         if not kept:
-            print("no mesh is kept for this user; %mesh up NAME --keep 2h starts one")
+            print("this user has no detached mesh; start one with %mesh up NAME --keep 2h")
 
     def attach(self, words: list[str]) -> None:
-        """Gets a kept mesh back: its ranks with their variables, its actors, and what they have printed meanwhile."""
-        if len(words) != 1:
-            raise HeaderError("%mesh attach needs the name of a kept mesh; %mesh list --all shows which there are")
-        name = words[0]
+        """Attach a detached mesh: its ranks with their variables, its actors, and their output since."""
+        name = parse("attach", words).name
         before = self._meshes.by_name.get(name)
         if before is not None and not _lost(before):
-            raise HeaderError(f"this notebook has a mesh {name!r} already; %mesh use {name} has cells go there")
+            raise HeaderError(f"this notebook already has a mesh {name!r}; run cells on it with %mesh use {name}")
         kept = attach(name)
         for problem in kept.problems:
             print(f"%mesh attach {name}: {problem}", file=sys.stderr)
@@ -147,41 +145,42 @@ class Detaching:
             raise
         self._meshes.add(mesh)
         sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
-        print(f"mesh {name!r} is back: {sizes}; it is kept for {duration_text(kept.seconds)} after this notebook")
+        print(f"attached mesh {name!r}: {sizes}; it outlives this notebook by {duration_text(kept.seconds)}")
         for actors in kept.actors:
             if actors != mesh.cells:
                 print(f"  actors {actors._name!r}: {self._bind(actors)}")
         if kept.dropped:
-            print(f"  {kept.dropped:,} bytes that were printed meanwhile had no room, those that came first")
+            print(f"  the first {kept.dropped:,} bytes printed meanwhile were dropped: no room")
 
     def down(self, words: list[str]) -> None:
-        """Ends a mesh, also one that is kept and that no notebook has."""
+        """End a mesh, or a detached mesh that no notebook is attached to."""
+        name = parse("down", words).name
         kept = {record.name for record, _ in records() if record is not None and record.alive()}
-        if len(words) == 1 and words[0] in kept and words[0] not in self._meshes.by_name:
-            end(words[0])
-            print(f"mesh {words[0]!r} is down, and kept no more")
+        if name in kept and name not in self._meshes.by_name:
+            end(name)
+            print(f"mesh {name!r} is down")
         else:
             self._down(words)
 
     def _mesh_of(self, kept: DetachedMesh) -> Mesh:
-        """A mesh of this notebook, of what there is."""
+        """Make a detached mesh a mesh of this notebook."""
         try:
             book = msgspec.json.decode(kept.book, type=Book)
         except msgspec.DecodeError:
-            # A program that is no notebook has kept it, or one that died at the first cell.
+            # A program detached it, or a notebook that died in its first cell.
             book = Book(Recipe(kept.name, {}))
         cells = [actors for actors in kept.actors if actors._state.cls is Namespace]
         if not cells and (kept.problems or not kept.procs):
             raise HeaderError(
                 f"%mesh attach {kept.name}: "
-                + ("its ranks have not said what they have; try again" if kept.problems else "it has no ranks yet")
+                + ("its ranks did not report what they hold; try again" if kept.problems else "it has no ranks yet")
             )
         recipe = DetachedRecipe(**_plain(book.recipe), seconds=kept.seconds, kept=kept)
         if cells:
             mine: Any = cells[0]
             procs = next(each for each in kept.procs if each._state.procs == mine._state.procs)
         else:
-            # A program has made it, which needs no namespaces.
+            # A program made it, without namespaces.
             procs = kept.procs[0]
             mine = procs.spawn(kept.name, Namespace, kept.name, recipe.device)
             mine.initialized.get()
@@ -191,11 +190,11 @@ class Detaching:
         return mesh
 
     def _bind(self, actors: ActorMesh) -> str:
-        """Gives actors a variable of their name, unless that is taken; says what became of them."""
+        """Bind actors to a variable of their name unless it is taken; describe the result."""
         what = f"{actors._state.cls.__name__} on {len(actors)} ranks"
         name, names = actors._name, self._shell.user_ns
         if not name.isidentifier() or names.get(name, actors) != actors:
-            return f"{what}, without a variable, as there is a {name!r} already"
+            return f"{what}, without a variable: {name!r} is taken"
         names[name] = actors
         return f"{what}, as the variable {name}"
 

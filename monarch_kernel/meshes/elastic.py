@@ -1,4 +1,4 @@
-"""``%mesh heal`` and ``%mesh resize``: meshes of the notebook whose ranks come and go."""
+"""``%mesh heal``, ``%mesh resize`` and ``%mesh definitions``: notebook meshes whose ranks change."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from monarch._kernel_api import axes_text, describe_ranks
 from monarch_kernel.editing.definitions import names_in
-from monarch_kernel.magics.lines import Parser, Usage
+from monarch_kernel.magics.verbs import Usage, parse
 from monarch_kernel.meshes.registry import Mesh, Meshes
 
 
 class Elastic:
-    """The verbs.
+    """The verbs for ranks that change.
 
     Args:
         meshes: of the notebook.
-        names: its variables.
+        names: the variables of the notebook.
     """
 
     def __init__(self, meshes: Meshes, names: Mapping[str, Any]) -> None:
@@ -24,11 +24,12 @@ class Elastic:
         self._names = names
 
     def verbs(self) -> dict[str, Callable[[list[str]], Any]]:
-        """What follows ``%mesh``, and does what."""
+        """Return the action of each verb."""
         return {"heal": self.heal, "resize": self.resize, "definitions": self.definitions}
 
     def definitions(self, words: list[str]) -> None:
-        """Lists what ranks get that come later, or forgets some of it."""
+        """List the cells that new ranks run, or drop some."""
+        parse("definitions", words)
         name = words[0] if words and words[0] in self._meshes.by_name else None
         rest = words[1:] if name is not None else words
         mesh = self._meshes.get(name)
@@ -39,55 +40,49 @@ class Elastic:
                 names = ", ".join(names_in(each.text)) or each.text.strip().splitlines()[0][:60]
                 print(f"{number:3}  {each.name}, {where}: {names}")
             if not cells:
-                print(f"the cells of mesh {mesh.name!r} have defined nothing yet")
+                print(f"no cell of mesh {mesh.name!r} has defined anything yet")
         elif rest == ["clear"]:
             mesh.definitions.clear()
-            print(f"new ranks of mesh {mesh.name!r} get nothing of the cells so far")
+            print(f"new ranks of mesh {mesh.name!r} run no earlier cells")
         elif (
             rest[0] == "drop"
             and len(rest) > 1
             and all(each.isdecimal() and int(each) < len(cells) for each in rest[1:])
         ):
             for number in sorted({int(each) for each in rest[1:]}, reverse=True):
-                print(f"new ranks of mesh {mesh.name!r} do not get {mesh.definitions.drop(number).name}")
+                print(f"new ranks of mesh {mesh.name!r} do not run {mesh.definitions.drop(number).name}")
         else:
             raise Usage(
-                f"%mesh definitions [NAME] lists them, and drop N or clear forgets some; there are {len(cells)}, "
-                f"counted from 0, and {' '.join(rest)!r} is none of these"
+                f"%mesh definitions: expected nothing, clear, or drop N with N below {len(cells)}, "
+                f"got {' '.join(rest)!r}"
             )
 
     def heal(self, words: list[str]) -> None:
-        """Puts new ranks in the place of those that have died."""
-        parser = Parser("%mesh heal")
-        parser.add_argument("names", nargs="*")
-        parser.add_argument("--bare", action="store_true")
-        parser.add_argument("--copy-from")
-        parser.add_argument("--hosts", default="")
-        parser.add_argument("--key", default="")
-        given = parser.parse_intermixed_args(words)
-        mesh, variables = self._named(given.names, given.copy_from is not None)
-        source = self._source(mesh, given.copy_from)
-        if given.hosts:
-            mesh.hosts.add(given.hosts, given.key, self._names)
-        new = mesh.heal(not given.bare)
+        """Replace dead ranks."""
+        arguments = parse("heal", words)
+        mesh, variables = self._named(arguments.names, arguments.copy_from is not None)
+        source = self._source(mesh, arguments.copy_from)
+        if arguments.hosts:
+            mesh.hosts.add(arguments.hosts, arguments.key, self._names)
+        new = mesh.heal(not arguments.bare)
         if not new:
-            print(f"all ranks of mesh {mesh.name!r} live; there is nothing to heal")
+            print(f"all ranks of mesh {mesh.name!r} are alive; nothing to heal")
             return
-        copied = mesh.copy([rank for rank, _ in new], source, variables) if given.copy_from is not None else None
+        copied = mesh.copy([rank for rank, _ in new], source, variables) if arguments.copy_from is not None else None
         for count in sorted({count for _, count in new}):
             ranks = [rank for rank, each in new if each == count]
-            what = f"with what {count} cell{'s' if count > 1 else ''} defined" if count else "with an empty namespace"
+            what = f"with definitions of {count} cell{'s' if count > 1 else ''}" if count else "with an empty namespace"
             others = "" if copied is not None else "; other variables are lost"
             print(f"{describe_ranks(ranks)} of mesh {mesh.name!r}: a new process, {what}{others}")
         if copied is not None:
             names, left = copied
-            whose = "a rank that lives" if source is None else f"rank {source}"
+            whose = "a live rank" if source is None else f"rank {source}"
             print(f"copied from {whose}: {', '.join(names) or 'nothing'}")
             for name, why in left.items():
                 print(f"not copied: {name} ({why})")
 
     def _named(self, names: list[str], copying: bool) -> tuple[Mesh, list[str]]:
-        """The mesh, and the variables that are to be copied."""
+        """Return the mesh, and the variables to copy."""
         if names and names[0] in self._meshes.by_name:
             mesh, variables = self._meshes.get(names[0]), names[1:]
         elif copying:
@@ -95,7 +90,7 @@ class Elastic:
         else:
             mesh, variables = self._meshes.get(names[0] if names else None), names[1:]
         if variables and not copying:
-            raise Usage(f"%mesh heal takes the name of one mesh, and not {' '.join(names)!r}")
+            raise Usage(f"%mesh heal: expected the name of one mesh, got {' '.join(names)!r}")
         return mesh, variables
 
     def _source(self, mesh: Mesh, text: str | None) -> int | None:
@@ -103,22 +98,18 @@ class Elastic:
             return None
         if not text.isdecimal() or int(text) >= len(mesh.cells):
             raise Usage(
-                f"%mesh heal: --copy-from takes a rank from 0 to {len(mesh.cells) - 1}, or peer, and not {text!r}"
+                f"%mesh heal: --copy-from: expected a rank from 0 to {len(mesh.cells) - 1}, or peer, got {text!r}"
             )
         if int(text) in mesh.dead():
-            raise Usage(f"%mesh heal: --copy-from {text}: that rank is dead itself; name one that lives, or peer")
+            raise Usage(f"%mesh heal: --copy-from {text}: that rank is dead itself; name a live one, or peer")
         return int(text)
 
     def resize(self, words: list[str]) -> None:
-        """Makes a mesh larger or smaller."""
+        """Change the size of a mesh."""
         sizes: dict[str, int] = {}
         name: str | None = None
-        parser = Parser("%mesh resize")
-        parser.add_argument("words", nargs="*")
-        parser.add_argument("--hosts", default="")
-        parser.add_argument("--key", default="")
-        given = parser.parse_intermixed_args(words)
-        for word in given.words:
+        arguments = parse("resize", words)
+        for word in arguments.words:
             axis, equals, size = word.partition("=")
             if equals and size.isdecimal():
                 sizes[axis] = int(size)
@@ -131,12 +122,12 @@ class Elastic:
         mesh = self._meshes.get(name)
         if not sizes:
             raise Usage(f"%mesh resize needs the new size, as in %mesh resize {next(iter(mesh.procs.sizes), 'gpus')}=6")
-        if given.hosts:
-            mesh.hosts.add(given.hosts, given.key, self._names)
+        if arguments.hosts:
+            mesh.hosts.add(arguments.hosts, arguments.key, self._names)
         before = len(mesh.procs)
         defined = mesh.resize(sizes)
-        text = f"mesh {mesh.name!r} has {axes_text(mesh.procs.extent)} now"
+        text = f"mesh {mesh.name!r} now has {axes_text(mesh.procs.extent)}"
         if len(mesh.procs) > before:
             ranks = describe_ranks(range(before, len(mesh.procs)))
-            text += f"; new: {ranks}, with what {defined} cell{'s' if defined != 1 else ''} defined"
+            text += f"; new: {ranks}, with definitions of {defined} cell{'s' if defined != 1 else ''}"
         print(text)

@@ -1,4 +1,4 @@
-"""The hosts that a mesh of the notebook may grow or move onto, and how all that were taken for it are given back."""
+"""The hosts that a notebook mesh may grow or move onto, and their release."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from monarch_kernel.meshes.recipe import Recipe
 
 
 class Hosts:
-    """Those of one mesh.
+    """The hosts of one mesh.
 
     Args:
         recipe: of the mesh.
         procs: its processes.
-        release: gives back the hosts that it was started on.
+        release: gives back the hosts that the mesh started on.
     """
 
     def __init__(self, recipe: Recipe, procs: ProcMesh, release: Callable[[], object]) -> None:
@@ -28,7 +28,7 @@ class Hosts:
         self._known = list(procs._state.procs.hosts)
 
     def add(self, text: str, key: str, names: Mapping[str, Any]) -> None:
-        """Attaches more.
+        """Attach more hosts.
 
         Args:
             text: addresses of workers, a variable that holds hosts, or how many to start on this machine.
@@ -36,39 +36,39 @@ class Hosts:
             names: the variables of the notebook.
 
         Raises:
-            HeaderError: there are none of that description, or the mesh cannot use them.
+            HeaderError: no hosts match, or the mesh cannot use them.
         """
         if not self._procs._state.procs.host_axes:
             raise HeaderError(
-                f"mesh {self._recipe.name!r} has no axis of hosts ({axes_text(self._procs.extent)}), so it stays on "
-                f"the one that it is on; %mesh up --hosts starts one on several"
+                f"mesh {self._recipe.name!r} has no hosts axis ({axes_text(self._procs.extent)}), so it cannot grow "
+                f"onto more; start a mesh on several with %mesh up --hosts"
             )
         like = Recipe(self._recipe.name, {}, hosts=text, key=key or self._recipe.key, silence=self._recipe.silence)
-        found, release = like.find_hosts(names)
+        more, release = like.find_hosts(names)
         self._releases.append(release)
-        self._known += found._hosts
+        self._known += more._hosts
 
     def free(self, missing: int) -> HostMesh | None:
-        """Hosts that the mesh is not on; None if there are none.
+        """Return hosts that the mesh is not on; None if there are none.
 
         Args:
-            missing: how many it needs; where they are processes of this machine, as many are started.
+            missing: how many it needs; if they are processes of this machine, they are started.
         """
-        there, node = self._procs._state.procs.hosts, current_node()
-        found = [each for each in dict.fromkeys(self._known) if each not in there and reaches(node, each)]
-        if len(found) < missing and self._recipe.hosts.isdecimal():
-            self.add(str(missing - len(found)), "", {})
+        current, node = self._procs._state.procs.hosts, current_node()
+        free = [each for each in dict.fromkeys(self._known) if each not in current and reaches(node, each)]
+        if len(free) < missing and self._recipe.hosts.isdecimal():
+            self.add(str(missing - len(free)), "", {})
             return self.free(missing)
-        region = Region.full(Extent(("hosts",), (len(found),))) if found else None
-        return HostMesh.of_hosts(tuple(found), region, node) if region is not None else None
+        region = Region.full(Extent(("hosts",), (len(free),))) if free else None
+        return HostMesh.of_hosts(tuple(free), region, node) if region is not None else None
 
     def lost(self) -> int:
-        """How many hosts of the mesh are lost."""
+        """Return the number of lost hosts of the mesh."""
         node = current_node()
         return sum(not reaches(node, host) for host in dict.fromkeys(self._procs._state.procs.hosts))
 
     def release(self) -> None:
-        """Gives all of them back."""
+        """Give all hosts back."""
         with ExitStack() as stack:
             while self._releases:
                 stack.callback(self._releases.pop(0))

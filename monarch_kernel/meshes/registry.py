@@ -39,23 +39,23 @@ from monarch_kernel.meshes.hosts import Hosts
 from monarch_kernel.meshes.recipe import Recipe
 
 Stage = Callable[[str, Any], None]
-"""Is told what begins, and the future that it ends with."""
+"""Called with the name of each stage and the future that ends it."""
 
 
 _LOOK = 0.5
-"""Seconds for ranks to say that they are there, before a table says that they do not."""
+"""Seconds for ranks to answer before a table shows them as unresponsive."""
 _HEARING = 0.2
-"""Seconds for ranks to say how far they are."""
+"""Seconds for ranks to report their position."""
 _HEARING_ONE = 0.3
-"""Seconds more for the first of them, on a busy machine."""
+"""More seconds for the first answer, on a busy machine."""
 
 
 class NoMesh(MonarchError):
-    """There is no mesh, or none of that name."""
+    """No mesh is running, or none of that name."""
 
 
 class Mesh:
-    """A mesh that was started by ``%mesh up``: its processes, and the namespace on each."""
+    """A mesh from ``%mesh up``: its processes, and the namespace on each."""
 
     def __init__(self, recipe: Recipe, procs: ProcMesh, cells: ActorMesh, release: Callable[[], object]) -> None:
         self.recipe = recipe
@@ -65,57 +65,57 @@ class Mesh:
         self.hosts = Hosts(recipe, procs, release)
         self.definitions = Definitions()
         self._bare: set[int] = set()
-        """Ranks that are new, or will be, and lack the definitions."""
+        """New ranks, or ranks about to be made, that lack the definitions."""
         self.unfinished: list[Run] = []
-        """Cells that were stopped while ranks were inside C calls, which they leave when those return."""
+        """Stopped cells with ranks still inside C calls; they end when the calls return."""
 
     def finishing(self) -> list[int]:
-        """The ranks that are still inside a C call of a cell that was stopped."""
+        """Return the ranks that are still inside a C call of a stopped cell."""
         self.unfinished = [run for run in self.unfinished if not run.done]
         return sorted({rank for run in self.unfinished for rank in run.missing()})
 
     def check_groups(self, cut: bool, known: int = 0) -> None:
-        """After a stop: the process groups are made anew if some ranks have left a collective that others are in.
+        """After a stop, break the process groups if some ranks left a collective that others are in.
 
         Args:
-            cut: whether a rank was freed from a collective, so that there is no doubt.
-            known: the newest generation of groups that ranks have said to have, if any has.
+            cut: whether a rank was freed from a collective, which settles it.
+            known: the newest generation of groups that a rank has reported; 0 if none has.
         """
         if cut and known:
             self._spoil(known)
             return
         peers = [peer.proc for peer in self.cells._members_at().peers if peer.dead is None]
         positions = _positions(peers)
-        # A rank that cannot say is in C, and may be in a collective.
+        # A rank that does not answer is inside a C call, and may be in a collective.
         if cut or len(positions) < len(peers) or not in_step({n: at for n, (_, at) in enumerate(positions)}):
             self._spoil(max((number for number, _ in positions), default=0))
 
     def _spoil(self, number: int) -> None:
-        """A rank that hears of it late, as it was suspended or held the GIL, may be in newer groups by then."""
+        """Break one generation: a rank that hears of it late may have newer groups by then."""
         spoil_groups(current_node(), [self.procs._state.procs], STOPPED, number)
 
     def actors(self) -> list[ActorMesh]:
-        """The meshes of actors that live in its processes, besides the namespaces."""
-        found = list(meshes_of(current_node()).actor_meshes.values())
+        """Return the live meshes of actors in its processes, without the namespaces."""
+        meshes = list(meshes_of(current_node()).actor_meshes.values())
         return [
             mesh
-            for mesh in found
+            for mesh in meshes
             if mesh._state.procs == self.procs._state.procs and mesh._stopped is None and mesh != self.cells
         ]
 
     def dead(self) -> list[int]:
-        """The ranks that have died."""
+        """Return the dead ranks."""
         procs, node = self.procs._state.procs, current_node()
         return [rank for rank in range(len(self.procs)) if node.peers.get(procs.proc(rank)).dead is not None]
 
     def heal(self, define: bool) -> list[tuple[int, int]]:
-        """Puts new processes in the place of the ranks that have died.
+        """Replace the processes of dead ranks.
 
         Args:
-            define: whether the definitions of the cells that ran on them are run there again.
+            define: whether the new ranks run the definitions of earlier cells.
 
         Returns:
-            The new ranks, each with how many cells of definitions it has got.
+            The new ranks, each with the number of cells whose definitions it ran.
         """
         self._bare.update(self.dead())
         lost = self.hosts.lost()
@@ -123,20 +123,20 @@ class Mesh:
         return self._fill(define)
 
     def copy(self, ranks: list[int], source: int | None, names: list[str]) -> tuple[list[str], dict[str, str]]:
-        """Copies variables to some ranks from one that lives.
+        """Copy variables to some ranks from a live one.
 
         Args:
-            ranks: which are to have them.
-            source: the rank that has them; None for any other.
-            names: of the variables; all that can be copied if there are none.
+            ranks: the ranks to copy to.
+            source: the rank to copy from; None for any other.
+            names: of the variables; empty for all that can be copied.
 
         Returns:
-            The names of what was copied, and of what was not, with the reason.
+            The names that were copied, and those that were not, with the reason.
         """
         return StateTransfer(self.cells, ranks, source).run(60.0, give_copies, take_copies, names)
 
     def resize(self, sizes: dict[str, int]) -> int:
-        """Makes it larger or smaller; how many cells of definitions new ranks have got."""
+        """Resize the mesh; return the number of cells whose definitions new ranks ran."""
         procs = self.procs._state.procs
         now = dict(self.procs.sizes)
         of_hosts = procs.labels[: procs.host_axes]
@@ -144,7 +144,7 @@ class Mesh:
         wanted = prod({**now, **{label: size for label, size in sizes.items() if size > 0}}.values())
         self._bare.update(range(len(self.procs), wanted))
         self.procs.resize(self.hosts.free(missing) if missing > 0 else None, **sizes)
-        # A restart makes it as it is now.
+        # A restart keeps the new size.
         if not self.recipe.roles:
             self.recipe.axes = {label: size for label, size in self.procs.sizes.items() if label not in of_hosts}
         if self.recipe.hosts.isdecimal():
@@ -152,14 +152,14 @@ class Mesh:
         return max((count for _, count in self._fill(True)), default=0)
 
     def _fill(self, define: bool) -> list[tuple[int, int]]:
-        """Has the definitions run on ranks that lack them; also on those of a heal or resize that was interrupted."""
+        """Run the definitions on ranks that lack them, also after an interrupted heal or resize."""
         filled: list[tuple[int, int]] = []
         for rank in sorted(self._bare):
             try:
                 if rank < len(self.procs):
                     filled.append((rank, self._define(rank) if define else 0))
             except Exception:
-                # It would not be otherwise the next time.
+                # It would fail in the same way the next time.
                 self._bare.discard(rank)
                 raise
             self._bare.discard(rank)
@@ -174,7 +174,7 @@ class Mesh:
                 result: CellResult = cells.run.call_one(each.text, each.name, port).get()
                 if result.error is not None:
                     raise MonarchError(
-                        f"rank {rank} is there again, but what {each.name} defines could not be defined there: "
+                        f"rank {rank} was replaced, but the definitions of {each.name} failed there: "
                         f"{result.error.kind}: {result.error.text}; run the cell again"
                     )
             return len(defined)
@@ -182,32 +182,32 @@ class Mesh:
             receiver.close()
 
     def look(self) -> None:
-        """Learns which ranks answer now, for a table to show."""
+        """Update which ranks answer, for the table."""
         node, procs = current_node(), self.procs._state.procs
         if (silence := node.find_part(Liveness)) is not None:
             peers = [node.peers.get(procs.proc(rank)) for rank in range(len(self.procs))]
             silence.look([peer.proc for peer in peers if peer.dead is None], _LOOK)
 
     def end(self) -> None:
-        """Ends its processes, and gives the hosts back."""
+        """End its processes, and give the hosts back."""
         try:
             self.procs.stop().get(15)
         finally:
             self.hosts.release()
 
     def choose(self, header: Header) -> list[ActorMesh]:
-        """The ranks that a cell is for, as views of the namespaces."""
+        """Return the ranks of a cell, as views of the namespaces."""
         return choose(self.cells, header)
 
 
 def choose(actors: ActorMesh, header: Header) -> list[ActorMesh]:
-    """The actors that a cell is for: one view, or one of each if they make no regular view."""
+    """Return the actors that a cell is for: one view, or one of each if they make no regular view."""
     if header.role:
         shared = meshes_of(current_node()).own_procs.get(actors._state.procs.uid)
         roles = shared.roles if shared is not None else {}
         if header.role not in roles:
             raise HeaderError(
-                f"[{header.role}] is neither numbers nor ranges of ranks, such as [0,3] or [0:4], nor a role; this "
+                f"[{header.role}]: expected ranks such as [0,3] or [0:4], or a role; this "
                 f"mesh has {'the roles ' + ', '.join(roles) if roles else 'no roles'}"
             )
         ranks = roles[header.role]
@@ -223,10 +223,10 @@ def choose(actors: ActorMesh, header: Header) -> list[ActorMesh]:
 
 
 class Meshes:
-    """All meshes of the notebook, and the one that is in use.
+    """All meshes of the notebook, and the one in use.
 
     Args:
-        variables: of the notebook; each mesh has one of its name, unless the person has that already.
+        variables: of the notebook; each mesh gets one of its name, unless the user has one already.
     """
 
     def __init__(self, variables: dict[str, Any] | None = None) -> None:
@@ -234,10 +234,10 @@ class Meshes:
         self.used: str | None = None
         self._variables = variables if variables is not None else {}
         self._changing: dict[str, Future[Mesh]] = {}
-        """Restarts that are under way, by name; added by the main thread, taken away by that of the restart."""
+        """Restarts in progress, by name; added by the main thread, removed by the thread of the restart."""
 
     def add(self, mesh: Mesh) -> bool:
-        """Takes a mesh, makes it the one in use, and a variable of its name; whether there could be one."""
+        """Add a mesh, and make it the one in use; return whether its name was free for a variable."""
         self.by_name[mesh.name] = mesh
         self.used = mesh.name
         known = self._variables.get(mesh.name)
@@ -247,16 +247,16 @@ class Meshes:
         return free
 
     def up(self, recipe: Recipe, names: Mapping[str, Any], stage: Stage) -> Mesh:
-        """Starts a mesh, waits until it is there, and makes it the one in use.
+        """Start a mesh, wait until it is up, and make it the one in use.
 
         Args:
-            recipe: what it is made of.
+            recipe: of the mesh.
             names: the variables of the notebook.
-            stage: is told of each stage.
+            stage: called at each stage.
         """
         name = recipe.name
         if name in self.by_name:
-            raise HeaderError(f"there is a mesh {name!r} already; take it down first by %mesh down {name}")
+            raise HeaderError(f"mesh {name!r} is already running; end it with %mesh down {name}, or use another name")
         hosts, release = recipe.find_hosts(names)
         mesh: Mesh | None = None
         try:
@@ -266,25 +266,25 @@ class Meshes:
             stage("ranks run", procs.initialized)
             stage("namespaces are ready", cells.initialized)
         except BaseException as error:
-            # Nothing is left behind of what did not come to be; a second interrupt ends only the wait for that.
+            # Clean up what was started; a second interrupt ends only the wait for that.
             with contextlib.suppress(MonarchError, KeyboardInterrupt):
                 to_its_end(current_node(), f"end of {name}", mesh.end if mesh is not None else release)
             if isinstance(error, KeyboardInterrupt):
-                raise KeyboardInterrupt(f"mesh {name!r} was not started; what had begun of it is ended") from None
+                raise KeyboardInterrupt(f"mesh {name!r} was not started; its processes have been ended") from None
             raise
         self.add(mesh)
         return mesh
 
     def restart(self, name: str | None, names: Mapping[str, Any], told: Callable[[str], None]) -> Mesh:
-        """Ends a mesh and starts it anew, empty; goes on to its end also if who waits for it here is interrupted.
+        """End a mesh and start it again, empty; an interrupt ends only the wait for it.
 
         Args:
             name: of the mesh; None for the one in use.
             names: the variables of the notebook.
-            told: is given what came of it, in words, if nobody waited any more.
+            told: called with the outcome, if the wait was interrupted.
 
         Raises:
-            KeyboardInterrupt: the wait was interrupted; its text says what goes on.
+            KeyboardInterrupt: the wait was interrupted; the restart goes on.
         """
         mesh = self.get(name)
         used = self.used
@@ -299,45 +299,44 @@ class Meshes:
                 raise
             change.add_done_callback(lambda _: told(_outcome(mesh.name, change)))
             raise KeyboardInterrupt(
-                f"the restart of mesh {mesh.name!r} goes on, and its variables are lost; cells wait until it is up"
+                f"the restart of mesh {mesh.name!r} goes on; its variables are lost, and cells wait until it is up"
             ) from None
 
     def _restart(self, mesh: Mesh, used: str | None, names: Mapping[str, Any]) -> Mesh:
         try:
             self.down(mesh.name)
             new = self.up(mesh.recipe, names, lambda _, future: (future.get(), None)[1])
-            # Whichever was in use still is.
+            # The mesh in use stays the same.
             self.used = used if used in self.by_name else new.name
             return new
         finally:
             self._changing.pop(mesh.name, None)
 
     def coming(self) -> list[str]:
-        """The meshes that are being restarted and are not there yet."""
+        """Return the meshes that are still being restarted."""
         return [name for name, change in list(self._changing.items()) if not change.done and name not in self.by_name]
 
     def get(self, name: str | None) -> Mesh:
-        """A mesh by its name; the one in use if none is given. One that is being restarted is waited for."""
+        """Return a mesh by its name, or the one in use; wait for one that is being restarted."""
         wanted = name or self.used or next(iter(self._changing), None)
         change = self._changing.get(wanted or "")
         if change is not None and not change.done and wanted not in self.by_name:
             print(f"waiting for mesh {wanted!r}, which is being restarted", file=sys.stderr)
             return change.get()
         if wanted is None:
-            raise NoMesh("there is no mesh yet; start one by %mesh up, or %mesh up --procs 4")
+            raise NoMesh("no mesh is running; start one with %mesh up --procs 4")
         if wanted not in self.by_name:
-            there = ", ".join(self.by_name) or "none"
-            raise NoMesh(f"there is no mesh {wanted!r}; there are: {there}")
+            raise NoMesh(f"no mesh {wanted!r}; running: {', '.join(self.by_name) or 'none'}")
         return self.by_name[wanted]
 
     def use(self, name: str) -> Mesh:
-        """Makes a mesh the one in use."""
+        """Make a mesh the one in use."""
         mesh = self.get(name)
         self.used = name
         return mesh
 
     def down(self, name: str | None) -> Mesh:
-        """Ends a mesh."""
+        """End a mesh."""
         mesh = self.get(name)
         del self.by_name[mesh.name]
         if self.used == mesh.name:
@@ -349,22 +348,22 @@ class Meshes:
 
 
 def _outcome(name: str, change: Future[Mesh]) -> str:
-    """What came of a restart, in words."""
+    """Describe the outcome of a restart."""
     error = change.exception()
-    return f"mesh {name!r} is up again" if error is None else f"the restart of mesh {name!r} has failed: {error}"
+    return f"mesh {name!r} is up again" if error is None else f"the restart of mesh {name!r} failed: {error}"
 
 
 def with_hint(error: DeviceMeshError, name: str) -> DeviceMeshError:
-    """An error of a mesh that has lost ranks, with the magics that help."""
+    """Return an error of a mesh with dead ranks, with a hint at the magics that help."""
     hint = (
-        f"%mesh heal {name} puts new ranks in their place, %mesh restart {name} starts all anew, and "
+        f"%mesh heal {name} replaces the dead ranks, %mesh restart {name} restarts all, and "
         f"%%mesh {name}[RANKS] runs a cell on the others"
     )
     return type(error)(f"{error}\n{hint}", mesh=error.mesh, ranks=error.ranks, results=error.results, when=error.when)
 
 
 def _positions(procs: list[str]) -> list[tuple[int, dict[str, int] | None]]:
-    """How far ranks are in their process groups, from those that can say it soon."""
+    """Return the positions of ranks in their process groups, from those that answer soon."""
     positions: list[tuple[int, dict[str, int] | None]] = []
     said, all_said = threading.Event(), threading.Event()
 

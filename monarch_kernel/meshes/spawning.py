@@ -1,4 +1,4 @@
-"""``%%mesh spawn``: the class in the cell becomes a mesh of actors, or the new version of one that lives."""
+"""``%%mesh spawn``: the class in the cell becomes a mesh of actors, or the new class of a live one."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ _USAGE = "write %%mesh spawn NAME, %%mesh spawn NAME(ARGUMENTS) or %%mesh spawn 
 
 @dataclass
 class Order:
-    """What the first line says."""
+    """The parsed first line of a ``%%mesh spawn`` cell."""
 
     name: str
     arguments: str
-    """As between the parentheses of a call."""
+    """The text between the parentheses."""
     place: str
-    """A mesh, perhaps with a slice; empty for the one in use."""
+    """The mesh and an optional slice; empty for the mesh in use."""
     anew: bool
-    """Whether actors of that name that live are stopped, and new ones made."""
+    """Whether live actors of that name are stopped and new ones spawned."""
 
 
 def parse_spawn(line: str) -> Order | None:
-    """Understands the first line of a cell; None if it orders no actors.
+    """Parse the first line of a cell; None if it spawns no actors.
 
     Raises:
-        HeaderError: it begins as if it did, and cannot be understood.
+        HeaderError: it starts with spawn, and the rest is invalid.
     """
     text = line.strip()
     if not re.match(r"spawn\s+[^-\[]", text):
         return None
-    found = _ORDER.fullmatch(text)
-    if found is None:
+    match = _ORDER.fullmatch(text)
+    if match is None:
         raise HeaderError(f"cannot understand {text!r}; {_USAGE}")
-    if not found["name"].isidentifier():
-        raise HeaderError(f"actors are named as a variable is, and {found['name']!r} is no such name; {_USAGE}")
-    return Order(found["name"], found["arguments"] or "", (found["place"] or "").strip(), bool(found["anew"]))
+    if not match["name"].isidentifier():
+        raise HeaderError(f"invalid name {match['name']!r} for actors: must be a Python identifier; {_USAGE}")
+    return Order(match["name"], match["arguments"] or "", (match["place"] or "").strip(), bool(match["anew"]))
 
 
 class Spawning:
-    """Runs such cells.
+    """The ``%%mesh spawn`` cells of a notebook.
 
     Args:
         shell: of the notebook.
         meshes: of the notebook.
-        editor: gives actors that live the new version of their class.
+        editor: gives live actors the new version of their class.
     """
 
     def __init__(self, shell: Any, meshes: Meshes, editor: Editor) -> None:
@@ -62,11 +62,11 @@ class Spawning:
         self._meshes = meshes
         self._editor = editor
         self._arguments_of: dict[str, str] = {}
-        """Of meshes of actors, by key: the arguments that they were spawned with."""
+        """The spawn arguments of meshes of actors, by key."""
 
     def run(self, order: Order, cell: str) -> None:
-        """Runs the cell in the notebook, and makes actors of the class that it defines last."""
-        # IPython shows no frames that have this.
+        """Run the cell in the notebook, and spawn actors of the last class that it defines."""
+        # IPython hides frames that have this.
         __tracebackhide__ = True
         before = actor_classes(self._shell)
         shell = self._shell
@@ -76,7 +76,7 @@ class Spawning:
         new = [cls for cls in actor_classes(shell) if cls not in before]
         if not new:
             raise HeaderError(
-                f"%%mesh spawn {order.name}: the cell defines no class of actors, as in class Trainer(Actor): ..."
+                f"%%mesh spawn {order.name}: the cell defines no actor class, such as class Trainer(Actor): ..."
             )
         cls = new[-1]
         living = self._shell.user_ns.get(order.name)
@@ -84,15 +84,15 @@ class Spawning:
             if not order.anew and self._editor.renew(living, cls):
                 if order.arguments != self._arguments_of.get(living._state.key, order.arguments):
                     print(
-                        f"{order.name}: the arguments ({order.arguments}) are not used, since the actors keep their "
-                        f"state; --anew makes new ones",
+                        f"{order.name}: the arguments ({order.arguments}) are ignored, since the actors keep their "
+                        f"state; --anew spawns new ones",
                         file=sys.stderr,
                     )
                 return
             if not order.anew:
                 raise HeaderError(
-                    f"%%mesh spawn {order.name}: there are actors of that name already, of another class "
-                    f"({living._state.cls.__name__}); stop them first by {order.name}.stop().get(), or add --anew"
+                    f"%%mesh spawn {order.name}: {order.name!r} already names actors of another class "
+                    f"({living._state.cls.__name__}); stop them with {order.name}.stop().get(), or add --anew"
                 )
             living.stop().get(15)
         args, kwargs = self._arguments(order)
@@ -103,9 +103,9 @@ class Spawning:
             actors.initialized.get()
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt)
-            _forsake(order.name, before, "its spawn was stopped" if stopped else "some of them could not be made")
+            _forsake(order.name, before, "its spawn was stopped" if stopped else "some actors could not be made")
             if stopped:
-                print(f"{order.name}: the spawn was stopped, and there are no such actors", file=sys.stderr)
+                print(f"{order.name}: the spawn was stopped; no actors were made", file=sys.stderr)
             raise
         self._shell.user_ns[order.name] = actors
         self._arguments_of[actors._state.key] = order.arguments
@@ -123,10 +123,10 @@ class Spawning:
         return f"mesh {order.place or self._meshes.get(None).name}"
 
     def _place(self, order: Order) -> ProcMesh:
-        """The processes that the actors are to live in."""
+        """Return the processes for the actors."""
         header = parse(order.place)
-        given = self._shell.user_ns.get(header.name) if header.name else None
-        procs = given if isinstance(given, ProcMesh) else self._meshes.get(header.name).procs
+        variable = self._shell.user_ns.get(header.name) if header.name else None
+        procs = variable if isinstance(variable, ProcMesh) else self._meshes.get(header.name).procs
         if header.role:
             return procs.role(header.role)
         if header.axes is not None:
@@ -139,14 +139,14 @@ class Spawning:
         step = chosen[1] - chosen[0] if len(chosen) > 1 else 1
         if procs.ndim != 1 or step < 1 or chosen != list(range(chosen[0], chosen[-1] + 1, step)):
             raise HeaderError(
-                f"%%mesh spawn {order.name} --on {order.place}: actors need a regular part of a mesh; "
+                f"%%mesh spawn {order.name} --on {order.place}: actors need a regular slice of a mesh; "
                 f"name ranks by axes, as in [{procs.extent.labels[0]}=0:4:2]"
             )
         return procs.slice(**{procs.extent.labels[0]: slice(chosen[0], chosen[-1] + 1, step)})
 
 
 def _forsake(name: str, before: set[str], reason: str) -> None:
-    """Stops actors that nobody can use, so that no heal makes them again and no later spawn takes them for living."""
+    """Stop actors that nobody can use, so that no heal and no later spawn counts them as alive."""
     for key, mesh in list(meshes_of(current_node()).actor_meshes.items()):
         if key not in before and mesh._name == name and mesh._stopped is None:
             mesh.stop(reason)

@@ -1,4 +1,4 @@
-"""What ranks display while a cell runs: what all of them show at about the same time is one output, side by side."""
+"""Displays of ranks while a cell runs: those at about the same time become one output, side by side."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from monarch_kernel.compat import publish
 from monarch_kernel.output.render import bundle_of_ranks
 
 _WINDOW = 0.3
-"""Seconds for which the display of one rank waits for those of the others."""
+"""Seconds that the display of one rank waits for those of the others."""
 _LAST_S = 5.0
-"""Seconds for which the end of a cell waits for what it has displayed: to unpickle that may take any time."""
+"""Seconds that the end of a cell waits for its displays, which may take any time to unpickle."""
 
 
 class Displays:
-    """Takes what the ranks of a cell display, and shows it in the output of that cell.
+    """Receives the displays of the ranks of a cell, and shows them in its output.
 
     Args:
         shell: of the notebook.
-        count: how many ranks the cell runs on.
-        total: how many the mesh has.
-        quiet: whether nothing is shown.
+        count: number of ranks that the cell runs on.
+        total: number of ranks of the mesh.
+        quiet: whether to show nothing.
     """
 
     def __init__(self, shell: Any, count: int, total: int, quiet: bool) -> None:
@@ -32,18 +32,18 @@ class Displays:
         self._total = total
         self._quiet = quiet
         self._kernel = getattr(shell, "kernel", None)
-        # The cell that runs now; it may have ended when something is displayed.
+        # The current cell; it may have ended when a display arrives.
         self._parent = self._kernel.get_parent("shell") if self._kernel is not None else None
-        # From here on: the lane only.
+        # From here on, used by the lane only.
         self._so_far: dict[int, int] = {}
-        """How much each rank has displayed."""
+        """The number of displays of each rank."""
         self._waiting: dict[int, dict[int, dict[str, Any]]] = {}
-        """Of the first display of each rank, the second and so on: what is not shown yet, by rank."""
+        """Displays not shown yet: by their number (first, second, ...), then by rank."""
         self.port, self._receiver = Channel.open_ranked()
         self._receive, self._receiver.reply = self._receiver.reply, self._take
 
     def _take(self, reply: Any, frames: Any) -> None:
-        """In the receiving thread: to unpickle it may run code of the user, and to show it too."""
+        """Post a display to the lane: unpickling and showing it may run user code."""
         self._receive(reply, frames)
         _post(self._unpack)
 
@@ -63,13 +63,13 @@ class Displays:
             current_node().receive_loop.call_later(_WINDOW, lambda: _post(self._flush))
 
     def _flush(self) -> None:
-        """Shows what waits for others."""
+        """Show the displays that wait for other ranks."""
         waiting, self._waiting = self._waiting, {}
         for _, bundles in sorted(waiting.items()):
             self._show(bundles)
 
     def close(self) -> None:
-        """The cell has ended: shows what has arrived, in some seconds at most."""
+        """Show what has arrived, within some seconds, after the end of the cell."""
         shown = Event()
         _post(self._flush)
         _post(shown.set)
@@ -88,5 +88,5 @@ class Displays:
 
 
 def _post(action: Callable[[], None]) -> None:
-    """Has something run on the lane of displays, one after the other."""
+    """Run an action on the lane of displays, in order."""
     current_node().lanes.post("displays", action)

@@ -1,4 +1,4 @@
-"""All that ranks have printed, up to a bound: the newest of it in memory, what is older in a file without a name."""
+"""The output of ranks, up to a bound: the newest part in memory, the older in an unnamed file."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from monarch._kernel_api import left_out
 
 VARIABLE = "MONARCH_LOG_LIMIT_MB"
 TOTAL_MB = 128
-"""Megabytes of output that are kept in all; the variable above sets another number."""
+"""Megabytes of output that are kept in total, unless the variable above sets another number."""
 _MEMORY = 4 << 20
 """Characters that are kept in memory."""
 _READ = 1 << 20
 
 
 class _Segment:
-    """A file of the older output, which is gone with this process: it never had a name."""
+    """An unnamed file of older output, which disappears with this process."""
 
     def __init__(self) -> None:
-        # It stays open for as long as the segment is there.
+        # Stays open as long as the segment exists.
         self.file: IO[bytes] = tempfile.TemporaryFile(prefix="monarch-log-")  # noqa: SIM115
         self.size = 0
         self.lines = 0
         self.characters = 0
 
     def write(self, text: str) -> None:
-        """Append."""
+        """Append text."""
         data = text.encode("utf-8", "surrogatepass")
         self.file.write(data)
         self.file.flush()
@@ -40,7 +40,7 @@ class _Segment:
 
 
 class OutputLog:
-    """What ranks have printed, for ``%mesh log``. Of more than the bound, what is oldest goes, and is counted.
+    """The output of ranks, for ``%mesh log``. Beyond the bound, the oldest is dropped and counted.
 
     Args:
         memory: characters that are kept in memory.
@@ -50,18 +50,18 @@ class OutputLog:
     def __init__(self, memory: int = _MEMORY, total: int | None = None) -> None:
         self._memory = memory
         self._total = _total() if total is None else total
-        # All of it guarded by _lock, which is held while a file is read or written.
+        # All guarded by _lock, which is held while a file is read or written.
         self._lock = Lock()
         self._recent: deque[str] = deque()
         self._recent_size = 0
         self._segments: deque[_Segment] = deque()
         self.lines_lost = 0
-        """Lines that are not kept any more."""
+        """Dropped lines."""
         self.characters_lost = 0
-        """And how many characters these are."""
+        """Dropped characters."""
 
     def add(self, text: str) -> None:
-        """Keep a text of whole lines."""
+        """Add a text of whole lines."""
         with self._lock:
             self._recent.append(text)
             self._recent_size += len(text)
@@ -69,7 +69,7 @@ class OutputLog:
                 self._spill()
 
     def _spill(self) -> None:
-        """Brings the older half of what is in memory to a file."""
+        """Move the older half of the text in memory to a file."""
         while self._recent and self._recent_size > self._memory // 2:
             text = self._recent.popleft()
             self._recent_size -= len(text)
@@ -91,9 +91,9 @@ class OutputLog:
         oldest.file.close()
 
     def read(self) -> Iterator[str]:
-        """All that is kept, oldest first, in pieces; the first says what is not."""
+        """Yield the kept output in pieces, oldest first; the first piece counts what was dropped."""
         if self.characters_lost:
-            yield f"… {left_out(self.lines_lost, self.characters_lost)} are not kept any more\n"
+            yield f"… {left_out(self.lines_lost, self.characters_lost)} dropped\n"
         with self._lock:
             segments, recent = [(each, each.size) for each in self._segments], list(self._recent)
         for segment, size in segments:
@@ -106,7 +106,7 @@ class OutputLog:
         while position < size:
             with self._lock:
                 if segment.file.closed:
-                    yield "… output that was forgotten while it was read is missing here\n"
+                    yield "… output dropped while it was being read is missing here\n"
                     return
                 data = os.pread(segment.file.fileno(), min(_READ, size - position), position)
             position += len(data)
@@ -118,7 +118,7 @@ class OutputLog:
         yield rest.decode("utf-8", "surrogatepass")
 
     def tail(self, characters: int) -> Iterator[str]:
-        """The end of what is kept, after a line that says what is not shown."""
+        """Yield the end of the kept output, after a line that counts what is not shown."""
         pieces: deque[str] = deque()
         size = lines = skipped = 0
         for piece in self.read():
@@ -129,7 +129,7 @@ class OutputLog:
                 size -= len(oldest)
                 lines, skipped = lines + oldest.count("\n"), skipped + len(oldest)
         if skipped:
-            yield f"… {left_out(lines, skipped)} before this are not shown: %mesh log --save FILE writes all\n"
+            yield f"… {left_out(lines, skipped)} before this are not shown; %mesh log --save FILE writes all\n"
         yield from pieces
 
 

@@ -1,4 +1,4 @@
-"""How the results of a cell on several ranks are shown: equal ones once, the others side by side."""
+"""Results of a cell on several ranks: equal ones are shown once, the others side by side."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from monarch._kernel_api import CellError, describe_ranks
 Bundle = dict[str, Any]
 """MIME type to data."""
 _SHOWN = 64
-"""Unequal values that are shown side by side at most; the text has all of them."""
+"""Most unequal values shown side by side; the text has all."""
 _BOX = "border:1px solid #8884;border-radius:4px;padding:4px 8px;min-width:8em;max-width:100%;overflow-x:auto"
 _TRACE = "margin:4px 1em"
 _GRID = "display:flex;flex-wrap:wrap;gap:6px;align-items:flex-start"
 
 
 def grouped(bundles: Sequence[tuple[int, Bundle]]) -> list[tuple[list[int], Bundle]]:
-    """Ranks whose values show alike, with what they show."""
+    """Group the ranks whose values look the same."""
     groups: list[tuple[list[int], Bundle]] = []
     for rank, shown in bundles:
         for ranks, bundle in groups:
@@ -31,11 +31,11 @@ def grouped(bundles: Sequence[tuple[int, Bundle]]) -> list[tuple[list[int], Bund
 
 
 def bundle_of_ranks(bundles: Sequence[tuple[int, Bundle]], total: int) -> Bundle | None:
-    """One MIME bundle of what some ranks show, equal things once; None if they show nothing.
+    """Return one MIME bundle for the displays of ranks, equal ones once; None if there are none.
 
     Args:
-        bundles: of each of these ranks.
-        total: how many the mesh has.
+        bundles: of each rank.
+        total: number of ranks of the mesh.
     """
     groups = grouped(bundles)
     if not groups:
@@ -75,13 +75,13 @@ def _labelled(label: str, bundle: dict[str, Any]) -> str:
 
 
 class CellStopped(KeyboardInterrupt):
-    """The cell was stopped on its ranks; what that took has been said."""
+    """The cell was stopped on its ranks, and how was shown."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"KeyboardInterrupt: {self}"]
 
 
-# It is what a front end expects of a cell that was stopped.
+# The name that front ends expect for a stopped cell.
 CellStopped.__name__ = CellStopped.__qualname__ = "KeyboardInterrupt"
 
 
@@ -89,31 +89,31 @@ class MeshCellError(Exception):
     """A ``%%mesh`` cell failed on some ranks.
 
     Attributes:
-        errors: of each rank that failed.
-        results: a ValueMesh of what the others returned.
+        errors: of the failed ranks.
+        results: a ValueMesh of the results of the other ranks.
     """
 
     def __init__(self, name: str, errors: dict[int, CellError], total: int, results: Any = None) -> None:
         self.errors = errors
         self.results = results
         self.folded = False
-        """Whether the tracebacks are shown beside it, folded."""
+        """Whether the tracebacks are shown separately, folded."""
         self.lines = error_lines(name, errors, total)
         super().__init__("\n".join(self.lines))
 
     def tracebacks(self) -> Bundle | None:
-        """The whole traceback of each way in which ranks have failed, folded; None if there is none."""
-        found: dict[str, list[int]] = {}
+        """Return each different traceback in full, folded; None if there is none."""
+        ranks_of: dict[str, list[int]] = {}
         for rank, error in sorted(self.errors.items()):
             if error.trace.startswith("Traceback"):
-                found.setdefault(error.trace, []).append(rank)
-        if not found:
+                ranks_of.setdefault(error.trace, []).append(rank)
+        if not ranks_of:
             return None
         causes = {rank for rank, error in self.errors.items() if not _follows(error)}
         if causes:
-            # What was freed because of the others says nothing more.
-            found = {trace: ranks for trace, ranks in found.items() if causes & set(ranks)}
-        named = [(describe_ranks(ranks), trace) for trace, ranks in list(found.items())[:_SHOWN]]
+            # Ranks freed because of the others add no information.
+            ranks_of = {trace: ranks for trace, ranks in ranks_of.items() if causes & set(ranks)}
+        named = [(describe_ranks(ranks), trace) for trace, ranks in list(ranks_of.items())[:_SHOWN]]
         pages = "".join(
             f"<details><summary>traceback of {name}</summary><pre style='{_TRACE}'>{html.escape(trace)}</pre></details>"
             for name, trace in named
@@ -121,7 +121,7 @@ class MeshCellError(Exception):
         return {"text/plain": "\n".join(f"[{name}] {trace}" for name, trace in named), "text/html": pages}
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows: the ranks' own frames, and none of the notebook's."""
+        """Return the lines for IPython: frames of the ranks, none of the notebook."""
         if self.folded:
             return [f"MeshCellError: {self.lines[0]}", *self.lines[1:]]
         rank = min(self.errors, key=lambda rank: (_follows(self.errors[rank]), rank))
@@ -135,12 +135,12 @@ class MeshCellError(Exception):
 
 
 def _follows(error: CellError) -> bool:
-    """Whether it only says what others have brought about."""
+    """Return whether an error is only a consequence of others."""
     return error.freed or error.cut_off
 
 
 def error_lines(name: str, errors: dict[int, CellError], total: int) -> list[str]:
-    """Which ranks failed how; those that failed alike in one line."""
+    """Describe how each rank failed, with one line for ranks that failed alike."""
     groups: dict[tuple[str, str, int], list[int]] = {}
     for rank, error in sorted(errors.items()):
         groups.setdefault((error.kind, error.text, error.line), []).append(rank)
@@ -149,12 +149,12 @@ def error_lines(name: str, errors: dict[int, CellError], total: int) -> list[str
     lines = [f"{name} failed on {describe_ranks(causes, total)}"]
     if freed:
         lines[0] += f"; {describe_ranks(freed)} waited for {'it' if len(causes) == 1 else 'them'} in a collective"
-    # What has caused the others comes first.
+    # Causes come before consequences.
     order = sorted(groups.items(), key=lambda each: (_follows(errors[each[1][0]]), each[0][0] != "SupervisionError"))
     for (kind, text, line), ranks in order:
         where = f" at {name} line {line}" if line else ""
-        said = text.strip().splitlines()
-        first = f"{kind}: {said[0]}" if said else kind
+        message = text.strip().splitlines()
+        first = f"{kind}: {message[0]}" if message else kind
         lines.append(f"  {describe_ranks(ranks)}: {first}{where}")
         source = errors[ranks[0]].source
         if source:

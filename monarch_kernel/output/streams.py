@@ -1,4 +1,4 @@
-"""Where the output of ranks goes: to the cell that caused it, also when another one runs by then."""
+"""The output of ranks goes to the cell that caused it, even while another cell runs."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from monarch_kernel.output.log import OutputLog
 
 _REMEMBERED = 10_000
 LINES_SHOWN = 20_000
-"""Lines of one cell that are shown as they come; the others are kept, for ``%mesh log``, and the last are shown."""
+"""Lines of one cell that are shown as they arrive; of the rest, ``%mesh log`` has all and the cell its end."""
 TEXT_SHOWN = 2 << 20
-"""Characters of one cell that are shown as they come; but at least one piece."""
+"""Characters of one cell that are shown as they arrive; at least one piece."""
 _LAST = 8192
-"""Characters at the end of a cell that are shown, where not all of it is."""
+"""Characters shown from the end of a long output."""
 _COLLECTED = 8 << 20
-"""Characters of the beginning and of the end that are kept of what a cell with ``--no-stream`` prints."""
-_MORE = "… more lines of this cell are kept: %mesh log shows them; the last ones follow at its end\n"
+"""Characters kept from the beginning and from the end of the output of a ``--collect`` cell."""
+_MORE = "… more lines of this cell: %mesh log shows them; the last follow at its end\n"
 _PATIENCE = 1.0
-"""Seconds between two looks at what a cell waits for."""
+"""Seconds between two checks of what a cell waits for."""
 _UNFINISHED = 200
-"""Characters of a line that has not ended."""
+"""Most characters shown of an unfinished line."""
 
 
 class _CellOutput:
-    """What a cell has shown so far."""
+    """The output of a cell so far."""
 
     __slots__ = ("bytes_left_out", "last", "lines", "size", "unfinished")
 
@@ -51,45 +51,45 @@ class _CellOutput:
         self.lines = 0
         self.size = 0
         self.last: Excerpt | None = None
-        """The end of what is not shown as it comes, once that is so."""
+        """The end of the output, once it is too long to show as it arrives."""
         self.bytes_left_out: dict[int, int] = {}
-        """Of each rank that was too far ahead, how many bytes."""
+        """Bytes left out, by rank."""
         self.unfinished = ""
-        """The line that was shown and has not ended; what comes next is written over it."""
+        """The unfinished line on screen; the next output overwrites it."""
 
 
 class Streams:
-    """Takes folded lines of ranks and sends them to the outputs of their cells.
+    """Sends folded lines of ranks to the outputs of their cells.
 
     Args:
         node: of the notebook.
-        kernel: ipykernel's kernel; None in a terminal, where lines are simply printed.
+        kernel: ipykernel's kernel; None in a terminal, where lines are printed.
     """
 
     def __init__(self, node: Node, kernel: Any) -> None:
         self._node = node
         self._kernel = kernel
         self._parents: OrderedDict[int, Any] = OrderedDict()
-        # Guarded by _lock, with which nothing is sent.
+        # Guarded by _lock, which is not held while sending.
         self._cells: OrderedDict[str, _CellOutput] = OrderedDict()
         self._lock = Lock()
         self.log = OutputLog()
         self.hidden: dict[int, Excerpt | None] = {}
-        """Of ports whose output is not to be shown: where it is collected, or None."""
+        """Ports whose output is not shown: where it is collected, or None."""
         self.calls = Calls(node)
-        # Single steps on each, by the threads that run cells and by the one that receives.
+        # Single operations on each, by the threads that run cells and the receiving thread.
         self._running: dict[str, Any] = {}
-        """The cells that run, by their message ids."""
+        """The running cells, by message id."""
         self._told: set[tuple[str, int]] = set()
-        """The calls that a cell was said to wait for."""
+        """The cells and calls whose wait was reported."""
         self._watching = False
         self._hiding: dict[int, bool] = {}
-        """Threads whose calls are to be hidden from their beginning; whether their output is collected."""
+        """Threads whose calls are hidden from the start, and whether their output is collected."""
         node.ports.opened.subscribe(self.opened)
         node.part(UnjoinedCollectives).show = self.tell_unjoined
 
     def attach(self, output: Any) -> None:
-        """Takes what a view of output shows."""
+        """Subscribe to the output of the session."""
         output.on_blocks = self.take
         output.on_left_out = self.left_out
         if self._kernel is not None:
@@ -97,7 +97,7 @@ class Streams:
 
     @contextmanager
     def hiding(self, collect: bool) -> Iterator[None]:
-        """Calls that this thread begins meanwhile show nothing: it is collected, or only kept for ``%mesh log``."""
+        """Hide the output of calls that this thread makes meanwhile: collect it, or only keep it for ``%mesh log``."""
         self._hiding[get_ident()] = collect
         try:
             yield
@@ -105,10 +105,10 @@ class Streams:
             del self._hiding[get_ident()]
 
     def opened(self, port: int) -> None:
-        """A call begins: its output belongs to the cell that runs now."""
+        """Record a new call: its output belongs to the current cell."""
         collect = self._hiding.get(get_ident())
         if collect is not None:
-            # Before it is sent, so that no line is faster.
+            # Before the call is sent, so that no line arrives first.
             self.hidden[port] = Excerpt(_COLLECTED, _COLLECTED) if collect else None
         if self._kernel is None:
             return
@@ -118,38 +118,38 @@ class Streams:
         if len(self._parents) > _REMEMBERED:
             self._parents.popitem(last=False)
 
-    # What cells wait for
+    # Waits of cells
 
     def begin(self) -> None:
-        """A cell begins."""
+        """Record the start of a cell."""
         parent = self._kernel.get_parent("shell") if self._kernel is not None else None
         self._running[_id_of(parent)] = parent
 
     def end(self) -> None:
-        """It has ended."""
+        """Record the end of a cell."""
         cell = _id_of(self._kernel.get_parent("shell") if self._kernel is not None else None)
         self._running.pop(cell, None)
         self._told = {each for each in self._told if each[0] != cell}
 
     def told(self, calls: Sequence[Gather[Any]]) -> None:
-        """The cell that runs was said to wait for these."""
+        """Record that the current cell has reported its wait for these calls."""
         cell = _id_of(self._kernel.get_parent("shell") if self._kernel is not None else None)
         self._told.update((cell, call.port) for call in calls)
 
     def _watch(self) -> None:
-        """Looks in a while what the cells that run wait for."""
+        """Schedule a check of what running cells wait for."""
         if not self._watching and self._running:
             self._watching = True
             self._node.receive_loop.call_later(_PATIENCE, self._look)
 
     def _look(self) -> None:
-        """Says of each earlier call that a cell waits for that it does."""
+        """Report each earlier call that a cell waits for, once."""
         self._watching = False
         waiting = [
-            (cell, parent, found) for cell, parent in list(self._running.items()) if (found := self.calls_of(cell))
+            (cell, parent, calls) for cell, parent in list(self._running.items()) if (calls := self.calls_of(cell))
         ]
-        for cell, parent, found in waiting:
-            for each in self.calls.ahead(found):
+        for cell, parent, calls in waiting:
+            for each in self.calls.ahead(calls):
                 if (cell, each.call.port) not in self._told:
                     self._told.add((cell, each.call.port))
                     self.write(self.calls.reason(each) + "\n", "stderr", parent)
@@ -157,14 +157,14 @@ class Streams:
             self._watch()
 
     def calls_of(self, cell: str) -> list[Gather[Any]]:
-        """The calls of a cell, by its message id, that have no answer yet."""
+        """Return the unanswered calls of a cell, by its message id."""
         gathers = self._node.ports.gathers
         mine = [gathers.get(port) for port, parent in list(self._parents.items()) if _id_of(parent) == cell]
-        # Others wait for deaths, and for nothing that could be stopped.
+        # Other gathers wait for deaths, which cannot be stopped.
         return [each for each in mine if isinstance(each, Gather)]
 
     def take(self, blocks: Sequence[Block]) -> None:
-        """Shows lines in the cells that they belong to: all that follow each other there as one message."""
+        """Show lines in their cells, consecutive lines of a cell as one message."""
         parent: Any = None
         stream = ""
         texts: list[str] = []
@@ -190,7 +190,7 @@ class Streams:
             self._show("".join(texts), stream, parent)
 
     def unfinished(self, blocks: Sequence[Block]) -> None:
-        """Shows the state of lines that have not ended, such as progress bars, in place of their last state."""
+        """Show unfinished lines, such as progress bars, in place of their last state."""
         port = _port_of(blocks[0])
         if port in self.hidden:
             return
@@ -204,17 +204,17 @@ class Streams:
         self.write(wiped + text, blocks[-1].stream, parent)
 
     def left_out(self, source: Any, rank: int, count: int) -> None:
-        """Bytes of a rank were left out, as it was too far ahead."""
+        """Count bytes of a rank that were left out because it printed too fast."""
         parent = self._parents.get(source[2])
         with self._lock:
-            found = self._cell(parent).bytes_left_out
-            found[rank] = found.get(rank, 0) + count
+            counts = self._cell(parent).bytes_left_out
+            counts[rank] = counts.get(rank, 0) + count
 
     def finish(self, parent: Any = None) -> None:
-        """A cell has ended: shows the end of its output, where not all of it was shown, and says how much was not.
+        """Show the end of a finished cell's output if it was too long, and how much is not shown.
 
         Args:
-            parent: of the cell; None for the one that runs.
+            parent: of the cell; None for the current one.
         """
         if self._kernel is None:
             return
@@ -234,7 +234,7 @@ class Streams:
             self.write(text, "stdout", parent)
 
     def _show(self, text: str, stream: str, parent: Any) -> None:
-        """Shows as much of a text in a cell as there is room for."""
+        """Show as much of a text in a cell as fits."""
         with self._lock:
             cell = self._cell(parent)
             rest = ""
@@ -254,7 +254,7 @@ class Streams:
             self.write(text, stream, parent)
 
     def _cell(self, parent: Any) -> _CellOutput:
-        """What a cell has shown, with the lock held."""
+        """Return the output of a cell; the caller holds the lock."""
         name = _id_of(parent)
         cell = self._cells.get(name)
         if cell is None:
@@ -264,30 +264,30 @@ class Streams:
         return cell
 
     def tell(self, text: str, port: int) -> None:
-        """Shows text as an error in the cell that has begun a call; in the one that runs if that is not known."""
+        """Show text as an error in the cell of a call, or in the current cell if that is unknown."""
         if self._kernel is None:
             print(text, end="", file=sys.stderr, flush=True)
         else:
             self.write(text, "stderr", self._parents.get(port) or self._kernel.get_parent("shell"))
 
     def tell_unjoined(self, finding: Finding, call: Gather[Any], count: int) -> None:
-        """Says in its cell of ranks that wait in a collective for ranks that have finished."""
+        """Report in its cell that ranks wait in a collective for finished ranks."""
         is_cell = self.calls.is_cell(call)
         where, what = ("this cell", "stop the cell") if is_cell else (call.label, "stop the cell that waits for it")
         self.tell(describe_unjoined(finding, count, where, what) + "\n", call.port)
 
     def place(self) -> Place:
-        """Where the cell that runs now shows things, also when it has ended."""
+        """Return the output of the current cell, usable even after its end."""
         return Place(self, self._kernel.get_parent("shell") if self._kernel is not None else None)
 
     def update(self, name: str, text: str, parent: Any) -> None:
-        """Shows another text in place of what was displayed by a name."""
+        """Replace the text of a display."""
         if self._kernel is not None:
             content = {"data": {"text/plain": text}, "metadata": {}, "transient": {"display_id": name}}
             publish(self._kernel, "update_display_data", content, parent)
 
     def write(self, text: str, stream: str, parent: Any) -> None:
-        """Sends text to the output of a cell."""
+        """Send text to the output of a cell."""
         kernel = self._kernel
         if kernel is None:
             print(text, end="", file=sys.stdout if stream == "stdout" else sys.stderr)
@@ -308,15 +308,15 @@ class Place:
         self._parent = parent
 
     def write(self, text: str) -> None:
-        """Shows a line of an error."""
+        """Show a line of an error."""
         self._streams.write(text + "\n", "stderr", self._parent)
 
     def update(self, name: str, text: str) -> None:
-        """Shows another text in place of what was displayed by a name."""
+        """Replace the text of a display."""
         self._streams.update(name, text, self._parent)
 
     def finish(self) -> None:
-        """The cell has ended."""
+        """Record the end of the cell."""
         self._streams.finish(self._parent)
 
 
@@ -329,16 +329,16 @@ def _port_of(block: Block) -> int:
 
 
 def _wipe(cell: _CellOutput) -> str:
-    """What has a front end forget the line that has not ended."""
+    """Return the characters that erase the unfinished line."""
     shown, cell.unfinished = cell.unfinished, ""
     return "\r" + " " * len(shown) + "\r" if shown else ""
 
 
 def _fitting(text: str, lines: int, characters: int) -> tuple[str, str]:
-    """A text cut in two at the end of a line: as much as there is room for, and the rest."""
+    """Split a text at the end of a line: as much as fits, and the rest."""
     end = len(text)
     if end > characters:
-        # One line is shown whatever its length, which has a bound of its own.
+        # One line is always shown; its length has its own bound.
         end = text.rfind("\n", 0, max(0, characters)) + 1 or (text.find("\n") + 1 if characters == TEXT_SHOWN else 0)
     if text.count("\n", 0, end) > lines:
         end = len("\n".join(text.split("\n", lines)[:lines])) + 1 if lines > 0 else 0
@@ -346,7 +346,7 @@ def _fitting(text: str, lines: int, characters: int) -> tuple[str, str]:
 
 
 def _of_ranks(counts: dict[int, int]) -> str:
-    """How much ranks have printed that was left out, a line for each number."""
+    """Describe the left-out output of ranks, one line for each count."""
     ranks: dict[int, list[int]] = {}
     for rank, count in sorted(counts.items()):
         ranks.setdefault(count, []).append(rank)

@@ -1,1 +1,1 @@
-"""Tests in a real browser; a package, so that its fixtures end with its last test."""
+"""Tests in a real browser; a package, so that fixtures end with its last test."""

@@ -1,4 +1,4 @@
-"""One server and one browser for these tests, which end with them; without a browser they are skipped."""
+"""One server and one browser for these tests; without a browser they are skipped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture(scope="package")
 def lab(chromium: Any, spec: str) -> Iterator[Lab]:
     """The server."""
-    # Under a short path: the sockets of kernels have a limit.
+    # A short path: the socket paths of kernels are limited.
     with tempfile.TemporaryDirectory(prefix="lab") as folder:
         server = Lab(Path(folder))
         yield server
@@ -42,7 +42,7 @@ def lab(chromium: Any, spec: str) -> Iterator[Lab]:
 
 @pytest.fixture
 def opened(chromium: Any, lab: Lab, leaks: Kit) -> Iterator[Callable[..., Book]]:
-    """Opens a notebook with some cells, in a page of its own; its kernel ends with the test."""
+    """A function that opens a notebook in a new page; its kernel ends with the test."""
     pages: list[Any] = []
 
     def open_one(*cells: str, kernel: str = "monarch", name: str = "") -> Book:
@@ -53,7 +53,7 @@ def opened(chromium: Any, lab: Lab, leaks: Kit) -> Iterator[Callable[..., Book]]
             write_notebook(lab.root / name, cells, kernel)
         return Book(page, lab).open(name)
 
-    # The server, the browser and what serves them are there before the test begins.
+    # The server and the browser start before the test.
     leaks.rebase()
     yield open_one
     for page in pages:

@@ -1,4 +1,4 @@
-"""A JupyterLab server and a browser for the tests: notebooks are opened, run and looked at as a person does."""
+"""A JupyterLab server and a browser for tests, which use notebooks like a person."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from urllib.request import Request, urlopen
 from leaks import wait_until
 
 ARTEFACTS = Path(__file__).parent / "artefacts"
-"""Screenshots, for people to look at."""
+"""Screenshots, for people."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update",
 ]  # fmt: skip
 GUARD = 30.0
-"""Seconds after which something is taken to hang."""
+"""Seconds after which an operation counts as hung."""
 
 
 def find_browser() -> str | None:
-    """The system's chromium, or what is built from it."""
+    """Return the path of Chromium or a browser based on it."""
     return next((path for name in BROWSERS if (path := shutil.which(name))), None)
 
 
 def write_notebook(path: Path, cells: Sequence[str], kernel: str = "monarch") -> None:
-    """A notebook file with code cells, for a kernel."""
+    """Return a notebook file with code cells, for a kernel."""
     made = [
         {"cell_type": "code", "id": f"cell-{number}", "metadata": {}, "source": text, "outputs": [],
          "execution_count": None}
@@ -45,7 +45,7 @@ def write_notebook(path: Path, cells: Sequence[str], kernel: str = "monarch") ->
 
 
 class Lab:
-    """A server of JupyterLab with folders of its own, so that nothing of this machine's user is read or written."""
+    """A JupyterLab server with its own folders, which leaves those of the user alone."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "root"
@@ -54,7 +54,7 @@ class Lab:
         places = {name: folder / name for name in names}
         for place in (self.root, *places.values()):
             place.mkdir()
-        # No question whether to fetch news, which stands in front of what is to be seen.
+        # Turn off the prompt about news, which would cover the page.
         news = places["settings"] / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings"
         news.parent.mkdir(parents=True)
         news.write_text('{"fetchNews": "false", "checkForUpdates": false}')
@@ -86,19 +86,19 @@ class Lab:
         self.url = json.loads(said.read_text())["url"].rstrip("/")
 
     def ask(self, path: str, method: str = "GET") -> Any:
-        """What the server's REST interface answers."""
+        """Return the answer of the server's REST API."""
         request = Request(f"{self.url}/api/{path}", method=method, headers={"Authorization": f"token {self.token}"})
         with urlopen(request, timeout=GUARD) as answer:
             text = answer.read()
         return json.loads(text) if text else None
 
     def end_kernels(self) -> None:
-        """Shuts down each kernel, as the list of running kernels does."""
+        """Shut down each kernel, like the list of running kernels."""
         for session in self.ask("sessions"):
             self.ask(f"sessions/{session['id']}", "DELETE")
 
     def close(self) -> None:
-        """Ends the server."""
+        """End the server."""
         self.process.terminate()
         try:
             self.process.wait(10)
@@ -108,7 +108,7 @@ class Lab:
 
 
 class Book:
-    """A notebook that is open in the browser.
+    """A notebook open in the browser.
 
     Args:
         page: the browser's page.
@@ -120,8 +120,8 @@ class Book:
         self.lab = lab
 
     def open(self, name: str) -> Book:
-        """Opens a notebook of the server's folder, and waits for its kernel."""
-        # In a workspace of its own, so that no other notebook is opened beside it.
+        """Open a notebook of the server's folder, and wait for its kernel."""
+        # In a new workspace, so that no other notebook is open.
         space = secrets.token_hex(4)
         self.page.goto(f"{self.lab.url}/lab/workspaces/{space}/tree/{name}?token={self.lab.token}")
         self.page.wait_for_selector(".jp-NotebookPanel .jp-Notebook .jp-Cell", timeout=GUARD * 1000)
@@ -129,56 +129,56 @@ class Book:
         return self
 
     def evaluate(self, expression: str, *args: Any) -> Any:
-        """The value of an expression of JavaScript, in which ``app`` and ``book`` are JupyterLab and the notebook."""
+        """Return the value of a JavaScript expression, where ``app`` is JupyterLab and ``book`` the notebook."""
         prelude = "const app = window.jupyterapp, book = app?.shell?.currentWidget;"
         return self.page.evaluate(f"async (args) => {{ {prelude} return ({expression}); }}", list(args))
 
     def until(self, expression: str, seconds: float = GUARD) -> None:
-        """Waits until an expression of JavaScript is true."""
+        """Wait until a JavaScript expression is true."""
         prelude = "const app = window.jupyterapp, book = app?.shell?.currentWidget;"
         self.page.wait_for_function(
             f"() => {{ {prelude} return Boolean({expression}); }}", timeout=seconds * 1000, polling=50
         )
 
     def cell(self, number: int) -> Any:
-        """A cell, by its place."""
+        """Return a cell by its position."""
         return self.page.locator(f".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook .jp-Cell >> nth={number}")
 
     def run(self, number: int) -> None:
-        """Runs a cell by Shift-Enter, and does not wait for it."""
+        """Run a cell with Shift-Enter, without waiting for it."""
         self.cell(number).locator(".cm-content").click()
         self.page.keyboard.press("Shift+Enter")
 
     def idle(self, seconds: float = GUARD) -> None:
-        """Waits until nothing runs any more."""
+        """Wait until the kernel is idle."""
         self.until(f"book.sessionContext.session?.kernel?.status === 'idle' && {_NONE_RUNS}", seconds)
 
     def run_all(self, seconds: float = GUARD) -> None:
-        """Runs all cells, by the menu."""
+        """Run all cells, from the menu."""
         self.menu("Run", "Run All Cells")
         self.until("[...book.content.model.cells].some(cell => cell.executionCount || cell.executionState !== 'idle')")
         self.idle(seconds)
 
     def menu(self, *path: str) -> None:
-        """Chooses an item of the menu bar."""
+        """Choose a menu item."""
         bar, item = path
         self.page.locator(f"#jp-MainMenu .lm-MenuBar-item:has-text('{bar}')").first.click()
         self.page.locator(".lm-Menu .lm-Menu-item").filter(has_text=item).first.click()
 
     def stop(self) -> None:
-        """The button that interrupts."""
+        """Return the interrupt button."""
         self.page.locator(".jp-NotebookPanel-toolbar [data-command='notebook:interrupt-kernel']").click()
 
     def output(self, number: int) -> Any:
-        """The outputs of a cell, as they stand on the page."""
+        """Return the outputs of a cell on the page."""
         return self.cell(number).locator(".jp-Cell-outputArea")
 
     def text(self, number: int) -> str:
-        """The text that a person sees under a cell."""
+        """Return the visible text under a cell."""
         return self.output(number).inner_text()
 
     def said(self, number: int) -> str:
-        """All text of a cell's outputs, be they on the page or scrolled out of it."""
+        """Return all text of a cell's outputs, whether on the page or scrolled out of it."""
         outputs = self.evaluate("book.content.model.cells.get(args[0]).outputs.toJSON()", number)
         parts: list[Any] = []
         for each in outputs:
@@ -186,14 +186,14 @@ class Book:
         return "".join("".join(part) for part in parts)
 
     def shot(self, name: str) -> Path:
-        """Keeps a picture of the page."""
+        """Save a screenshot of the page."""
         ARTEFACTS.mkdir(exist_ok=True)
         path = ARTEFACTS / f"{name}.png"
         self.page.screenshot(path=path)
         return path
 
     def wait(self, condition: Callable[[], object], what: str, seconds: float = GUARD) -> None:
-        """Waits until something is so."""
+        """Wait until a condition is true."""
         until = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < until, f"hangs: {what}"

@@ -1,4 +1,4 @@
-"""JupyterLab as a person sees it: cells on ranks, errors, the stop button, help while typing."""
+"""JupyterLab as users see it: cells on ranks, errors, the stop button, completion."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def ranks(book: Book, number: int) -> list[int]:
-    """The process ids that the ranks have said in the output of a cell."""
+    """Return the process ids that ranks printed in a cell."""
     return [int(pid) for pid in re.findall(r"pid (\d+)", book.text(number))]
 
 
-def test_the_launcher_has_the_kernel(opened: Open, lab: Lab) -> None:
+def test_launcher_has_the_kernel(opened: Open, lab: Lab) -> None:
     book = opened("1")
     book.page.goto(f"{lab.url}/lab/workspaces/empty?token={lab.token}")
     card = book.page.locator(".jp-LauncherCard[title*='Monarch']").first
@@ -35,7 +35,7 @@ def test_the_launcher_has_the_kernel(opened: Open, lab: Lab) -> None:
     book.shot("launcher")
 
 
-def test_outputs_and_errors(opened: Open) -> None:
+def test_lab_shows_outputs_and_errors(opened: Open) -> None:
     book = opened(
         "%mesh up --procs 4",
         "%%mesh\nprint('hello')\nworld_size",
@@ -64,7 +64,7 @@ def test_outputs_and_errors(opened: Open) -> None:
     book.shot("error")
 
 
-def test_dark_theme(opened: Open) -> None:
+def test_output_is_readable_in_the_dark_theme(opened: Open) -> None:
     book = opened("%mesh up --procs 2", "%%mesh\nrank * 10", "%%mesh\n1 / rank")
     book.evaluate("app.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
     for number in range(3):
@@ -78,7 +78,7 @@ def test_dark_theme(opened: Open) -> None:
     book.evaluate("app.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'})")
 
 
-def test_the_stop_button(opened: Open) -> None:
+def test_stop_button_stops_all_ranks(opened: Open) -> None:
     book = opened(
         "%mesh up --procs 4",
         "%%mesh\nkept = rank\nprint('runs')\nwhile True: pass",
@@ -101,7 +101,7 @@ def test_the_stop_button(opened: Open) -> None:
     book.shot("stopped")
 
 
-def test_restart_from_the_menu_leaves_no_rank(opened: Open) -> None:
+def test_menu_restart_leaves_no_rank(opened: Open) -> None:
     book = opened("%mesh up --procs 2", "%%mesh\nimport os\nprint('pid', os.getpid())")
     for number in range(2):
         book.run(number)
@@ -114,7 +114,7 @@ def test_restart_from_the_menu_leaves_no_rank(opened: Open) -> None:
     book.idle()
 
 
-def test_very_much_output_does_not_stall_the_page(opened: Open) -> None:
+def test_long_output_does_not_stall_the_page(opened: Open) -> None:
     book = opened(
         "%mesh up --procs 8",
         "%%mesh\nfor i in range(1250): print('line', rank, i)",
@@ -128,7 +128,7 @@ def test_very_much_output_does_not_stall_the_page(opened: Open) -> None:
         begun = time.perf_counter()
         status = book.evaluate("book.sessionContext.session.kernel.status")
         slowest = max(slowest, time.perf_counter() - begun)
-        # The last lines may be drawn after the kernel has ended its work.
+        # The last lines may be drawn after the kernel is idle.
         if status == "idle" and book.said(1).count("line ") == 10_000:
             break
         book.page.wait_for_timeout(50)
@@ -143,7 +143,7 @@ def test_very_much_output_does_not_stall_the_page(opened: Open) -> None:
     assert text.count("line ") == 10_000
 
 
-def test_help_while_typing(opened: Open) -> None:
+def test_completion_works_while_typing(opened: Open) -> None:
     book = opened(
         "%mesh up --procs 2",
         "%%mesh\nclass Thing:\n    def method_on_ranks(self, a, b=2):\n        '''Said on the rank.'''\n"
@@ -174,7 +174,7 @@ def test_help_while_typing(opened: Open) -> None:
 BODY = "for i in range(3):\n    x = 1.5 + len('text')  # comment"
 
 
-def test_the_body_of_a_cell_is_coloured_as_python(opened: Open) -> None:
+def test_cell_body_is_highlighted_as_python(opened: Open) -> None:
     lines = ("%%mesh", "%%mesh trainers[gpus=0:4, hosts=1] --timeout 10", "%%mesh [::2] --out it")
     book = opened(BODY, *(f"{line}\n{BODY}" for line in lines))
 
@@ -189,7 +189,7 @@ def test_the_body_of_a_cell_is_coloured_as_python(opened: Open) -> None:
         book.wait(lambda number=number: tokens(number)[-len(plain) :] == plain, f"colours of {lines[number - 1]}")
 
 
-def test_figures_of_several_ranks(opened: Open) -> None:
+def test_figures_of_several_ranks_are_shown(opened: Open) -> None:
     pytest.importorskip("matplotlib")
     book = opened(
         "%mesh up --procs 4",
@@ -205,7 +205,7 @@ def test_figures_of_several_ranks(opened: Open) -> None:
     book.shot("figures")
 
 
-def test_the_quickstart(opened: Open, lab: Lab) -> None:
+def test_quickstart_runs_in_the_browser(opened: Open, lab: Lab) -> None:
     pytest.importorskip("sklearn")
     shutil.copy(ROOT / "notebooks" / "00_quickstart.ipynb", lab.root / "quickstart.ipynb")
     book = opened(name="quickstart.ipynb")
@@ -215,7 +215,7 @@ def test_the_quickstart(opened: Open, lab: Lab) -> None:
     assert "[ranks 0-3] hello from all of us" in book.said(cells.index("folded"))
     assert "failed on ranks 2-3" in book.said(cells.index("error"))
     assert re.search(r"test accuracy 9[5-9]\.\d%", book.said(cells.index("result")))
-    # Only what is in sight is on the page.
+    # Only visible outputs are on the page.
     book.evaluate("book.content.scrollToItem(args[0])", cells.index("plot"))
     plot = book.output(cells.index("plot")).locator("img")
     plot.first.wait_for(timeout=10_000)

@@ -1,4 +1,4 @@
-"""Kernels for the tests: one that a module shares, and those of a test's own."""
+"""Kernels for tests: one shared by a module, and new ones for single tests."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from leaks import Kit
 
 @pytest.fixture(scope="session", autouse=True)
 def _installed(spec: str) -> None:
-    """All of these tests need the kernel, and what its first client opens in this process and keeps."""
+    """Install the kernel, and open what the first client keeps open in this process."""
     zmq.Context.instance().socket(zmq.DEALER).close()
     run_sync(asyncio.sleep)(0)
 
 
 @pytest.fixture(scope="module")
 def notebook(spec: str) -> Iterator[Notebook]:
-    """A notebook with a mesh of four ranks, which the tests of a module share."""
+    """A notebook with a mesh of four ranks, shared by the tests of a module."""
     book = Notebook()
     try:
         book.run("%mesh up --procs 4").ok()
@@ -33,7 +33,7 @@ def notebook(spec: str) -> Iterator[Notebook]:
 
 @pytest.fixture
 def own(leaks: Kit) -> Iterator[Callable[..., Notebook]]:
-    """Starts notebooks of a test's own."""
+    """A function that starts new notebooks for one test."""
     books: list[Notebook] = []
 
     def start(kernel: str = "monarch", **env: str) -> Notebook:

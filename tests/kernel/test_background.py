@@ -1,4 +1,4 @@
-"""Cells that the notebook does not wait for, and calls that nobody waited for: what stands behind them says so."""
+"""Background cells and forgotten calls: cells that wait for them say so."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Works(Actor):
 
 @pytest.fixture(autouse=True)
 def same_ranks(notebook: Notebook, leaks: Kit) -> Iterator[None]:
-    """Ranks that were replaced are no leak."""
+    """Do not count replaced ranks as leaks."""
     yield
     notebook.run("1").ok()
     leaks.rebase()
@@ -57,13 +57,13 @@ def book(notebook: Notebook) -> Iterator[Notebook]:
 
 
 def background(notebook: Notebook, body: str, line: str = "--nowait --out h") -> Cell:
-    """A cell that the notebook does not wait for, once it runs on all ranks."""
+    """Return a background cell, once it runs on all ranks."""
     cell = notebook.mesh(body, line).ok()
     return cell.until(lambda: cell.said().get("runs") == ALL)
 
 
 def updates(cell: Cell) -> str:
-    """What has taken the place of what it has displayed."""
+    """Return the updates of the displays of a cell."""
     return "\n".join(each["data"]["text/plain"] for each in cell.contents("update_display_data"))
 
 
@@ -72,7 +72,7 @@ def said_by_stop(cell: Cell) -> str:
     return line
 
 
-def test_end_of_a_background_cell_is_shown_in_its_output(notebook: Notebook, tmp_path: Path) -> None:
+def test_background_cell_shows_its_end(notebook: Notebook, tmp_path: Path) -> None:
     cell = background(notebook, WAITS.format(tmp_path / "go") + "rank")
     assert "runs on ranks 0-3" in cell.shown and not updates(cell)
     (tmp_path / "go").touch()
@@ -81,18 +81,18 @@ def test_end_of_a_background_cell_is_shown_in_its_output(notebook: Notebook, tmp
     assert "has ended" in notebook.run("h").ok().shown
 
 
-def test_failure_of_a_background_cell_is_shown_in_its_output(notebook: Notebook) -> None:
+def test_background_cell_shows_its_failure(notebook: Notebook) -> None:
     cell = notebook.mesh("1 / rank", "--nowait").ok()
     cell.until(lambda: "has failed" in updates(cell) and "ZeroDivisionError" in cell.stream("stderr"))
     assert "rank 0: ZeroDivisionError: division by zero at cell" in cell.stream("stderr")
 
 
-def test_stop_of_an_idle_notebook_names_the_background_cell(notebook: Notebook) -> None:
+def test_idle_stop_names_the_background_cell(notebook: Notebook) -> None:
     cell = background(notebook, "print('runs')\nwhile True: pass")
     last = notebook.run("1").ok()
     notebook.interrupt()
     last.until(lambda: "h.cancel() ends it" in last.stream("stderr"))
-    assert re.search(r"cell \[\d+\] \(--nowait\) goes on on ranks 0-3", last.stream("stderr"))
+    assert re.search(r"cell \[\d+\] \(--nowait\) still runs on ranks 0-3", last.stream("stderr"))
     waits = notebook.send("print('waits', flush=True)\nh.result()")
     waits.until(lambda: "waits" in waits.stream())
     notebook.interrupt()
@@ -104,7 +104,7 @@ def test_stop_of_an_idle_notebook_names_the_background_cell(notebook: Notebook) 
     cell.until(lambda: "was stopped" in updates(cell))
 
 
-def test_cell_behind_a_background_cell_says_so_and_is_stopped_alone(notebook: Notebook) -> None:
+def test_cell_behind_a_background_cell_is_stopped_alone(notebook: Notebook) -> None:
     first = background(notebook, "kept = 7\nprint('runs')\nwhile True: pass")
     behind = notebook.send("%%mesh\nprint('behind')\nrank")
     behind.until(lambda: "waiting for cell [" in behind.stream("stderr"))
@@ -121,7 +121,7 @@ def test_cell_behind_a_background_cell_says_so_and_is_stopped_alone(notebook: No
     assert notebook.mesh("kept").ok().shown == "[ranks 0-3] 7"
 
 
-def test_background_cell_that_swallows_interrupts_is_called_that(notebook: Notebook) -> None:
+def test_background_cell_that_ignores_interrupts_is_replaced(notebook: Notebook) -> None:
     background(notebook, SWALLOWS)
     text = notebook.run("h.cancel()").ok().text
     assert "C call" not in text and "replaced by a new process" in text
@@ -129,7 +129,7 @@ def test_background_cell_that_swallows_interrupts_is_called_that(notebook: Noteb
 
 
 @pytest.mark.parametrize("again", ["works.inc.call().get()", "%%mesh works\nself.count"])
-def test_actor_inside_c_is_replaced_by_the_second_stop(book: Notebook, again: str) -> None:
+def test_actor_inside_c_is_replaced_by_a_second_stop(book: Notebook, again: str) -> None:
     book.mesh("kept = 7").ok()
     cell = book.send("works.slice(procs=1).sleep.call().get()")
     cell.until(lambda: cell.said().get("runs") == {1})
@@ -138,17 +138,17 @@ def test_actor_inside_c_is_replaced_by_the_second_stop(book: Notebook, again: st
     assert "rank 1: inside a C call" in said_by_stop(cell) and "stop again to replace" in said_by_stop(cell)
     waits = book.send(again)
     waits.until(lambda: "rank 1: waiting for works[" in waits.stream("stderr"))
-    assert "was stopped and has not ended; Stop replaces the process" in waits.stream("stderr")
-    assert "the state of its actors are lost" in waits.stream("stderr")
+    assert "was stopped but has not ended; Stop replaces the process" in waits.stream("stderr")
+    assert "its variables and actor state are lost" in waits.stream("stderr")
     book.interrupt()
     waits.wait()
     line = said_by_stop(waits)
-    assert "rank 1: replaced by a new process, with its variables and its actors' state lost" in line
+    assert "rank 1: replaced by a new process (ignored interrupts); its variables and actor state are lost" in line
     book.run("works.inc.call().get()").ok()
     assert book.mesh("'kept' in globals()").ok().shown.splitlines() == ["[ranks 0,2-3] True", "[rank 1] False"]
 
 
-def test_actor_that_swallows_interrupts_is_replaced_by_the_second_stop(book: Notebook) -> None:
+def test_actor_ignoring_interrupts_is_replaced_by_second_stop(book: Notebook) -> None:
     cell = book.send("works.slice(procs=2).swallow.call().get()")
     cell.until(lambda: cell.said().get("runs") == {2})
     book.interrupt()
@@ -160,7 +160,7 @@ def test_actor_that_swallows_interrupts_is_replaced_by_the_second_stop(book: Not
     book.run("works.inc.call().get()").ok()
 
 
-def test_call_that_nobody_waits_for_is_named_and_stopped_with_those_behind(book: Notebook) -> None:
+def test_forgotten_call_is_named_and_stopped_with_later_calls(book: Notebook) -> None:
     first = book.run("forgotten = works.loop.call()").ok()
     first.until(lambda: first.said().get("runs") == ALL)
     waits = book.send("works.inc.call().get()")

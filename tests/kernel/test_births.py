@@ -1,4 +1,4 @@
-"""A constructor that raises is shown in the cell whose spawn it was."""
+"""The error of a constructor is shown in the cell of its spawn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Bad(Actor):
 """
 
 
-def test_spawn_in_a_plain_cell_shows_its_error_there(notebook: Notebook) -> None:
+def test_spawn_in_a_plain_cell_shows_its_error(notebook: Notebook) -> None:
     notebook.run(BAD).ok()
     spawns = notebook.run("bad = mesh.spawn('bad', Bad)").ok()
     later = notebook.run("1 + 1").ok()
@@ -26,7 +26,7 @@ def test_spawn_in_a_plain_cell_shows_its_error_there(notebook: Notebook) -> None
     notebook.run("bad.stop().get(10)").ok()
 
 
-def test_running_cell_is_told_at_once(notebook: Notebook) -> None:
+def test_failed_constructor_is_shown_in_the_running_cell(notebook: Notebook) -> None:
     notebook.run(BAD).ok()
     cell = notebook.send("import threading\nbad = mesh.spawn('bad', Bad)\ngate = threading.Event()\ngate.wait(30)")
     cell.until(lambda: "no weights" in cell.stream("stderr"))
@@ -36,7 +36,7 @@ def test_running_cell_is_told_at_once(notebook: Notebook) -> None:
     notebook.run("bad.stop().get(10)").ok()
 
 
-def test_cell_magic_whose_actors_are_not_made_leaves_none(notebook: Notebook) -> None:
+def test_failed_spawn_leaves_no_actors(notebook: Notebook) -> None:
     cell = notebook.run(f"%%mesh spawn bad\n{BAD}")
     assert cell.status == "error" and "no weights" in cell.text and cell.stream("stderr") == ""
     notebook.run(
@@ -46,7 +46,7 @@ def test_cell_magic_whose_actors_are_not_made_leaves_none(notebook: Notebook) ->
     ).ok()
 
 
-def test_hook_of_the_person_stays(notebook: Notebook) -> None:
+def test_fault_hook_of_the_user_stays(notebook: Notebook) -> None:
     notebook.run(BAD).ok()
     notebook.run("import monarch.actor\nbefore, told = monarch.actor.unhandled_fault_hook, []").ok()
     notebook.run("monarch.actor.unhandled_fault_hook = told.append\n%reload_ext monarch_kernel").ok()

@@ -1,4 +1,4 @@
-"""Cells on ranks, through a real kernel: what they keep, return and show."""
+"""Cells on ranks in a real kernel: variables, results and output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernels import ALL, Notebook
 from leaks import Kit
 
 
-def test_variables_stay_from_cell_to_cell(notebook: Notebook) -> None:
+def test_variables_persist_between_cells(notebook: Notebook) -> None:
     notebook.mesh("x = rank * 10").ok()
     cell = notebook.mesh("x += 1\nx").ok()
     for rank in range(4):
@@ -26,16 +26,16 @@ def test_equal_values_are_shown_once(notebook: Notebook) -> None:
 @pytest.mark.parametrize(
     "body", ["1;", "'a;'  ;", "1; # a comment", "1;\n\n# a comment\n", "x = 1", "None", " ", "# only", "'ü'; # ;"]
 )
-def test_nothing_is_shown(notebook: Notebook, body: str) -> None:
+def test_cell_without_a_value_shows_nothing(notebook: Notebook, body: str) -> None:
     assert not notebook.mesh(body).ok().text.strip()
 
 
 @pytest.mark.parametrize("body", ["'a;'", "';' # ;", "1 # no semicolon;", "('ü',\n 1)", "(1)"])
-def test_a_semicolon_elsewhere_hides_nothing(notebook: Notebook, body: str) -> None:
+def test_semicolon_elsewhere_hides_nothing(notebook: Notebook, body: str) -> None:
     assert notebook.mesh(body).ok().shown
 
 
-def test_top_level_await(notebook: Notebook) -> None:
+def test_top_level_await_works(notebook: Notebook) -> None:
     cell = notebook.mesh("import asyncio\nawait asyncio.sleep(0)\nz = await asyncio.sleep(0, result=rank + 5)\nz").ok()
     assert "[rank 3] 8" in cell.shown
     assert "[ranks 0-3] 7" in notebook.mesh("await asyncio.sleep(0, result=7)").ok().shown
@@ -47,17 +47,17 @@ def test_functions_and_classes_see_the_variables(notebook: Notebook) -> None:
     assert "[rank 2] (4, 2)" in notebook.mesh("double(), Point.at").ok().shown
 
 
-def test_the_underscore_is_the_last_value(notebook: Notebook) -> None:
+def test_underscore_is_the_last_value(notebook: Notebook) -> None:
     notebook.mesh("rank + 40").ok()
     assert "[rank 2] 42" in notebook.mesh("_").ok().shown
 
 
-def test_what_a_namespace_has(notebook: Notebook) -> None:
+def test_namespace_has_the_documented_names(notebook: Notebook) -> None:
     cell = notebook.mesh("(rank, world_size, point['procs'], mesh.name, str(device), torch.ones(1).item())").ok()
     assert "[rank 3] (3, 4, 3, 'mesh', 'cpu', 1.0)" in cell.shown
 
 
-def test_tensors_show_what_they_are(notebook: Notebook) -> None:
+def test_tensors_show_shape_and_dtype(notebook: Notebook) -> None:
     cell = notebook.mesh("torch.arange(6.0).reshape(2, 3) + rank").ok()
     for word in ("[2, 3]", "float32", "rank 3"):
         assert word in cell.shown
@@ -72,7 +72,7 @@ def test_tensors_show_what_they_are(notebook: Notebook) -> None:
         ("mesh", [0, 1, 2, 3]),
     ],
 )  # fmt: skip
-def test_slices(notebook: Notebook, where: str, ranks: list[int]) -> None:
+def test_slice_selects_ranks(notebook: Notebook, where: str, ranks: list[int]) -> None:
     cell = notebook.mesh("f'at {rank}.'", where).ok()
     assert [rank for rank in range(4) if f"at {rank}." in cell.shown] == ranks
 
@@ -82,19 +82,19 @@ def test_slices(notebook: Notebook, where: str, ranks: list[int]) -> None:
     [
         ("[4]", ["no rank 4", "0 to 3"]), ("[gpus=0]", ["gpus", "procs"]), ("[procs=4]", ["procs", "4"]),
         ("other", ["no mesh 'other'", "mesh"]), ("--wrong", ["no option '--wrong'"]), ("[", ["cannot understand"]),
-        ("[2:2]", ["no rank at all"]),
+        ("[2:2]", ["the slice selects no rank"]),
     ],
 )  # fmt: skip
-def test_a_first_line_that_means_nothing_is_an_error(notebook: Notebook, line: str, words: list[str]) -> None:
+def test_invalid_header_is_an_error(notebook: Notebook, line: str, words: list[str]) -> None:
     cell = notebook.mesh("1", line)
     assert cell.status == "error"
     for word in words:
         assert word in cell.reply["evalue"]
-    # Nobody wants to read the frames of a magic for that.
+    # The error shows no frames of the magic.
     assert len(cell.text.splitlines()) <= 4
 
 
-def test_the_results_are_in_a_variable(notebook: Notebook) -> None:
+def test_results_are_in_a_variable(notebook: Notebook) -> None:
     notebook.mesh("rank ** 2", "--out squares").ok()
     cell = notebook.run("print(squares, squares is _mesh, sorted(squares.values()), squares.sizes)").ok()
     assert "[0, 1, 4, 9]" in cell.stream() and "True" in cell.stream() and "'procs': 4" in cell.stream()
@@ -102,24 +102,24 @@ def test_the_results_are_in_a_variable(notebook: Notebook) -> None:
     assert "[0, -3]" in notebook.run("print(list(_mesh.values()))").ok().stream()
 
 
-def test_a_value_that_cannot_travel_is_shown_all_the_same(notebook: Notebook) -> None:
+def test_unpicklable_value_is_shown(notebook: Notebook) -> None:
     cell = notebook.mesh("import threading\nthreading.Lock()").ok()
     assert "lock" in cell.shown
     assert notebook.run("print(_mesh.item(procs=0))").ok().stream() == "None\n"
 
 
-def test_a_value_that_only_the_ranks_know_is_shown_all_the_same(notebook: Notebook) -> None:
+def test_value_of_a_rank_local_class_is_shown(notebook: Notebook) -> None:
     notebook.mesh("class Local:\n    def __repr__(self): return 'local thing'\nLocal()").ok()
     assert "local thing" in notebook.mesh("Local()").ok().shown
     assert notebook.run("1").ok().shown == "1"
 
 
-def test_a_value_that_cannot_be_shown(notebook: Notebook) -> None:
+def test_value_with_a_failing_repr_shows_the_error(notebook: Notebook) -> None:
     cell = notebook.mesh("class Bad:\n    def __repr__(self): return 1 / 0\nBad()").ok()
     assert "ZeroDivisionError" in cell.shown
 
 
-def test_quiet(notebook: Notebook) -> None:
+def test_quiet_shows_nothing_and_keeps_results(notebook: Notebook) -> None:
     assert notebook.mesh("print('words')\ndisplay('seen')\n'value'", "--quiet").ok().text.strip() == ""
     assert "value" in notebook.run("_mesh").ok().shown
     assert notebook.run("%mesh log").ok().said()["words"] == ALL
@@ -131,7 +131,7 @@ from monarch_kernel.magics import mesh as magics
 class Fast(magics.Run):
     def __init__(self, *args):
         super().__init__(*args)
-        # All that the ranks print is there before anything else is done here.
+        # All output of the ranks arrives before anything else happens here.
         for future in self.futures:
             future.exception(30)
 
@@ -140,14 +140,14 @@ magics.Run, run = Fast, magics.Run
 
 
 @pytest.mark.parametrize("how", ["--quiet", "--collect"])
-def test_ranks_that_are_faster_than_the_cell(notebook: Notebook, how: str) -> None:
+def test_output_options_hold_when_ranks_are_fast(notebook: Notebook, how: str) -> None:
     notebook.run(FAST).ok()
     cell = notebook.mesh("for number in range(100): print('word', number)\n1", how).ok()
     notebook.run("magics.Run = run").ok()
     assert cell.said() == ({} if how == "--quiet" else {f"word {number}": ALL for number in range(100)})
 
 
-def test_collect(notebook: Notebook) -> None:
+def test_collect_shows_output_at_the_end(notebook: Notebook) -> None:
     cell = notebook.mesh("print('a')\nprint('b', rank)", "--collect").ok()
     assert cell.said() == {"a": ALL, **{f"b {rank}": {rank} for rank in range(4)}}
 
@@ -157,11 +157,11 @@ def test_collected_output_of_a_failure_is_shown(notebook: Notebook) -> None:
     assert cell.status == "error" and "before" in cell.stream()
 
 
-def test_a_timeout_interrupts_the_ranks(notebook: Notebook) -> None:
+def test_timeout_interrupts_the_ranks(notebook: Notebook) -> None:
     cell = notebook.mesh("kept = 1\nimport time\nif rank == 2: time.sleep(600)\nrank", "--timeout 0.2")
     assert cell.status == "error"
     assert "0.2 s" in cell.text and "rank 2: stopped by an interrupt" in cell.text
-    # What the others returned is there.
+    # The results of the others are shown.
     assert "[rank 3] 3" in cell.shown
     assert "[ranks 0-3] 1" in notebook.mesh("kept").ok().shown
 
@@ -172,14 +172,14 @@ def test_displays_are_tagged_with_the_rank(notebook: Notebook) -> None:
         cell = notebook.mesh(body, "[0,2]").ok()
         pages = "".join(bundle["text/html"] for bundle in cell.bundles)
         assert "<b>page 0</b>" in pages and "<b>page 2</b>" in pages and "rank 2<" in pages
-        # What both display at about the same time is one output; equal things are there once.
+        # Simultaneous displays are one output; equal ones are shown once.
         if [bundle["text/plain"] for bundle in cell.bundles[1:]] == ["[ranks 0,2] 'x'", "[ranks 0,2] 'y'"]:
             break
     else:
         pytest.fail("five times a rank was late")
 
 
-def test_displays_come_while_the_cell_runs_and_go_to_their_own_cell(notebook: Notebook, tmp_path: Path) -> None:
+def test_displays_arrive_early_and_go_to_their_cell(notebook: Notebook, tmp_path: Path) -> None:
     wait = f"import os, time\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.01)\n"
     cell = notebook.mesh(f"display('begun')\n{wait}display('end')", "--nowait --out late").ok()
     cell.until(lambda: "begun" in cell.shown)
@@ -190,7 +190,7 @@ def test_displays_come_while_the_cell_runs_and_go_to_their_own_cell(notebook: No
     assert "end" not in other.shown
 
 
-def test_figures(notebook: Notebook) -> None:
+def test_figures_are_shown(notebook: Notebook) -> None:
     pytest.importorskip("matplotlib")
     body = "import matplotlib\nmatplotlib.use('agg')\nimport matplotlib.pyplot as plt\nplt.plot([1, 2])"
     cell = notebook.mesh(body + ";", "[0,1]").ok()
@@ -198,19 +198,23 @@ def test_figures(notebook: Notebook) -> None:
     assert not notebook.mesh("1;", "[0,1]").ok().bundles
 
 
-def test_push_and_pull(notebook: Notebook) -> None:
+def test_push_and_pull_copy_variables(notebook: Notebook) -> None:
     notebook.run("a, b = 3, [1]\n%mesh push a b").ok()
     assert "[ranks 0-3] (3, [1])" in notebook.mesh("a, b").ok().shown
     notebook.mesh("mine = rank").ok()
     assert "2" in notebook.run("%mesh pull mine --rank 2 --as yours\nprint(yours)").ok().stream()
     cell = notebook.run("%mesh pull nothing")
     assert cell.status == "error" and "nothing" in cell.text and "mine" in cell.text
-    for line, words in {"push nowhere": "'nowhere'", "pull mine --rank 9": "no rank 9", "pull": "name"}.items():
+    for line, words in {
+        "push nowhere": "'nowhere'",
+        "pull mine --rank 9": "no rank 9",
+        "pull": "required: NAME",
+    }.items():
         cell = notebook.run(f"%mesh {line}")
         assert cell.status == "error" and words in cell.text
 
 
-def test_the_group_of_processes(notebook: Notebook, leaks: Kit) -> None:
+def test_process_group_works_in_cells(notebook: Notebook, leaks: Kit) -> None:
     cell = notebook.mesh("t = torch.ones(1) * rank\ndist.all_reduce(t)\nt.item()").ok()
     assert cell.shown == "[ranks 0-3] 6.0"
     cell = notebook.mesh("u = torch.ones(1)\ndist.all_reduce(u)\nu.item(), dist.get_world_size()").ok()

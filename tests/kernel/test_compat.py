@@ -1,4 +1,4 @@
-"""The private parts of ipykernel and IPython that the kernel uses are there and do what it assumes.
+"""The private parts of ipykernel and IPython that the kernel uses exist and work as assumed.
 
 `.ci/check-versions` runs these at the lowest and the newest supported versions.
 """
@@ -40,7 +40,7 @@ def shell() -> Iterator[InteractiveShell]:
     made.atexit_operations()
 
 
-def test_runs_cell_is_true_in_the_code_of_a_cell_only(shell: InteractiveShell) -> None:
+def test_runs_cell_is_true_only_in_cell_code(shell: InteractiveShell) -> None:
     seen: list[bool] = []
     shell.user_ns["probe"] = lambda: seen.append(runs_cell(sys._getframe()))
     shell.run_cell("probe()")
@@ -59,7 +59,7 @@ def test_ipykernel_enters_the_hook_around_an_await() -> None:
     assert list(inspect.signature(IPythonKernel._cancel_on_sigint).parameters) == ["self", "future"]
 
 
-def test_a_kernel_without_the_hook_is_refused() -> None:
+def test_kernel_without_the_hook_is_refused() -> None:
     class Kernel:
         def cancel_on_sigint(self, future: Any) -> None: ...
 
@@ -67,12 +67,12 @@ def test_a_kernel_without_the_hook_is_refused() -> None:
         cancels_awaits(Kernel)
 
 
-def test_show_traceback_shows_the_lines_alone(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_traceback_shows_only_the_lines(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
     show_traceback(shell, ValueError, ValueError("x"), ["first", "second"])
     assert capsys.readouterr().out == "first\nsecond\n"
 
 
-def test_cell_number_finds_the_cell_of_a_file_name(shell: InteractiveShell) -> None:
+def test_cell_number_is_found_by_file_name(shell: InteractiveShell) -> None:
     name = shell.compile.cache("1", 7, raw_code="1")
     assert cell_number(shell, name) == 7
     assert cell_number(shell, __file__) is None
@@ -80,7 +80,7 @@ def test_cell_number_finds_the_cell_of_a_file_name(shell: InteractiveShell) -> N
 
 @contextmanager
 def connected() -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]]:
-    """Two sockets that are connected."""
+    """Yield two connected sockets."""
     context = zmq.Context()
     sender, receiver = context.socket(zmq.PUSH), context.socket(zmq.PULL)
     receiver.bind("inproc://iopub")
@@ -91,7 +91,7 @@ def connected() -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]]:
         context.destroy(linger=0)
 
 
-def test_publish_sends_to_the_cell_that_it_is_given() -> None:
+def test_publish_sends_to_the_given_cell() -> None:
     assert {"session", "iopub_socket"} <= set(IPythonKernel.class_trait_names())
     session = Session(key=b"k")
     parent = session.msg("execute_request")
@@ -110,7 +110,7 @@ def test_publish_sends_to_the_cell_that_it_is_given() -> None:
     assert message["parent_header"]["msg_id"] == parent["header"]["msg_id"]
 
 
-def test_kernelspec_promises_what_ipykernel_has() -> None:
+def test_kernelspec_features_exist_in_ipykernel() -> None:
     spec = json.loads((ROOT / "monarch_kernel/kernelspec/kernel.json").read_text())
     assert spec["metadata"]["supported_features"] == ["kernel subshells"]
     assert {"create_subshell_request", "delete_subshell_request", "list_subshell_request"} <= set(

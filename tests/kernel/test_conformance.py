@@ -1,4 +1,4 @@
-"""The kernel is a Python kernel: Jupyter's own tests, its life, and its magics in a plain kernel."""
+"""The kernel is a Python kernel: Jupyter's own tests, start and end, and magics in a plain kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leaks import Kit, processes, wait_until
 
 
 class TestConformance(jupyter_kernel_test.KernelTests):
-    """Jupyter's tests of kernels, with what they need to know of a language."""
+    """Jupyter's tests of kernels, configured for Python."""
 
     kernel_name = "monarch"
     language_name = "python"
@@ -45,11 +45,11 @@ class TestConformance(jupyter_kernel_test.KernelTests):
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
-        # The kernel warms up in the background; what comes with that is not left behind by a test.
+        # The kernel warms up in the background; its processes are not leaks.
         assert wait_until(lambda: {"monarch-agent", "monarch-spare"} <= set(processes().values()), 60)
 
 
-def test_a_plain_python_notebook(notebook: Notebook) -> None:
+def test_kernel_runs_plain_python(notebook: Notebook) -> None:
     assert notebook.run("import asyncio\nawait asyncio.sleep(0, result=5)").ok().shown == "5"
     assert notebook.run("!echo shell").ok().stream().strip() == "shell"
     assert notebook.run("%timeit -n1 -r1 1").ok().stream()
@@ -60,7 +60,7 @@ def test_a_plain_python_notebook(notebook: Notebook) -> None:
 
 
 def of(marker: str) -> dict[int, str]:
-    """Processes with a marker of their own in their environment."""
+    """Return the processes with a marker in their environment."""
     found: dict[int, str] = {}
     for pid, name in processes().items():
         try:
@@ -74,20 +74,20 @@ def of(marker: str) -> dict[int, str]:
 
 @pytest.fixture
 def alone(own: Callable[..., Notebook]) -> Iterator[Callable[[str], Notebook]]:
-    """Starts a notebook with a runtime folder of its own, so that no fork server of another one serves it."""
+    """Start a notebook with its own runtime folder, so that no other fork server serves it."""
     with tempfile.TemporaryDirectory(prefix="mk-", dir="/tmp") as folder:
         yield lambda marker: own(MONARCH_TEST_KERNEL=marker, XDG_RUNTIME_DIR=folder)
 
 
 @pytest.mark.slow
-def test_a_restart_ends_all_ranks(alone: Callable[[str], Notebook]) -> None:
+def test_kernel_restart_ends_all_ranks(alone: Callable[[str], Notebook]) -> None:
     book = alone("restart")
     book.run("%mesh up --procs 3").ok()
     before = of("MONARCH_TEST_KERNEL=restart")
     assert len(before) >= 5
     book.manager.restart_kernel(now=False)
     book.client.wait_for_ready(timeout=30)
-    # The new kernel and what it warms up; none of the old ones.
+    # Only processes of the new kernel are left.
     assert wait_until(lambda: not set(of("MONARCH_TEST_KERNEL=restart")) & set(before))
     assert "no mesh" in book.run("%mesh").ok().stream()
     book.run("%mesh up --procs 2").ok()
@@ -101,7 +101,7 @@ HOWS = [
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_no_process_stays_after_the_end(alone: Callable[[str], Notebook], how: str) -> None:
+def test_kernel_leaves_no_process_after_its_end(alone: Callable[[str], Notebook], how: str) -> None:
     marker = f"MONARCH_TEST_KERNEL={how}"
     book = alone(how)
     book.run("%mesh up --procs 3").ok()
@@ -117,23 +117,23 @@ def test_no_process_stays_after_the_end(alone: Callable[[str], Notebook], how: s
     assert wait_until(lambda: not of(marker)), of(marker)
 
 
-def test_the_magics_in_a_plain_kernel(own: Callable[..., Notebook]) -> None:
+def test_magics_work_in_a_plain_kernel(own: Callable[..., Notebook]) -> None:
     book = own("python3")
     said = book.run("%load_ext monarch_kernel").ok().stream()
-    assert "are ready" in said and "Only the kernel Monarch has" in said
+    assert "are ready" in said and "Only the Monarch kernel has" in said
     assert "is up" in book.run("%mesh up --procs 2").ok().stream()
     cell = book.mesh("print('said')\nrank + 5").ok()
     assert "[rank 1] 6" in cell.shown and cell.said() == {"said": {0, 1}}
     assert book.mesh("1 / 0").reply["ename"] == "MeshCellError"
-    # Once more is no harm: the meshes stay.
+    # Loading again is harmless: the meshes stay.
     assert book.run("%load_ext monarch_kernel\n%reload_ext monarch_kernel").ok().stream().count("are ready") == 0
     assert book.mesh("world_size").ok().shown == "[ranks 0-1] 2"
 
 
 @pytest.mark.slow
-def test_the_time_to_start(leaks: Kit, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernel_starts_in_time(leaks: Kit, capsys: pytest.CaptureFixture[str]) -> None:
     times: dict[str, list[float]] = {"python3": [], "monarch": []}
-    # The first client of a process makes an event loop that stays.
+    # The first client of a process makes a lasting event loop.
     Notebook("python3").close(now=True)
     leaks.rebase()
     for _ in range(3):

@@ -14,13 +14,13 @@ _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>78]|\x1b\][^\x07]*\x07|\r")
 
 
 @pytest.mark.slow
-def test_the_console(tmp_path: Path) -> None:
+def test_console_shows_readable_text(tmp_path: Path) -> None:
     command = ["-m", "jupyter_console", "--kernel", "monarch", "--simple-prompt"]
     console = pexpect.spawn(sys.executable, command, encoding="utf-8", timeout=40, dimensions=(50, 160))
     try:
         console.expect(r"In \[1\]: ")
         said: list[str] = []
-        # The simple prompt takes one line a cell.
+        # The simple prompt takes one line per cell.
         cell = "get_ipython().run_cell_magic('mesh', '', {!r})"
         lines = [
             "%mesh up --procs 4",

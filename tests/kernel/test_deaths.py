@@ -1,4 +1,4 @@
-"""What a cell says when a rank dies in it is true of the others."""
+"""After a death in a cell, the reports about the other ranks are true."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def mortal(notebook: Notebook, leaks: Kit) -> Iterator[Notebook]:
-    """The notebook, one of whose ranks is another process after the test."""
+    """The notebook, for tests that replace a rank."""
     yield notebook
     notebook.run("%mesh heal").ok()
     leaks.rebase()
 
 
 def cell_with_a_death(notebook: Notebook, body: str) -> Cell:
-    """Runs a cell on all ranks, and kills rank 1 in the middle of it."""
+    """Run a cell on all ranks, and kill rank 1 in the middle of it."""
     pid = int(notebook.mesh("import os\nos.getpid()", "[1]").ok().shown.rpartition(" ")[2])
     cell = notebook.send(f"%%mesh\nimport time\nprint('runs')\n{body}")
     cell.until(lambda: cell.said().get("runs") == ALL)
@@ -32,19 +32,19 @@ def cell_with_a_death(notebook: Notebook, body: str) -> Cell:
     return cell.wait()
 
 
-def test_death_in_a_collective_names_the_dead_alone(mortal: Notebook) -> None:
+def test_death_in_a_collective_names_only_the_dead(mortal: Notebook) -> None:
     mortal.mesh("dist.barrier()").ok()
     cell = cell_with_a_death(mortal, "if rank == 0: time.sleep(1000)\ndist.all_reduce(torch.ones(1))")
     assert "ranks 0-1" not in cell.text and "the death of ranks" not in cell.text
     assert "rank 1: SupervisionError: the process" in cell.text
-    assert re.search(r"ranks? 0[^:]*: Interrupted: interrupted in the cell, since rank 1 died", cell.text)
+    assert re.search(r"ranks? 0[^:]*: Interrupted: interrupted because rank 1 died", cell.text)
     assert mortal.mesh("rank", "[0]").ok().shown == "[rank 0] 0"
 
 
-def test_ranks_that_compute_are_said_to_be_interrupted(mortal: Notebook) -> None:
+def test_death_reports_computing_ranks_as_interrupted(mortal: Notebook) -> None:
     mortal.mesh("log = []").ok()
     cell = cell_with_a_death(mortal, "for k in range(10**6):\n    time.sleep(0.01)\n    log.append(k)")
     assert "goes on" not in cell.text
-    assert "ranks 0,2-3: Interrupted: interrupted in the cell, since rank 1 died" in cell.text
+    assert "ranks 0,2-3: Interrupted: interrupted because rank 1 died" in cell.text
     before = mortal.mesh("len(log)", "[0]").ok().shown
     assert mortal.mesh("len(log)", "[0]").ok().shown == before

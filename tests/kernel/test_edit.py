@@ -26,7 +26,7 @@ class Trainer(Actor):
 
 @pytest.fixture
 def trainers(notebook: Notebook) -> str:
-    """A mesh of actors of a cell; its name."""
+    """Spawn a mesh of actors in a cell; return its name."""
     notebook.run(f"%%mesh spawn trainers(start=1) --anew\n{TRAINER}", cell_id="trainer").ok()
     return "trainers"
 
@@ -35,22 +35,22 @@ def totals(notebook: Notebook, by: int = 1) -> str:
     return notebook.run(f"list(trainers.step.call({by}).get().values())").ok().shown
 
 
-def test_a_class_becomes_actors(notebook: Notebook, trainers: str) -> None:
+def test_spawn_makes_actors_of_the_class(notebook: Notebook, trainers: str) -> None:
     assert totals(notebook) == "[2, 2, 2, 2]"
     assert notebook.mesh("self.total, rank", "trainers[0,2]").ok().shown == "[rank 0] (2, 0)\n[rank 2] (2, 2)"
     notebook.mesh("self.total = 10 * rank", "trainers").ok()
     assert totals(notebook) == "[1, 11, 21, 31]"
-    assert "actors 'trainers': Trainer on 4 of its ranks" in notebook.run("%mesh").ok().stream()
+    assert "actors 'trainers': Trainer on 4 ranks" in notebook.run("%mesh").ok().stream()
 
 
-def test_the_class_cell_again_updates_living_actors(notebook: Notebook, trainers: str) -> None:
+def test_class_cell_run_again_updates_live_actors(notebook: Notebook, trainers: str) -> None:
     totals(notebook)
     new = TRAINER.replace("rate = 1", "rate = 100") + "    @endpoint\n    def reset(self): self.total = 0\n"
     said = notebook.run(f"%%mesh spawn trainers(start=1)\n{new}", cell_id="trainer").ok().stream()
     assert re.search(r"trainers: 4 actors have the new Trainer: rate changed, reset added \(\d+ ms\)", said)
     assert totals(notebook) == "[102, 102, 102, 102]"
     notebook.run("trainers.reset.call().get()").ok()
-    # As a plain cell too, and back: what is gone is gone.
+    # In a plain cell too, and back: removed members stay removed.
     said = notebook.run(TRAINER, cell_id="trainer").ok().stream()
     assert "rate changed, reset removed" in said
     assert totals(notebook) == "[1, 1, 1, 1]"
@@ -58,25 +58,25 @@ def test_the_class_cell_again_updates_living_actors(notebook: Notebook, trainers
     assert "nothing changed" in notebook.run(TRAINER, cell_id="trainer").ok().stream()
 
 
-def test_new_arguments_of_an_endpoint_count_for_views_too(notebook: Notebook, trainers: str) -> None:
+def test_views_check_new_endpoint_arguments(notebook: Notebook, trainers: str) -> None:
     notebook.run("view = trainers.slice(procs=1); view.step.call_one(1).get()").ok()
     notebook.run(TRAINER.replace("step(self, by)", "step(self, by, times)"), cell_id="trainer").ok()
     assert "missing a required argument: 'times'" in notebook.run("view.step.call_one(1).get()").text
     notebook.run("view.step.call_one(1, times=2).get()").ok()
 
 
-def test_a_class_of_another_cell_is_another_class(notebook: Notebook, trainers: str) -> None:
+def test_class_of_another_cell_is_not_offered(notebook: Notebook, trainers: str) -> None:
     other = TRAINER.replace("rate = 1", "rate = 1000")
     said = notebook.run(other, cell_id="other").ok().stream()
-    assert "keep the Trainer of the cell that they are from; %mesh update trainers gives them this one" in said
+    assert "keep the Trainer of their own cell; %mesh update trainers gives them this one" in said
     assert totals(notebook) == "[2, 2, 2, 2]"
     assert "rate changed" in notebook.run("%mesh update trainers").ok().stream()
     assert totals(notebook) == "[1002, 1002, 1002, 1002]"
 
 
-def test_all_ranks_or_none(notebook: Notebook, trainers: str) -> None:
+def test_class_update_applies_to_all_ranks_or_none(notebook: Notebook, trainers: str) -> None:
     bad = TRAINER + "    def __reduce__(self): pass\nclass Fails(type(Trainer)):\n    pass\n"
-    # Made anew on rank 2, its base refuses.
+    # The base class refuses the new version on rank 2.
     bad = bad.replace("class Trainer(Actor)", "class Refuses:\n"
         "    def __init_subclass__(cls):\n"
         "        import monarch.actor\n"
@@ -89,13 +89,13 @@ def test_all_ranks_or_none(notebook: Notebook, trainers: str) -> None:
     assert totals(notebook) == "[2, 2, 2, 2]"
 
 
-def test_a_state_that_does_not_fit(notebook: Notebook, trainers: str) -> None:
+def test_class_update_refuses_unfitting_state(notebook: Notebook, trainers: str) -> None:
     said = notebook.run(TRAINER.replace("(Actor)", "(Actor, dict)"), cell_id="trainer").ok().stream("stderr")
     assert "does not fit the new class" in said and "ranks 0-3" in said
     assert totals(notebook) == "[2, 2, 2, 2]"
 
 
-def test_busy_actors_change_after_what_they_handle(notebook: Notebook, trainers: str, tmp_path: Path) -> None:
+def test_busy_actors_update_after_their_message(notebook: Notebook, trainers: str, tmp_path: Path) -> None:
     waits = TRAINER + (
         "    @endpoint\n    def wait(self, path):\n        import os, time\n"
         "        while not os.path.exists(path): time.sleep(0.01)\n        return self.rate\n"
@@ -103,7 +103,7 @@ def test_busy_actors_change_after_what_they_handle(notebook: Notebook, trainers:
     notebook.run(waits, cell_id="trainer").ok()
     notebook.run(f"before = trainers.wait.call('{tmp_path}/go')").ok()
     said = notebook.run(waits.replace("rate = 1", "rate = 7"), cell_id="trainer").ok().stream()
-    assert "those that are busy take it after the message that they handle" in said
+    assert "busy actors take it after their current message" in said
     notebook.run(f"after = trainers.wait.call('{tmp_path}/go')").ok()
     (tmp_path / "go").touch()
     assert (
@@ -111,7 +111,7 @@ def test_busy_actors_change_after_what_they_handle(notebook: Notebook, trainers:
     )
 
 
-def test_a_sync_actor_becomes_async(notebook: Notebook, trainers: str) -> None:
+def test_sync_actor_becomes_async(notebook: Notebook, trainers: str) -> None:
     new = TRAINER + "    @endpoint\n    async def later(self):\n        import asyncio\n" \
         "        await asyncio.sleep(0)\n        return self.total\n"  # fmt: skip
     notebook.run(new, cell_id="trainer").ok()
@@ -121,35 +121,35 @@ def test_a_sync_actor_becomes_async(notebook: Notebook, trainers: str) -> None:
     assert notebook.mesh(inside, "trainers").ok().shown == "[ranks 0-3] 2"
 
 
-def test_on_a_part_of_a_mesh(notebook: Notebook) -> None:
+def test_spawn_works_on_a_slice(notebook: Notebook) -> None:
     few = TRAINER.replace("Trainer", "Few")
     assert (
         "2 actors of Few, on ranks 0,2" in notebook.run(f"%%mesh spawn few --on mesh[::2] --anew\n{few}").ok().stream()
     )
     assert notebook.mesh("rank", "few").ok().shown == "[rank 0] 0\n[rank 2] 2"
-    assert "regular part" in notebook.run(f"%%mesh spawn odd --on mesh[0,1,3]\n{few}").text
+    assert "regular slice" in notebook.run(f"%%mesh spawn odd --on mesh[0,1,3]\n{few}").text
 
 
 @pytest.mark.parametrize(
     ("line", "body", "words"),
     [
-        ("spawn", TRAINER, "there is no mesh 'spawn'"),
-        ("spawn 3x", TRAINER, "'3x' is no such name"),
+        ("spawn", TRAINER, "no mesh 'spawn'"),
+        ("spawn 3x", TRAINER, "invalid name '3x' for actors"),
         ("spawn x(", TRAINER, "cannot understand 'spawn x('"),
         ("spawn x(1, 2)", TRAINER, "too many positional arguments"),
         ("spawn x(nix)", TRAINER, "name 'nix' is not defined"),
-        ("spawn x --on nix", TRAINER, "there is no mesh 'nix'"),
-        ("spawn x", "y = 1", "the cell defines no class of actors"),
+        ("spawn x --on nix", TRAINER, "no mesh 'nix'"),
+        ("spawn x", "y = 1", "the cell defines no actor class"),
         ("spawn x", "1 / 0", "division by zero"),
         ("spawn x", TRAINER.replace("self.total = start", "1 / 0"), "x.__init__() failed on all 4 ranks"),
     ],
 )
-def test_what_cannot_be_spawned(notebook: Notebook, line: str, body: str, words: str) -> None:
+def test_spawn_error_names_the_problem(notebook: Notebook, line: str, body: str, words: str) -> None:
     assert words in notebook.run(f"%%mesh {line}\n{body}").text
     assert notebook.run("'x' in globals()").ok().shown == "False"
 
 
-def test_another_class_does_not_take_a_name(notebook: Notebook, trainers: str) -> None:
+def test_spawn_refuses_a_name_of_another_class(notebook: Notebook, trainers: str) -> None:
     other = TRAINER.replace("Trainer", "Other")
     assert "of another class (Trainer)" in notebook.run(f"%%mesh spawn trainers\n{other}").text
     assert totals(notebook) == "[2, 2, 2, 2]"
@@ -172,7 +172,7 @@ class Gen(Actor):
 
 @pytest.fixture
 def module(notebook: Notebook, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A module that notebook and ranks have imported, and actors of its class."""
+    """A module imported by the notebook and the ranks, with actors of its class."""
     name = f"edited_{abs(hash(request.node.name)) % 10**8}"
     file = tmp_path / f"{name}.py"
     file.write_text(MODULE)
@@ -186,7 +186,7 @@ def module(notebook: Notebook, tmp_path: Path, request: pytest.FixtureRequest) -
     return file
 
 
-def test_reload(notebook: Notebook, module: Path) -> None:
+def test_reload_updates_notebook_ranks_and_actors(notebook: Notebook, module: Path) -> None:
     assert notebook.run("list(gens.step.call().get().values())[:1]").ok().shown == "[(1, 'first')]"
     module.write_text(MODULE.replace("LIMIT = 1", "LIMIT = 10").replace("first", "second"))
     said = notebook.run(f"%mesh reload {module.stem}").ok().stream()
@@ -207,11 +207,11 @@ def test_reload_everywhere_or_nowhere(notebook: Notebook, module: Path, bad: str
 
 
 @pytest.mark.parametrize("name", ["no_such_module", "sys", ""])
-def test_what_cannot_be_reloaded(notebook: Notebook, name: str) -> None:
+def test_reload_error_names_the_problem(notebook: Notebook, name: str) -> None:
     assert "%mesh reload" in notebook.run(f"%mesh reload {name}").text
 
 
-def test_the_future_of_this_package_is_not_that_of_cells(notebook: Notebook) -> None:
+def test_cells_do_not_inherit_future_imports(notebook: Notebook) -> None:
     body = textwrap.dedent("""
         def f(x: int): pass
         f.__annotations__["x"]

@@ -1,4 +1,4 @@
-"""Meshes of a notebook whose ranks come and go: state copied from a peer, sizes that change, ranks that differ."""
+"""Notebook meshes whose ranks change: state from a peer, resizes, roles."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ step()
 
 @pytest.fixture
 def mortal(notebook: Notebook, leaks: Kit) -> Iterator[Notebook]:
-    """The notebook, some of whose ranks are other processes after the test."""
+    """The notebook, for tests that replace ranks."""
     yield notebook
     for name in ("m", "roles", "again"):
         notebook.run(f"%mesh down {name}")
@@ -45,31 +45,31 @@ def mortal(notebook: Notebook, leaks: Kit) -> Iterator[Notebook]:
     leaks.rebase()
 
 
-def test_a_replica_gets_the_variables_of_a_peer(mortal: Notebook) -> None:
+def test_heal_copies_the_variables_of_a_peer(mortal: Notebook) -> None:
     mortal.mesh(TRAINING).ok()
     mortal.mesh("step(); where = (i for i in [1]); mine = rank").ok()
     mortal.mesh(KILL.format(ranks=[0, 2]))
     text = mortal.run("%mesh heal --copy-from 1").ok().stream()
-    assert "ranks 0,2 of mesh 'mesh': a new process, with what 1 cell defined\n" in text
+    assert "ranks 0,2 of mesh 'mesh': a new process, with definitions of 1 cell\n" in text
     assert "copied from rank 1: losses, mine, net, optimizer" in text
     assert "not copied: where (" in text
-    # One class on each rank, and the optimizer is that of the model.
+    # One class on each rank, and the optimizer belongs to the model.
     shown = mortal.mesh("isinstance(net, Net), optimizer.param_groups[0]['params'][0] is net.inner.weight").ok().shown
     assert shown == "[ranks 0-3] (True, True)"
     mortal.mesh("step()").ok()
     assert mortal.mesh("len(losses), losses[-1]").ok().shown.startswith("[ranks 0-3] (3, ")
-    # Only what was named, from anybody.
+    # Only the named variables, from any rank.
     mortal.mesh(KILL.format(ranks=[3]))
     text = mortal.run("%mesh heal mesh --copy-from peer mine losses").ok().stream()
-    assert "copied from a rank that lives: losses, mine" in text
+    assert "copied from a live rank: losses, mine" in text
     assert mortal.mesh("'net' in globals(), mine", "[3]").ok().shown == "[rank 3] (False, 1)"
 
 
-def test_what_heal_does_not_understand(mortal: Notebook) -> None:
+def test_heal_error_names_the_problem(mortal: Notebook) -> None:
     for line, said in (
-        ("--copy-from 9", "--copy-from takes a rank from 0 to 3, or peer, and not '9'"),
-        ("mesh x", "takes the name of one mesh"),
-        ("nowhere", "there is no mesh 'nowhere'"),
+        ("--copy-from 9", "--copy-from: expected a rank from 0 to 3, or peer, got '9'"),
+        ("mesh x", "expected the name of one mesh, got 'mesh x'"),
+        ("nowhere", "no mesh 'nowhere'"),
         ("--copy-from", "expected one argument"),
     ):
         cell = mortal.run(f"%mesh heal {line}")
@@ -81,19 +81,19 @@ def test_what_heal_does_not_understand(mortal: Notebook) -> None:
     assert cell.status == "error" and "has no variable 'nothing'" in cell.text
 
 
-def test_a_mesh_grows_and_shrinks(mortal: Notebook) -> None:
+def test_resize_grows_and_shrinks_a_mesh(mortal: Notebook) -> None:
     mortal.run("%mesh up m --gpus 2").ok()
     mortal.mesh("def f():\n    return rank, world_size, point.extent['gpus']\nkept = 1").ok()
     assert mortal.mesh("dist.get_world_size()").ok().shown == "[ranks 0-1] 2"
     text = mortal.run("%mesh resize gpus=3").ok().stream()
-    assert "mesh 'm' has gpus=3 now; new: rank 2, with what 1 cell defined" in text
+    assert "mesh 'm' now has gpus=3; new: rank 2, with definitions of 1 cell" in text
     assert mortal.mesh("f(), 'kept' in globals()").ok().shown.splitlines() == [
         "[rank 0] ((0, 3, 3), True)",
         "[rank 1] ((1, 3, 3), True)",
         "[rank 2] ((2, 3, 3), False)",
     ]
     assert mortal.mesh("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()").ok().shown == "[ranks 0-2] 3.0"
-    assert "mesh 'm' has gpus=1 now\n" in mortal.run("%mesh resize m gpus=1").ok().stream()
+    assert "mesh 'm' now has gpus=1\n" in mortal.run("%mesh resize m gpus=1").ok().stream()
     assert mortal.mesh("f(), kept").ok().shown == "[rank 0] ((0, 1, 1), 1)"
     for line, said in (
         ("", "needs the new size, as in %mesh resize gpus=6"),
@@ -105,7 +105,7 @@ def test_a_mesh_grows_and_shrinks(mortal: Notebook) -> None:
         assert cell.status == "error" and said in cell.text, cell.text
 
 
-def test_an_interrupt_while_new_ranks_get_definitions(mortal: Notebook, tmp_path: Path) -> None:
+def test_interrupted_resize_is_completed_by_the_next(mortal: Notebook, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     mortal.run("%mesh up m --gpus 1").ok()
     body = f"import os, time\nopen(f'{gate}.{{rank}}', 'w').close()\nmine = rank"
@@ -117,21 +117,21 @@ def test_an_interrupt_while_new_ranks_get_definitions(mortal: Notebook, tmp_path
     assert "KeyboardInterrupt" in cell.wait().text
     gate.touch()
     text = mortal.run("%mesh resize gpus=2").ok().stream()
-    assert "mesh 'm' has gpus=2 now" in text
+    assert "mesh 'm' now has gpus=2" in text
     assert mortal.mesh("mine, ready, world_size").ok().shown.splitlines() == [
         "[rank 0] (0, True, 2)",
         "[rank 1] (1, True, 2)",
     ]
 
 
-def test_ranks_that_differ(mortal: Notebook) -> None:
+def test_roles_give_different_ranks(mortal: Notebook) -> None:
     mortal.run("%mesh up roles --roles train=2,load=1:cpu").ok()
     assert mortal.mesh("rank", "[load]").ok().shown == "[rank 2] 2"
     assert mortal.mesh("rank", "roles[train]").ok().shown.splitlines() == ["[rank 0] 0", "[rank 1] 1"]
     cell = mortal.mesh("rank", "[eval]")
-    assert cell.status == "error" and "nor a role; this mesh has the roles train, load" in cell.text
+    assert cell.status == "error" and "or a role; this mesh has the roles train, load" in cell.text
     for line, said in (
-        ("--roles train=0", "cannot understand 'train=0'"),
+        ("--roles train=0", "got 'train=0'"),
         ("--roles a=1,a=2", "names 'a' twice"),
         ("--roles a=1 --procs 2", "do not go with it"),
     ):
@@ -139,19 +139,19 @@ def test_ranks_that_differ(mortal: Notebook) -> None:
         assert cell.status == "error" and said in cell.text, cell.text
 
 
-def test_ranks_are_started_again_by_themselves(mortal: Notebook) -> None:
+def test_restart_option_replaces_dead_ranks(mortal: Notebook) -> None:
     for wrong in ("-1", "often"):
         cell = mortal.run(f"%mesh up again --restart={wrong}")
-        assert cell.status == "error" and "--restart takes how often in a minute, or on-failure" in cell.text
+        assert cell.status == "error" and "--restart: expected restarts per minute, or on-failure" in cell.text
     mortal.run("%mesh up again --procs 2 --restart --spares 1").ok()
     cell = mortal.mesh(KILL.format(ranks=[1]))
     assert cell.status == "error" and "SIGKILL" in cell.text
-    # The next cell waits until the rank is there.
+    # The next cell waits for the new rank.
     assert mortal.mesh("rank").ok().shown.splitlines() == ["[rank 0] 0", "[rank 1] 1"]
 
 
-def test_a_cell_on_others_fails_as_well(mortal: Notebook) -> None:
-    """What nobody supervises stops all of the mesh, and only that."""
+def test_unsupervised_death_stops_the_whole_mesh(mortal: Notebook) -> None:
+    """An unsupervised death stops its whole mesh, and no other."""
     mortal.run("%mesh up m --procs 3").ok()
     mortal.run("%mesh use mesh").ok()
     mortal.run("%%mesh m[1:3] --nowait --out beside\nimport time\nwhile True: time.sleep(0.01)").ok()
@@ -159,20 +159,20 @@ def test_a_cell_on_others_fails_as_well(mortal: Notebook) -> None:
     mortal.mesh("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "m[0]")
     cell = mortal.run("beside.result(20)")
     assert cell.status == "error" and "nobody supervises m" in cell.text
-    # The ranks were stopped there, and can be used; those of another mesh go on.
+    # The ranks were stopped and are usable; those of another mesh go on.
     assert mortal.mesh("rank", "m[1:3] --timeout 20").ok().shown.splitlines() == ["[rank 1] 1", "[rank 2] 2"]
     assert mortal.run("other.done").ok().shown == "False"
     mortal.run("other.interrupt()").ok()
 
 
-def test_a_supervisor_in_a_cell(mortal: Notebook) -> None:
+def test_supervisor_in_a_cell_heals(mortal: Notebook) -> None:
     mortal.run("%mesh up m --procs 2").ok()
     mortal.run(
         "import os, signal, monarch\nfrom monarch.actor import Actor, endpoint, heal_mesh, supervise\n"
         "class A(Actor):\n    @endpoint\n    def pid(self): return os.getpid()\n"
         "    @endpoint\n    def end(self): os.kill(os.getpid(), 9)"
     ).ok()
-    # The mesh is a variable of its name.
+    # The mesh is a variable.
     mortal.run("a = m.spawn('a', A)").ok()
     cell = mortal.run(
         "with supervise(m, lambda failure: heal_mesh(failure.mesh)) as watch:\n"
@@ -184,7 +184,7 @@ def test_a_supervisor_in_a_cell(mortal: Notebook) -> None:
     assert cell.stream() == "caught\n2\n(1,) ('a[procs=1].end()',)\n"
 
 
-def test_a_rank_that_does_not_answer_is_shown(mortal: Notebook) -> None:
+def test_unresponsive_rank_is_shown(mortal: Notebook) -> None:
     mortal.run("%mesh up m --procs 2").ok()
     mortal.run("%%mesh m --out pids\nimport os\nos.getpid()").ok()
     mortal.run("import os, signal\nos.kill(list(pids.values())[1], signal.SIGSTOP)").ok()
@@ -194,7 +194,7 @@ def test_a_rank_that_does_not_answer_is_shown(mortal: Notebook) -> None:
     assert "does not answer" not in mortal.run("%mesh").ok().stream()
 
 
-def test_ranks_freed_from_a_collective_say_by_whose_death(mortal: Notebook) -> None:
+def test_freed_ranks_name_the_dead_rank(mortal: Notebook) -> None:
     mortal.run("%mesh up m --procs 3").ok()
     cell = mortal.mesh(
         "import os, signal\nx = torch.ones(1)\ndist.all_reduce(x)\n"
@@ -207,32 +207,32 @@ def test_ranks_freed_from_a_collective_say_by_whose_death(mortal: Notebook) -> N
     assert "gloo" not in "\n".join(lines)
 
 
-def test_hosts_come_and_go(mortal: Notebook) -> None:
+def test_resize_adds_and_removes_hosts(mortal: Notebook) -> None:
     mortal.run("%mesh up m --hosts 1 --procs 2").ok()
     mortal.mesh("def f():\n    return rank, world_size, point['hosts']\nkept = 1").ok()
-    # Hosts that are processes of this machine are started as they are needed.
+    # Hosts on this machine are started on demand.
     text = mortal.run("%mesh resize hosts=3").ok().stream()
-    assert "mesh 'm' has hosts=3, procs=2 now; new: ranks 2-5, with what 1 cell defined" in text
+    assert "mesh 'm' now has hosts=3, procs=2; new: ranks 2-5, with definitions of 1 cell" in text
     assert mortal.mesh("f()", "[1,5]").ok().shown.splitlines() == ["[rank 1] (1, 6, 0)", "[rank 5] (5, 6, 2)"]
     assert mortal.mesh("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()").ok().shown == "[ranks 0-5] 6.0"
-    # One is lost, and another takes its place.
+    # A lost host is replaced.
     cell = mortal.mesh("import os, signal, time\nos.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(60)", "[2]")
     assert cell.status == "error", cell.text
     text = mortal.run("%mesh heal").ok().stream()
-    assert "ranks 2-3 of mesh 'm': a new process, with what 1 cell defined" in text
+    assert "ranks 2-3 of mesh 'm': a new process, with definitions of 1 cell" in text
     assert mortal.mesh("f(), 'kept' in globals()", "m[hosts=0:2, procs=0]").ok().shown.splitlines() == [
         "[rank 0] ((0, 6, 0), True)",
         "[rank 2] ((2, 6, 1), False)",
     ]
-    assert "mesh 'm' has hosts=2, procs=2 now\n" in mortal.run("%mesh resize hosts=2").ok().stream()
+    assert "mesh 'm' now has hosts=2, procs=2\n" in mortal.run("%mesh resize hosts=2").ok().stream()
     assert "is up again, with empty namespaces: hosts=2, procs=2" in mortal.run("%mesh restart m").ok().stream()
-    # Those that the notebook has by itself.
+    # Hosts that the notebook started.
     mortal.run("from monarch.testing import local_hosts\nmanager = local_hosts(1); spare = manager.__enter__()").ok()
     assert "hosts=3" in mortal.run("%mesh resize hosts=3 --hosts spare").ok().stream()
     assert mortal.mesh("f() if 'f' in globals() else world_size").ok().shown == "[ranks 0-5] 6"
     cell = mortal.run("%mesh resize hosts=4 --hosts nix")
-    assert cell.status == "error" and "and not 'nix'" in cell.text
+    assert cell.status == "error" and "got 'nix'" in cell.text
     cell = mortal.run("%mesh resize mesh procs=5 --hosts spare")
-    assert cell.status == "error" and "mesh 'mesh' has no axis of hosts" in cell.text
+    assert cell.status == "error" and "mesh 'mesh' has no hosts axis" in cell.text
     mortal.run("%mesh down m").ok()
     mortal.run("manager.__exit__(None, None, None)").ok()

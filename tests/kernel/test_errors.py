@@ -17,34 +17,34 @@ from leaks import Kit
 
 
 def failed(cell: Cell) -> str:
-    """The text of a cell that failed, as its reply and its output say it."""
+    """Return the text of a failed cell, after comparing its reply and its output."""
     assert cell.status == "error"
     (error,) = cell.contents("error")
     assert error["ename"] == cell.reply["ename"] and error["evalue"] == cell.reply["evalue"]
     return "\n".join(error["traceback"])
 
 
-def test_an_error_of_some_ranks(notebook: Notebook) -> None:
+def test_error_of_some_ranks_is_shown_with_results(notebook: Notebook) -> None:
     cell = notebook.mesh("y = 1\nif rank >= 2:\n    raise KeyError('boom')\ny")
     text = failed(cell)
     assert cell.reply["ename"] == "MeshCellError"
     assert "failed on ranks 2-3" in cell.reply["evalue"]
     assert "ranks 2-3: KeyError: 'boom'" in text and "line 3" in text and "raise KeyError('boom')" in text
-    # What the others returned is shown and kept.
+    # The results of the others are shown and kept.
     assert "[ranks 0-1] 1" in cell.shown
     assert "[ranks 0-3] 1" in notebook.mesh("y").ok().shown
 
 
-def test_different_errors_are_groups(notebook: Notebook) -> None:
+def test_different_errors_are_grouped(notebook: Notebook) -> None:
     text = failed(notebook.mesh("if rank == 0:\n    raise ValueError('zero')\nif rank > 1:\n    1 / 0"))
     assert "rank 0: ValueError: zero" in text and "ranks 2-3: ZeroDivisionError" in text
     assert "line 2" in text and "line 4" in text
 
 
-def test_the_frames_are_those_of_the_user(notebook: Notebook) -> None:
+def test_traceback_has_only_user_frames(notebook: Notebook) -> None:
     notebook.mesh("def inner(x):\n    return 1 / x").ok()
     cell = notebook.mesh("def outer():\n    inner(0)\nouter()")
-    # The place in the error, the tracebacks folded above it.
+    # The error has the line, and the tracebacks are folded above it.
     assert "ZeroDivisionError: division by zero at cell [" in failed(cell)
     assert "<details><summary>traceback of ranks 0-3</summary>" in cell.bundles[-1]["text/html"]
     text = cell.text
@@ -52,11 +52,11 @@ def test_the_frames_are_those_of_the_user(notebook: Notebook) -> None:
         assert words in text
     for words in ("monarch/", "monarch_kernel", "execute.py", "magics"):
         assert words not in text
-    # Eight ranks that fail alike are one traceback.
+    # Equal failures share one traceback.
     assert cell.shown.count("return 1 / x") == 1
 
 
-def test_causes_are_told(notebook: Notebook) -> None:
+def test_traceback_shows_causes(notebook: Notebook) -> None:
     cell = notebook.mesh("try:\n    {}['k']\nexcept KeyError as e:\n    raise RuntimeError('above') from e")
     assert "RuntimeError: above" in failed(cell)
     assert "KeyError: 'k'" in cell.shown and "direct cause" in cell.shown
@@ -80,16 +80,16 @@ def test_causes_are_told(notebook: Notebook) -> None:
         ("raise ValueError('x' * 10**7)", ["ValueError"]),
     ],
 )
-def test_errors_of_any_kind_end_the_cell_and_no_more(notebook: Notebook, body: str, words: list[str]) -> None:
+def test_error_of_any_kind_ends_only_the_cell(notebook: Notebook, body: str, words: list[str]) -> None:
     text = failed(notebook.mesh(body))
     for word in words:
         assert word in text
     assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
 
 
-def test_cells_after_an_error_do_not_run(notebook: Notebook, tmp_path: Path) -> None:
+def test_later_cells_do_not_run_after_an_error(notebook: Notebook, tmp_path: Path) -> None:
     sent = tmp_path / "sent"
-    # It fails once the second one is there as well.
+    # Fails once the second one has arrived.
     body = f"%%mesh\nimport os, time\nwhile not os.path.exists({str(sent)!r}): time.sleep(0.01)\n1 / 0"
     cells = [notebook.send(body, stop_on_error=True), notebook.send("after = 1")]
     sent.touch()
@@ -111,7 +111,7 @@ def test_nbclient_stops_at_an_error(leaks: Kit, tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("where", ["", "[0,1,3]"])
-def test_error_ends_the_cell_while_others_wait_in_a_collective(notebook: Notebook, where: str) -> None:
+def test_error_ends_the_cell_while_others_wait(notebook: Notebook, where: str) -> None:
     cell = notebook.mesh("if rank == 1:\n    raise ValueError('bad sample 17')\ndist.barrier()", where)
     text = failed(cell)
     others = "ranks 0,3" if where else "ranks 0,2-3"
@@ -120,7 +120,7 @@ def test_error_ends_the_cell_while_others_wait_in_a_collective(notebook: Noteboo
     assert (
         f"{others}: GroupError: the collective could not end, since rank 1 failed" in text and "gloo" not in cell.text
     )
-    # Of the tracebacks, that of the cause is what matters.
+    # Only the traceback of the cause is shown.
     assert cell.shown.count("Traceback") == 1 and "ValueError: bad sample 17" in cell.shown
     assert notebook.mesh("t = torch.ones(1)\ndist.all_reduce(t)\nt.item()").ok().shown == "[ranks 0-3] 4.0"
 
@@ -166,7 +166,7 @@ def test_error_is_not_hidden_by_a_stop(notebook: Notebook, end: str) -> None:
         ("os._exit(7)", ["7"]),
     ],
 )
-def test_a_rank_that_dies_is_named(own: Callable[..., Notebook], death: str, words: list[str]) -> None:
+def test_dead_rank_is_named(own: Callable[..., Notebook], death: str, words: list[str]) -> None:
     book = own()
     book.run("%mesh up --procs 3").ok()
     book.mesh("kept = rank").ok()
@@ -175,7 +175,7 @@ def test_a_rank_that_dies_is_named(own: Callable[..., Notebook], death: str, wor
     for word in ["rank 1", *words]:
         assert word in text
     assert "last words" in cell.stream() and "[rank 2] 2" in cell.shown
-    # The next cell says so too, and what can be done.
+    # The next cell reports it too, with a hint.
     again = failed(book.mesh("kept"))
     for word in ["rank 1", "%mesh restart", *words]:
         assert word in again
@@ -197,19 +197,19 @@ def test_a_rank_that_dies_is_named(own: Callable[..., Notebook], death: str, wor
          "was killed by signal 11 (SIGSEGV)", 4, "ctypes.string_at(0)"),
     ],
 )  # fmt: skip
-def test_a_death_names_the_line(notebook: Notebook, leaks: Kit, body: str, how: str, line: int, source: str) -> None:
+def test_death_names_the_line(notebook: Notebook, leaks: Kit, body: str, how: str, line: int, source: str) -> None:
     cell = notebook.mesh(body)
     assert cell.reply["ename"] == "MeshCellError"
     assert re.search(
         rf"rank 2: SupervisionError: the process {re.escape(how)} at cell \[\d+\] line {line}\n", cell.text
     )
     assert f"    {source}\n" in cell.text and "ranks 0-1,3 are alive" in cell.text
-    # Cells that end leave no place behind.
+    # Finished cells leave no line notes behind.
     notebook.run("%mesh restart").ok()
     leaks.rebase()
 
 
-def test_notes_of_lines_change_nothing(notebook: Notebook) -> None:
+def test_line_notes_change_nothing(notebook: Notebook) -> None:
     body = (
         "from __future__ import annotations\n'''doc'''\nasync def f(x): return x\nseen = []\nfor i in range(3):\n"
         "    if i == 1: continue\n    seen.append(await f(i))\nelse:\n    seen.append('end')\nmatch seen:\n"
@@ -219,7 +219,7 @@ def test_notes_of_lines_change_nothing(notebook: Notebook) -> None:
     assert "line 3: 1 / 0" in re.sub(r"\n\s+", ": ", notebook.mesh("x = 1\nif x:\n    1 / 0").text)
 
 
-def test_cells_are_numbered_as_the_notebook_does(notebook: Notebook) -> None:
+def test_cells_are_numbered_like_the_notebook(notebook: Notebook) -> None:
     cells = [notebook.mesh("1 / 0"), notebook.mesh("while True: pass", "--timeout 0.1"), notebook.run("%mesh nix")]
     for cell in cells:
         assert set(re.findall(r"cell \[(\d+)\]", cell.text)) == {str(cell.reply["execution_count"])}

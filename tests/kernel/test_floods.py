@@ -1,4 +1,4 @@
-"""Ranks that print without end: Stop, memory, the next cell, and what is said of the rest."""
+"""Ranks that print endlessly: Stop, memory, the next cell, and counts of the rest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from kernels import ALL, Notebook
 
 STOP = 2.0
-"""Seconds that Stop may take; the law."""
+"""Seconds that Stop may take, as promised."""
 FLOODS = {
     "short lines": "while True: print('flood')",
     "long lines": "while True: print('flood' * 20_000)",
@@ -33,7 +33,7 @@ QUICK = ("short lines", "descriptor")
 @pytest.mark.parametrize(
     "flood", [flood if flood in QUICK else pytest.param(flood, marks=pytest.mark.slow) for flood in FLOODS]
 )
-def test_flood_is_stopped_and_leaves_nothing(notebook: Notebook, flood: str) -> None:
+def test_flood_is_stopped_and_frees_memory(notebook: Notebook, flood: str) -> None:
     cell = notebook.send(f"%%mesh\n{FLOODS[flood]}")
     cell.until(lambda: "flood" in cell.stream())
     took: list[float] = []
@@ -51,20 +51,20 @@ def test_flood_is_stopped_and_leaves_nothing(notebook: Notebook, flood: str) -> 
     assert min(took) <= STOP
     after = notebook.mesh("print('next cell')").ok()
     assert after.said() == {"next cell": ALL} and "flood" not in after.stream()
-    # The memory of the output is free again.
+    # The memory of the output is freed.
     assert notebook.mesh(HELD).ok().shown == "[ranks 0-3] True"
 
 
-def test_cell_says_how_much_of_a_flood_was_left_out(notebook: Notebook) -> None:
+def test_flood_left_out_bytes_are_counted(notebook: Notebook) -> None:
     cell = notebook.mesh(
         "import os\nfor _ in range(200): os.write(1, b'y' * (1 << 20) + b'\\n')\nprint('the end')"
     ).ok()
     assert re.search(r"\[ranks? [^\]]*: [\d,]+ bytes of output \([\d.]+ MB\) left out", cell.stream())
-    # The end of the cell is shown, whatever was left out before it.
+    # The end of the output is always shown.
     assert "the end" in cell.said()
 
 
-def test_progress_bar_is_shown_while_it_runs(notebook: Notebook, tmp_path: Path) -> None:
+def test_progress_bar_is_shown_while_the_cell_runs(notebook: Notebook, tmp_path: Path) -> None:
     go = tmp_path / "go"
     body = f"import os, time\nprint('\\r5/30', end='')\nwhile not os.path.exists('{go}'): time.sleep(0.01)"
     cell = notebook.send(f"%%mesh\n{body}\nprint('\\r30/30')")
@@ -72,18 +72,18 @@ def test_progress_bar_is_shown_while_it_runs(notebook: Notebook, tmp_path: Path)
     assert not cell.idle
     go.touch()
     cell.wait().ok()
-    # The last state is written over the first.
+    # The last state overwrites the first.
     shown = cell.stream()
     assert re.search(r"5/30\r +\r\[ranks 0-3\] 30/30\n$", shown), shown
 
 
-def test_many_lines_come_in_few_messages(notebook: Notebook) -> None:
+def test_many_lines_arrive_in_few_messages(notebook: Notebook) -> None:
     cell = notebook.mesh("for i in range(1000): print('line', i)").ok()
     assert cell.said() == {f"line {number}": ALL for number in range(1000)}
     assert len(cell.contents("stream")) <= 50
 
 
-def test_log_has_what_the_cell_has_not(notebook: Notebook, tmp_path: Path) -> None:
+def test_log_has_lines_that_the_cell_omits(notebook: Notebook, tmp_path: Path) -> None:
     notebook.mesh("for i in range(6000): print('logged', i, rank)").ok()
     notebook.run(f"%mesh log --save {tmp_path}/log").ok()
     found = re.findall(r"^\[rank \d\] logged (\d+) (\d)$", (tmp_path / "log").read_text(), re.M)

@@ -1,4 +1,4 @@
-"""The first line of a cell on ranks: what is understood, and what is said about the rest."""
+"""The header of a ``%%mesh`` cell: parsed options, and errors for the rest."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from monarch_kernel.magics.header import OPTIONS, Header, HeaderError, parse, pa
         ("--rank-prefix", Header(rank_prefix=True)),
     ],
 )
-def test_what_is_understood(line: str, header: Header) -> None:
+def test_header_is_parsed(line: str, header: Header) -> None:
     assert parse(line) == header
 
 
@@ -46,7 +46,7 @@ def test_what_is_understood(line: str, header: Header) -> None:
         ("[-]", ["'-'"]),
         ("[1:-]", ["'1:-'"]),
         ("[::0]", ["step"]),
-        ("[1, gpus=2]", ["both axes and ranks"]),
+        ("[1, gpus=2]", ["mixes axes and ranks"]),
         ("[gpus=1, gpus=2]", ["'gpus'", "twice"]),
         ("[=1]", ["=1", "axis"]),
         ("[gpus=]", ["'gpus='", "range"]),
@@ -65,7 +65,7 @@ def test_what_is_understood(line: str, header: Header) -> None:
         ("[1]x", ["cannot understand"]),
     ],
 )
-def test_what_is_said_about_the_rest(line: str, words: list[str]) -> None:
+def test_header_error_names_the_problem(line: str, words: list[str]) -> None:
     with pytest.raises(HeaderError) as caught:
         parse(line)
     text = str(caught.value)
@@ -73,7 +73,7 @@ def test_what_is_said_about_the_rest(line: str, words: list[str]) -> None:
         assert word.lower() in text.lower()
 
 
-def test_all_options_are_there_and_explained() -> None:
+def test_header_options_are_parsed_and_explained() -> None:
     for option, meaning in OPTIONS.items():
         value = " 1" if option == "--timeout" else " x" if option == "--out" else ""
         parse(option + value)
@@ -97,7 +97,7 @@ LINES = st.one_of(
 @example("--timeout " + "9" * 400)
 @example("--timeout 1e999")
 @example("[²]")
-def test_any_line_is_understood_or_refused(line: str) -> None:
+def test_header_of_any_text_is_parsed_or_refused(line: str) -> None:
     try:
         header = parse(line)
     except HeaderError as error:
@@ -115,7 +115,7 @@ def test_any_line_is_understood_or_refused(line: str) -> None:
 
 
 @given(st.lists(st.integers(-12, 12) | st.slices(8), min_size=1), st.just(8))
-def test_ranks_are_those_of_a_list_of_python(chosen: list[int | slice], total: int) -> None:
+def test_ranks_of_slices_match_python_lists(chosen: list[int | slice], total: int) -> None:
     everything = list(range(total))
     try:
         wanted: list[int] = []
@@ -130,13 +130,13 @@ def test_ranks_are_those_of_a_list_of_python(chosen: list[int | slice], total: i
         assert ranks_of(chosen, total) == list(dict.fromkeys(wanted))
 
 
-def test_a_mesh_of_one_rank_is_named_as_such() -> None:
+def test_rank_error_names_a_mesh_of_one_rank() -> None:
     with pytest.raises(HeaderError, match=r"rank 0\b(?! to)"):
         ranks_of([1], 1)
 
 
-def test_brackets_alone() -> None:
+def test_brackets_alone_are_parsed() -> None:
     assert parse_where("gpus = 1 : 3 : 2") == ({"gpus": slice(1, 3, 2)}, None)
     assert parse_where("0,") == (None, [0])
-    # A word is what %mesh up --roles has called some ranks.
+    # A word is a role from %mesh up --roles.
     assert parse("[load]").role == "load" and parse("m[ load ]").role == "load" and not parse("[0]").role

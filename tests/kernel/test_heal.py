@@ -1,4 +1,4 @@
-"""``%mesh heal``: ranks that died are there again, with what cells have defined."""
+"""``%mesh heal`` replaces dead ranks, with the definitions of cells."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ KILL = "import os, signal\nif rank in {ranks}: os.kill(os.getpid(), signal.SIGKI
 
 @pytest.fixture
 def mortal(notebook: Notebook, leaks: Kit) -> Iterator[Notebook]:
-    """The notebook, some of whose ranks are other processes after the test."""
+    """The notebook, for tests that replace ranks."""
     yield notebook
     leaks.rebase()
 
 
-def test_definitions_of_a_cell() -> None:
+def test_definitions_of_a_cell_are_extracted() -> None:
     source = (
         '"""What it does."""\n'
         "import os; x = 1\n"
@@ -34,13 +34,13 @@ def test_definitions_of_a_cell() -> None:
     )
     kept = definitions_of(source).split("\n")
     assert kept[1] == "import os" and kept[2:6] == ["from math import (", "    pi,", "    tau,", ")"]
-    # Each is on the line where it was, so that tracebacks fit.
+    # Each keeps its line, so that tracebacks match.
     assert kept[6:10] == ["@decorated", "@twice", "def f(a):", "    return a + x"] and kept[10] == ""
     assert kept[11:13] == ["class C:", "    y = 2"] and kept[13:15] == ["", ""] and kept[15] == "import a; import b"
     assert definitions_of("x = 1\ny = 2") == "" == definitions_of("def f(:")
 
 
-def test_definitions_are_of_the_ranks_that_had_them() -> None:
+def test_definitions_belong_to_their_ranks() -> None:
     definitions = Definitions()
     definitions.record("cell [1]", "import os", [0, 1, 2])
     definitions.record("cell [2]", "def f(): return 1", [1])
@@ -53,34 +53,34 @@ def test_definitions_are_of_the_ranks_that_had_them() -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_is_there_again(mortal: Notebook) -> None:
+def test_heal_replaces_a_dead_rank(mortal: Notebook) -> None:
     mortal.mesh("import math\n\ndef area(r):\n    return round(math.pi * r**2, 2)\n\nkept = rank * 10").ok()
     mortal.mesh("class Box:\n    size = 3", "[0,2]").ok()
     mortal.mesh("x = torch.ones(1)\ndist.all_reduce(x)").ok()
     cell = mortal.mesh(KILL.format(ranks=[2]))
     assert cell.status == "error" and "SIGKILL" in cell.text
     cell = mortal.mesh("area(rank)")
-    assert cell.status == "error" and "%mesh heal mesh puts new ranks in their place" in cell.text
+    assert cell.status == "error" and "%mesh heal mesh replaces the dead ranks" in cell.text
     healed = mortal.run("%mesh heal").ok().stream()
-    assert "rank 2 of mesh 'mesh': a new process, with what 2 cells defined; other variables are lost" in healed
-    # What was defined is there, what was computed is not; the others have lost nothing.
+    assert "rank 2 of mesh 'mesh': a new process, with definitions of 2 cells; other variables are lost" in healed
+    # Definitions are back, computed values are lost; the others keep everything.
     assert mortal.mesh("area(1), 'kept' in globals()").ok().shown.splitlines() == [
         "[ranks 0-1,3] (3.14, True)",
         "[rank 2] (3.14, False)",
     ]
     assert mortal.mesh("Box.size", "[0,2]").ok().shown == "[ranks 0,2] 3"
-    # The process group is made anew.
+    # A new process group is made.
     assert mortal.mesh("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()").ok().shown == "[ranks 0-3] 4.0"
-    assert "all ranks of mesh 'mesh' live; there is nothing to heal" in mortal.run("%mesh heal mesh").ok().stream()
-    # A traceback out of a restored function shows its line.
+    assert "all ranks of mesh 'mesh' are alive; nothing to heal" in mortal.run("%mesh heal mesh").ok().stream()
+    # The traceback of a restored function shows its line.
     cell = mortal.mesh("area('a')", "[2]")
     assert cell.status == "error" and "math.pi * r**2" in cell.text
 
 
 @pytest.mark.slow
-def test_what_new_ranks_get_is_listed_and_chosen(mortal: Notebook) -> None:
+def test_definitions_are_listed_and_dropped(mortal: Notebook) -> None:
     mortal.run("%mesh up m --procs 2").ok()
-    assert "have defined nothing yet" in mortal.run("%mesh definitions").ok().stream()
+    assert "has defined anything yet" in mortal.run("%mesh definitions").ok().stream()
     mortal.mesh("import math, os.path as path\ndef f(): return table[rank]\nclass C: pass").ok()
     mortal.mesh("table = [1, 2]", "--define").ok()
     mortal.mesh("import json", "[1] --once").ok()
@@ -92,22 +92,22 @@ def test_what_new_ranks_get_is_listed_and_chosen(mortal: Notebook) -> None:
         "  1  cell, all ranks: table = [1, 2]",
         "  2  cell, all ranks: g",
     ]
-    assert "do not get cell" in mortal.run("%mesh definitions drop 2").ok().stream()
+    assert "do not run cell" in mortal.run("%mesh definitions drop 2").ok().stream()
     mortal.mesh(KILL.format(ranks=[1]))
     mortal.run("%mesh heal").ok()
     assert mortal.mesh("f(), 'json' in globals(), 'g' in globals()", "[1]").ok().shown == "[rank 1] (2, False, False)"
     for wrong in ("drop 9", "drop", "drop x", "other", "clear all"):
         cell = mortal.run(f"%mesh definitions {wrong}")
-        assert cell.status == "error" and "%mesh definitions [NAME] lists them" in cell.text
+        assert cell.status == "error" and "%mesh definitions: expected nothing, clear, or drop N" in cell.text
     assert "give one" in mortal.mesh("1", "--define --once").text
     mortal.run("%mesh definitions clear").ok()
-    assert "nothing yet" in mortal.run("%mesh definitions").ok().stream()
+    assert "defined anything yet" in mortal.run("%mesh definitions").ok().stream()
     mortal.run("%mesh down m").ok()
     mortal.run("%mesh use mesh").ok()
 
 
 @pytest.mark.slow
-def test_bare_and_several(mortal: Notebook) -> None:
+def test_heal_replaces_several_ranks_bare(mortal: Notebook) -> None:
     mortal.mesh("import math").ok()
     mortal.mesh(KILL.format(ranks=[0, 3]))
     healed = mortal.run("%mesh heal --bare").ok().stream()
@@ -121,7 +121,7 @@ def test_bare_and_several(mortal: Notebook) -> None:
 
 
 @pytest.mark.slow
-def test_actors_are_there_again(mortal: Notebook) -> None:
+def test_heal_respawns_actors(mortal: Notebook) -> None:
     mortal.run(
         "%%mesh spawn counters\nfrom monarch.actor import Actor, endpoint\nclass Counter(Actor):\n"
         "    def __init__(self): self.value = 0\n    @endpoint\n    def add(self): self.value += 1; return self.value"
@@ -133,9 +133,9 @@ def test_actors_are_there_again(mortal: Notebook) -> None:
 
 
 @pytest.mark.slow
-def test_a_definition_that_fails_is_said(mortal: Notebook) -> None:
+def test_heal_reports_a_failing_definition(mortal: Notebook) -> None:
     mortal.mesh("limit = 7\ndef f(n=limit):\n    return n").ok()
     mortal.mesh(KILL.format(ranks=[1]))
     cell = mortal.run("%mesh heal")
-    assert cell.status == "error" and "rank 1 is there again" in cell.text and "NameError" in cell.text
+    assert cell.status == "error" and "rank 1 was replaced" in cell.text and "NameError" in cell.text
     assert mortal.mesh("rank", "[1]").ok().shown == "[rank 1] 1"

@@ -1,4 +1,4 @@
-"""Help while typing: names from ranks, from the notebook's meshes, and never a wait."""
+"""Completion and inspection: names of ranks and of meshes, without long waits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from kernels import GUARD, Notebook
 
 SOON = 10.0
-"""Seconds for an answer on however busy a machine; it is meant to take half of one, and what hangs takes longer."""
+"""Seconds for an answer on a busy machine; the goal is half a second, and a hang takes longer."""
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def book(notebook: Notebook) -> Iterator[Notebook]:
 
 
 def ask(book: Notebook, kind: str, code: str, cursor: int | None = None) -> tuple[dict[str, Any], float]:
-    """The answer to a question about a cell, and the seconds that it took."""
+    """Return the reply to a request about a cell, and its duration in seconds."""
     content = {"code": code, "cursor_pos": len(code) if cursor is None else cursor}
     if kind == "inspect_request":
         content["detail_level"] = 0
@@ -62,15 +62,15 @@ def ask(book: Notebook, kind: str, code: str, cursor: int | None = None) -> tupl
         ("%mesh update ho", ["holders"]),
     ],
 )
-def test_names(book: Notebook, code: str, expected: list[str]) -> None:
+def test_completion_offers_names(book: Notebook, code: str, expected: list[str]) -> None:
     answer, seconds = ask(book, "complete_request", code)
     begin, end = answer["cursor_start"], answer["cursor_end"]
-    # What a match makes of the text, since it may replace the last part only.
+    # The text after the match, which may replace only the last part.
     made = [code[:begin].rpartition("\n")[2].split("(")[-1].split(" ")[-1] + match for match in answer["matches"]]
     assert end == len(code) and made == expected and seconds < SOON
 
 
-def test_signature_and_docstring(book: Notebook) -> None:
+def test_inspection_shows_signature_and_docstring(book: Notebook) -> None:
     answer, seconds = ask(book, "inspect_request", "%%mesh\nmodel.forward_pass(")
     text = answer["data"]["text/plain"]
     assert "(x, scale=2)" in text and "Runs on the rank." in text and seconds < SOON
@@ -91,20 +91,20 @@ def test_signature_and_docstring(book: Notebook) -> None:
         ("%%mesh nowhere\nx", "inspect_request"),
     ],
 )
-def test_what_means_nothing(book: Notebook, code: str, kind: str) -> None:
+def test_completion_of_unknown_names_is_empty(book: Notebook, code: str, kind: str) -> None:
     answer, seconds = ask(book, kind, code)
     assert answer["status"] == "ok" and seconds < SOON
     assert answer.get("matches", []) == []
 
 
-def test_a_busy_rank_answers_and_a_stuck_one_is_not_waited_for(book: Notebook, tmp_path: object) -> None:
+def test_completion_works_on_a_busy_rank_and_skips_a_blocked_one(book: Notebook, tmp_path: object) -> None:
     wait = f"import os, time\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.01)"
     book.mesh(wait, "--nowait --out handle").ok()
     answer, seconds = ask(book, "complete_request", "%%mesh\nalpha_t")
     assert answer["matches"] and seconds < SOON
     open(f"{tmp_path}/go", "w").close()
     book.run("handle.result()").ok()
-    # It keeps Python's lock inside C for a while, so no thread of it can answer.
+    # The rank holds the GIL in C for a while, so none of its threads can answer.
     book.mesh("_ = sum(range(6 * 10**7))", "--nowait --out handle").ok()
     answer, seconds = ask(book, "complete_request", "%%mesh\nalpha_t")
     assert answer["status"] == "ok" and seconds < SOON

@@ -1,4 +1,4 @@
-"""The kernelspec: installed by a command, with all that a front end asks for."""
+"""The kernelspec: installed by a command, with all that front ends need."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def install(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_command_installs_the_kernelspec(tmp_path: Path) -> None:
+def test_install_command_installs_the_kernelspec(tmp_path: Path) -> None:
     done = install("--prefix", str(tmp_path), "--name", "other")
     where = tmp_path / "share" / "jupyter" / "kernels" / "other"
     assert done.returncode == 0 and "'other'" in done.stdout and str(where) in done.stdout
     assert {path.name for path in where.iterdir()} == {path.name for path in SOURCE.iterdir()}
-    # Again, over the one that is there.
+    # Install again, over the existing one.
     assert install("--prefix", str(tmp_path), "--name", "other").returncode == 0
 
 
-def test_the_interpreter_is_the_one_that_installed_it(tmp_path: Path) -> None:
+def test_kernelspec_names_the_installing_interpreter(tmp_path: Path) -> None:
     install("--prefix", str(tmp_path))
     spec = json.loads((tmp_path / "share" / "jupyter" / "kernels" / "monarch" / "kernel.json").read_text())
-    # Where another environment's Jupyter finds it, `python` would be another one.
+    # For the Jupyter of another environment, `python` would be a different one.
     assert spec["argv"][0] == sys.executable
 
 
-def test_the_fields_of_the_kernelspec() -> None:
+def test_kernelspec_has_the_expected_fields() -> None:
     spec = json.loads((SOURCE / "kernel.json").read_text())
     assert spec["argv"][1:] == ["-m", "monarch_kernel", "-f", "{connection_file}"]
     assert spec["display_name"] == "Monarch" and spec["language"] == "python"
@@ -45,18 +45,18 @@ def test_the_fields_of_the_kernelspec() -> None:
 
 
 @pytest.mark.parametrize("size", [32, 64])
-def test_the_logos(size: int) -> None:
+def test_kernelspec_has_logos(size: int) -> None:
     data = (SOURCE / f"logo-{size}x{size}.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n") and len(data) < 20_000
     assert struct.unpack(">II", data[16:24]) == (size, size)
 
 
-def test_the_logo_is_drawn_as_vectors_too() -> None:
+def test_kernelspec_has_a_vector_logo() -> None:
     assert (SOURCE / "logo-svg.svg").read_text().lstrip().startswith("<svg")
 
 
 @pytest.mark.parametrize("words", [["--nonsense"], ["--prefix"], ["--user", "--prefix", "x"], ["--name", "no/name"]])
-def test_what_cannot_be_meant_is_refused(words: list[str]) -> None:
+def test_install_command_refuses_wrong_options(words: list[str]) -> None:
     done = install(*words)
     assert done.returncode != 0
     assert "Traceback" not in done.stderr and done.stderr.strip()

@@ -1,4 +1,4 @@
-"""Meshes that outlive their notebook, from the notebook's side."""
+"""Detached meshes in notebooks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from monarch._procs.agent.detached_records import find, records
 pytestmark = pytest.mark.slow
 
 ENDS = 5.0
-"""Seconds in which what is told to end has ended, on a busy machine."""
+"""Seconds for processes to end on a busy machine."""
 
 ACTORS = """%%mesh spawn counter(10)
 class Counter(Actor):
@@ -32,13 +32,13 @@ class Counter(Actor):
 
 @pytest.fixture(scope="module", autouse=True)
 def first_client(spec: str) -> None:
-    """The first client of a process makes an event loop that stays."""
+    """Make the lasting event loop of the first client of a process."""
     Notebook("python3").close(now=True)
 
 
 @pytest.fixture
 def books(own: Callable[..., Notebook]) -> Iterator[Callable[[], Notebook]]:
-    """Notebooks; what they keep ends with the test."""
+    """A function that starts notebooks; their detached meshes end with the test."""
 
     def start() -> Notebook:
         book = own()
@@ -52,7 +52,7 @@ def books(own: Callable[..., Notebook]) -> Iterator[Callable[[], Notebook]]:
 
 
 def kill(book: Notebook, *names: str) -> None:
-    """Kills the kernel, as nothing else does that it could take note of."""
+    """Kill the kernel without any chance to clean up."""
     pid = int(book.run("import os; os.getpid()").shown)
     os.kill(pid, signal.SIGKILL)
     assert wait_until(lambda: book.manager.provisioner.process.poll() is not None, ENDS)
@@ -60,11 +60,11 @@ def kill(book: Notebook, *names: str) -> None:
         assert wait_until(lambda name=name: not find(name).user, ENDS)
 
 
-def test_a_mesh_outlives_its_kernel(books: Callable[[], Notebook], tmp_path: Path) -> None:
+def test_detached_mesh_outlives_its_kernel(books: Callable[[], Notebook], tmp_path: Path) -> None:
     go = tmp_path / "go"
     first = books()
     said = first.run("%mesh up m --procs 2 --env COLOUR=green --keep 1h").ok().stream()
-    assert "mesh 'm' is up: procs=2" in said and "goes on for 1h; %mesh attach m" in said
+    assert "mesh 'm' is up: procs=2" in said and "lives on for 1h; %mesh attach m attaches it again" in said
     first.run("from monarch.actor import Actor, endpoint").ok()
     first.run(ACTORS).ok()
     first.run("counter.add.call().get()").ok()
@@ -79,18 +79,18 @@ def test_a_mesh_outlives_its_kernel(books: Callable[[], Notebook], tmp_path: Pat
     second = books()
     said = second.run("%mesh list --all").ok().stream()
     assert "this notebook has no mesh" in said
-    assert re.search(r"kept mesh 'm': free until \S+ \S+, for (1h|59m \d+s)\n", said)
+    assert re.search(r"detached mesh 'm': free until \S+ \S+, for (1h|59m \d+s)\n", said)
     cell = second.run("%mesh attach m").ok()
-    assert "mesh 'm' is back: procs=2; it is kept for 1h after this notebook" in cell.stream()
+    assert "attached mesh 'm': procs=2; it outlives this notebook by 1h" in cell.stream()
     assert "actors 'counter': Counter on 2 ranks, as the variable counter" in cell.stream()
-    # The cell that ran has run to its end, and waits for nobody.
+    # The running cell has finished without its notebook.
     got = second.mesh("x, twice(x), os.environ['COLOUR'], world_size").ok()
     assert got.shown == "[rank 0] (1, 2, 'green', 2)\n[rank 1] (11, 22, 'green', 2)"
     shown = cell.stream() + got.stream()
     assert shown.count("meanwhile 0") == 1 == shown.count("meanwhile 1")
     assert second.run("counter.add.call().get()").ok().shown.endswith("12")
     assert "in use by process" in second.run("%mesh list --all").ok().stream()
-    # A rank that dies gets again what cells of the first notebook have defined.
+    # A replaced rank gets the definitions from cells of the first notebook.
     second.mesh("import signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
     assert "1 cell" in second.run("%mesh heal m").ok().stream()
     assert second.mesh("twice(4)").ok().shown == "[ranks 0-1] 8"
@@ -98,7 +98,7 @@ def test_a_mesh_outlives_its_kernel(books: Callable[[], Notebook], tmp_path: Pat
     assert not records()
 
 
-def test_a_restart_of_the_kernel_keeps_it(books: Callable[[], Notebook]) -> None:
+def test_detached_mesh_survives_a_kernel_restart(books: Callable[[], Notebook]) -> None:
     book = books()
     book.run("%mesh up m --procs 1 --env COLOUR=green --keep 1h").ok()
     book.mesh("x = 5").ok()
@@ -111,7 +111,7 @@ def test_a_restart_of_the_kernel_keeps_it(books: Callable[[], Notebook]) -> None
     assert "x" not in book.mesh("sorted(globals())").ok().shown.replace("'", "").split(", ")
 
 
-def test_the_end_of_its_lease(books: Callable[[], Notebook]) -> None:
+def test_detached_mesh_ends_with_its_lease(books: Callable[[], Notebook]) -> None:
     before = processes()
     book = books()
     book.run("%mesh up m --procs 2 --env COLOUR=green --keep 1s").ok()
@@ -120,17 +120,17 @@ def test_the_end_of_its_lease(books: Callable[[], Notebook]) -> None:
     assert wait_until(lambda: not processes().keys() - before.keys(), ENDS)
 
 
-def test_down_of_one_that_nobody_has(books: Callable[[], Notebook]) -> None:
+def test_mesh_down_ends_a_free_detached_mesh(books: Callable[[], Notebook]) -> None:
     book = books()
     book.run("%mesh up m --procs 1 --env COLOUR=green --keep 1h").ok()
     other = books()
     for line, words in [
-        ("attach", "needs the name of a kept mesh"),
+        ("attach", "%mesh attach: the following arguments are required: NAME"),
         ("attach nix", "the kept mesh 'nix' is not there; there are: m"),
         ("attach m", "in use by process"),
         ("down m", "in use by process"),
-        ("down nix", "there is no mesh 'nix'"),
-        ("list --some", "takes --all or nothing"),
+        ("down nix", "no mesh 'nix'"),
+        ("list --some", "unrecognized arguments: --some"),
     ]:
         cell = other.run(f"%mesh {line}")
         assert cell.status == "error" and words in cell.text, cell.text
@@ -138,5 +138,5 @@ def test_down_of_one_that_nobody_has(books: Callable[[], Notebook]) -> None:
     assert "no duration" in other.run("%mesh up n --procs 1 --env COLOUR=green --keep long").text
     assert "already" in book.run("%mesh attach m").text
     kill(book, "m")
-    assert "is down, and kept no more" in other.run("%mesh down m").ok().stream()
+    assert "mesh 'm' is down" in other.run("%mesh down m").ok().stream()
     assert not records()

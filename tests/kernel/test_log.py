@@ -1,4 +1,4 @@
-"""The log of all that ranks have printed: bounded, exact about what it has not, and gone with its process."""
+"""The log of rank output: bounded, exact about what it dropped, and gone with its process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from monarch_kernel.output.log import OutputLog
 
 
-def test_log_gives_back_what_was_added_in_memory_and_file() -> None:
+def test_log_returns_all_from_memory_and_file() -> None:
     log = OutputLog(memory=1000, total=1 << 20)
     texts = [f"line {number} ä🙂\n" for number in range(1000)]
     for text in texts:
@@ -21,7 +21,7 @@ def test_log_gives_back_what_was_added_in_memory_and_file() -> None:
     assert log.characters_lost == 0
 
 
-def test_log_beyond_its_bound_drops_the_oldest_and_counts_it() -> None:
+def test_log_drops_and_counts_the_oldest_beyond_its_bound() -> None:
     log = OutputLog(memory=1000, total=20_000)
     texts = [f"line {number}\n" for number in range(20_000)]
     for text in texts:
@@ -34,7 +34,7 @@ def test_log_beyond_its_bound_drops_the_oldest_and_counts_it() -> None:
     assert characters + len(kept) == sum(map(len, texts))
 
 
-def test_log_tail_says_how_much_is_before_it() -> None:
+def test_log_tail_counts_what_is_before_it() -> None:
     log = OutputLog()
     for number in range(1000):
         log.add(f"line {number}\n")
@@ -50,7 +50,7 @@ def test_log_file_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert log._segments and os.listdir(tmp_path) == []
 
 
-def test_log_goes_on_without_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_works_without_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 

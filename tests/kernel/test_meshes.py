@@ -1,4 +1,4 @@
-"""``%mesh``: what starts, what there is, what ends."""
+"""``%mesh``: meshes start, are listed and end."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def more(notebook: Notebook) -> Notebook:
-    """The notebook, for tests that start meshes of their own and end them."""
+    """The notebook, for tests that start and end more meshes."""
     return notebook
 
 
-def test_progress_is_one_line(more: Notebook) -> None:
+def test_mesh_up_progress_is_one_line(more: Notebook) -> None:
     said = more.run("%mesh up second --procs 2").ok().stream()
     shown = [line.split("\r")[-1].rstrip() for line in said.split("\n")[:-1]]
     assert len(shown) == 1 and re.fullmatch(r"mesh 'second' is up: procs=2, in \d+\.\d\d s", shown[0])
     assert "of 2 ranks run" in said and "of 2 namespaces are ready" in said
     assert more.mesh("world_size").ok().shown == "[ranks 0-1] 2"
-    assert "cells run on mesh 'mesh' now" in more.run("%mesh use mesh").ok().stream()
+    assert "cells now run on mesh 'mesh'" in more.run("%mesh use mesh").ok().stream()
     assert "mesh 'second' is down" in more.run("%mesh down second").ok().stream()
 
 
-def test_several_hosts_and_what_a_restart_keeps(more: Notebook, leaks: Kit) -> None:
+def test_mesh_restart_keeps_hosts_and_options(more: Notebook, leaks: Kit) -> None:
     line = "%mesh up far --hosts 2 --gpus 2 --device cpu --env ONE=1 --env TWO=a=b"
     assert "hosts=2, gpus=2" in more.run(line).ok().stream()
     body = "import os\n[os.environ[k] for k in ('ONE', 'TWO', 'CUDA_VISIBLE_DEVICES')], str(device), world_size"
@@ -51,7 +51,7 @@ def test_several_hosts_and_what_a_restart_keeps(more: Notebook, leaks: Kit) -> N
     more.run("%mesh use mesh").ok()
 
 
-def test_workers_by_their_addresses(more: Notebook, leaks: Kit, tmp_path: Path) -> None:
+def test_mesh_up_attaches_workers_by_address(more: Notebook, leaks: Kit, tmp_path: Path) -> None:
     workers = Workers(tmp_path)
     try:
         some = [workers.start() for _ in range(2)]
@@ -61,7 +61,7 @@ def test_workers_by_their_addresses(more: Notebook, leaks: Kit, tmp_path: Path) 
         line = f"%mesh up far --hosts {hosts} --key {workers.key} --gpus 2"
         assert "hosts=2, gpus=2" in more.run(line).ok().stream()
         assert more.mesh("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()", "far").ok().shown == "[ranks 0-3] 4.0"
-        # Another mesh on the same hosts, which stay when that ends.
+        # Another mesh on the same hosts, which outlive it.
         more.run(f"%mesh up more --hosts {hosts} --key {workers.key} --procs 1").ok()
         assert more.mesh("world_size", "more").ok().shown == "[ranks 0-1] 2"
         more.run("%mesh down more").ok()
@@ -69,7 +69,7 @@ def test_workers_by_their_addresses(more: Notebook, leaks: Kit, tmp_path: Path) 
         assert "is up again" in more.run("%mesh restart far").ok().stream()
         assert more.mesh("'x' in globals()", "far").ok().shown == "[ranks 0-3] False"
         more.run("%mesh down far").ok()
-        # For whoever comes next: once after the restart, and once more.
+        # Free for the next controller: once after the restart, and once after the end.
         for process, address in some * 2:
             assert workers.wait(process) == f"monarch: worker at {address} waits for a controller\n"
         more.run(line).ok()
@@ -82,7 +82,7 @@ def test_workers_by_their_addresses(more: Notebook, leaks: Kit, tmp_path: Path) 
         workers.close()
 
 
-def test_hosts_of_the_notebook_stay(own: Callable[..., Notebook], leaks: Kit) -> None:
+def test_mesh_down_keeps_hosts_of_the_notebook(own: Callable[..., Notebook], leaks: Kit) -> None:
     book = own()
     book.run("from monarch.testing import local_hosts\nmanager = local_hosts(2); mine = manager.__enter__()").ok()
     assert "hosts=2, procs=1" in book.run("%mesh up m --hosts mine --procs 1").ok().stream()
@@ -93,44 +93,45 @@ def test_hosts_of_the_notebook_stay(own: Callable[..., Notebook], leaks: Kit) ->
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("up", "there is a mesh 'mesh' already"),
+        ("up", "mesh 'mesh' is already running"),
         ("up x --procs 2 --gpus 2", "give either --procs or --gpus"),
-        ("up x --procs 0", "--procs takes a number of at least 1"),
+        ("up x --procs 0", "--procs: expected at least 1, got 0"),
         ("up x --procs many", "invalid int value: 'many'"),
-        ("up 3x", "'3x' is no such name"),
-        ("up x --env A", "--env takes K=V, and not 'A'"),
+        ("up 3x", "invalid mesh name '3x': must be a Python identifier"),
+        ("up x --env A", "--env: expected K=V, got 'A'"),
         ("up x --device tpu", "invalid choice: 'tpu'"),
-        ("up x --hosts 0", "--hosts takes a number of at least 1"),
-        ("up x --hosts nix", "and not 'nix'"),
+        ("up x --hosts 0", "--hosts: expected at least 1, got 0"),
+        ("up x --hosts nix", "got 'nix'"),
         ("up x --hosts tcp://127.0.0.1:1", "needs --key FILE"),
         ("up x --hosts tcp://127.0.0.1:1 --key /nowhere", "/nowhere"),
         ("up x y", "unrecognized arguments: y"),
         ('up "x', "No closing quotation"),
-        ("use", "needs the name of a mesh"),
-        ("use nix", "there is no mesh 'nix'; there are: mesh"),
-        ("down nix", "there is no mesh 'nix'"),
-        ("down a b", "takes the name of one mesh"),
-        ("nix", "there is no %mesh nix; there are:"),
+        ("use", "%mesh use: the following arguments are required: NAME; see %mesh help use"),
+        ("use nix", "no mesh 'nix'; running: mesh"),
+        ("down nix", "no mesh 'nix'"),
+        ("down a b", "%mesh down: unrecognized arguments: b"),
+        ("nix", "unknown verb 'nix' after %mesh: expected one of up, "),
+        ("help nix", "unknown verb 'nix'"),
     ],
 )
-def test_what_cannot_be(more: Notebook, line: str, words: str) -> None:
+def test_mesh_line_error_names_the_problem(more: Notebook, line: str, words: str) -> None:
     cell = more.run(f"%mesh {line}")
     assert cell.status == "error" and words in cell.text
-    # The line as it was typed, and no frames of ours.
+    # The line as typed, without frames of this package.
     assert f"line 1: %mesh {line}" in cell.text and "monarch_kernel" not in cell.text
 
 
 @pytest.mark.skipif(os.path.exists("/proc/driver/nvidia"), reason="this machine has GPUs")
-def test_cuda_where_there_is_none(more: Notebook) -> None:
+def test_mesh_up_with_cuda_fails_without_gpus(more: Notebook) -> None:
     assert "this host has no GPU for --device cuda" in more.run("%mesh up x --device cuda").text
     cell = more.run("%mesh up x --gpus 2 --device cuda")
     assert "rank 0 sees no GPU" in cell.text
-    # Nothing is left of it.
+    # Nothing is left behind.
     assert "'x'" not in more.run("%mesh").ok().stream()
 
 
 @pytest.mark.slow
-def test_a_mesh_is_a_variable(notebook: Notebook) -> None:
+def test_mesh_is_a_notebook_variable(notebook: Notebook) -> None:
     notebook.run("taken = 5\n%mesh up other --procs 2").ok()
     assert notebook.run("other, len(other)").ok().shown.startswith("(<ProcMesh 'other' (procs=2)>, 2)")
     notebook.run("%mesh resize other procs=3").ok()
@@ -138,7 +139,7 @@ def test_a_mesh_is_a_variable(notebook: Notebook) -> None:
     notebook.run("%mesh restart other").ok()
     assert notebook.run("other.sizes").ok().shown == "{'procs': 3}"
     notebook.run("%mesh up taken --procs 1").ok()
-    # What the person has stays the person's.
+    # Variables of the user stay.
     assert notebook.run("taken").ok().shown == "5"
     notebook.run("%mesh down taken\n%mesh down other").ok()
     assert notebook.run("taken, 'other' in globals()").ok().shown == "(5, False)"

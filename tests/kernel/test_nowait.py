@@ -18,7 +18,7 @@ def go(tmp_path: Path) -> Path:
     return tmp_path / "go"
 
 
-def test_the_notebook_goes_on(notebook: Notebook, go: Path) -> None:
+def test_nowait_cell_does_not_block_the_notebook(notebook: Notebook, go: Path) -> None:
     cell = notebook.mesh(WAITS.format(go) + "rank * 2", "--nowait --out handle").ok()
     assert "runs on ranks 0-3" in cell.shown
     assert notebook.run("handle.done").ok().shown == "False"
@@ -27,25 +27,25 @@ def test_the_notebook_goes_on(notebook: Notebook, go: Path) -> None:
     go.touch()
     assert notebook.run("list(handle.result().values())").ok().shown == "[0, 2, 4, 6]"
     assert notebook.run("handle.done, handle is _mesh").ok().shown == "(True, True)"
-    # What it has printed is in its own cell.
+    # Its output is in its own cell.
     cell.until(lambda: cell.said().get("runs") == ALL)
 
 
-def test_it_can_be_awaited(notebook: Notebook, go: Path) -> None:
+def test_handle_can_be_awaited(notebook: Notebook, go: Path) -> None:
     notebook.mesh(WAITS.format(go) + "rank", "[0,3] --nowait --out handle").ok()
     go.touch()
     assert notebook.run("list((await handle).values())").ok().shown == "[0, 3]"
 
 
 @pytest.mark.parametrize("ask", ["handle.result()", "await handle"])
-def test_its_error_is_raised_where_it_is_asked(notebook: Notebook, ask: str) -> None:
+def test_handle_raises_the_error_of_its_cell(notebook: Notebook, ask: str) -> None:
     notebook.mesh("if rank == 1: raise KeyError('boom')", "--nowait --out handle").ok()
     cell = notebook.run(ask)
     assert cell.reply["ename"] == "MeshCellError" and "rank 1: KeyError: 'boom'" in cell.text
 
 
 @pytest.mark.parametrize("stop", ["interrupt", "cancel"])
-def test_it_can_be_stopped(notebook: Notebook, stop: str) -> None:
+def test_nowait_cell_can_be_cancelled(notebook: Notebook, stop: str) -> None:
     cell = notebook.mesh("kept = 1\nprint('runs')\nwhile True: pass", "--nowait --out handle").ok()
     cell.until(lambda: cell.said().get("runs") == ALL)
     assert "ranks 0-3: stopped by an interrupt" in notebook.run(f"handle.{stop}()").ok().shown
@@ -53,7 +53,7 @@ def test_it_can_be_stopped(notebook: Notebook, stop: str) -> None:
     assert notebook.mesh("kept").ok().shown == "[ranks 0-3] 1"
 
 
-def test_cells_after_it_wait_for_its_ranks_alone(notebook: Notebook, go: Path) -> None:
+def test_later_cells_wait_only_for_ranks_of_a_nowait_cell(notebook: Notebook, go: Path) -> None:
     notebook.mesh(WAITS.format(go), "[0] --nowait --out handle").ok()
     assert notebook.mesh("rank", "[2]").ok().shown == "[rank 2] 2"
     behind = notebook.send("%%mesh\n'behind'")
@@ -61,9 +61,9 @@ def test_cells_after_it_wait_for_its_ranks_alone(notebook: Notebook, go: Path) -
     assert behind.wait().ok().shown == "[ranks 0-3] 'behind'"
 
 
-def test_a_handle_of_a_kernel_that_ends(own: Callable[..., Notebook]) -> None:
+def test_kernel_ends_while_a_nowait_cell_runs(own: Callable[..., Notebook]) -> None:
     book = own()
     book.run("%mesh up --procs 2").ok()
     book.mesh("while True: pass", "--nowait").ok()
-    # The kit looks whether anything stays.
+    # The kit checks for leaks.
     book.manager.shutdown_kernel()

@@ -1,4 +1,4 @@
-"""What ranks print: folded, in the cell that it belongs to, and none of it lost."""
+"""Output of ranks: folded, shown in its cell, and never lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernels import ALL, Notebook
 from leaks import Kit
 
 
-def test_equal_lines_are_one(notebook: Notebook) -> None:
+def test_equal_lines_are_folded(notebook: Notebook) -> None:
     cells = (notebook.mesh("print('same')\nprint('mine', rank)").ok() for _ in range(5))
     for cell in cells:
         assert cell.said("stdout") == {"same": ALL, **{f"mine {rank}": {rank} for rank in range(4)}}
@@ -20,18 +20,18 @@ def test_equal_lines_are_one(notebook: Notebook) -> None:
         pytest.fail("five times a rank was late")
 
 
-def test_what_goes_to_stderr_stays_there(notebook: Notebook) -> None:
+def test_stderr_stays_stderr(notebook: Notebook) -> None:
     cell = notebook.mesh("import sys\nprint('bad', file=sys.stderr)\nprint('good')").ok()
     assert cell.said("stderr") == {"bad": ALL} and cell.said("stdout") == {"good": ALL}
 
 
-def test_output_of_c_code_and_of_programs(notebook: Notebook) -> None:
+def test_output_of_c_code_and_programs_is_shown(notebook: Notebook) -> None:
     body = "import os, subprocess\nos.write(1, b'by descriptor\\n')\nsubprocess.run(['echo', 'by a program'])\nNone"
     cell = notebook.mesh(body).ok()
     assert list(cell.said().items()) == [("by descriptor", ALL), ("by a program", ALL)]
 
 
-def test_output_comes_while_the_cell_runs(notebook: Notebook, tmp_path: object) -> None:
+def test_output_arrives_while_the_cell_runs(notebook: Notebook, tmp_path: object) -> None:
     cell = notebook.send(
         f"%%mesh\nimport os, time\nprint('begun')\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.01)"
     )
@@ -41,7 +41,7 @@ def test_output_comes_while_the_cell_runs(notebook: Notebook, tmp_path: object) 
     cell.wait().ok()
 
 
-def test_late_output_of_a_thread_goes_to_its_own_cell(notebook: Notebook, tmp_path: object, leaks: Kit) -> None:
+def test_late_output_of_a_thread_goes_to_its_cell(notebook: Notebook, tmp_path: object, leaks: Kit) -> None:
     late = notebook.mesh(
         f"import os, threading, time\ndef wait(name):\n    while not os.path.exists('{tmp_path}/' + name):\n"
         f"        time.sleep(0.01)\n"
@@ -63,7 +63,7 @@ def test_late_output_of_a_thread_goes_to_its_own_cell(notebook: Notebook, tmp_pa
     assert "late" not in plain.stream()
 
 
-def test_threads_of_threads_and_of_pools(notebook: Notebook) -> None:
+def test_output_of_nested_threads_goes_to_its_cell(notebook: Notebook) -> None:
     cell = notebook.mesh(
         "import threading\nfrom concurrent.futures import ThreadPoolExecutor\n"
         "def deep(): print('deep')\ndef first():\n    t = threading.Thread(target=deep); t.start(); t.join()\n"
@@ -73,11 +73,11 @@ def test_threads_of_threads_and_of_pools(notebook: Notebook) -> None:
     assert list(cell.said().items()) == [("deep", ALL), ("pooled", ALL)]
 
 
-def test_very_much_output_is_kept_and_not_all_shown(notebook: Notebook) -> None:
+def test_long_output_is_kept_and_shown_in_part(notebook: Notebook) -> None:
     cell = notebook.mesh("for i in range(26_000): print('many', rank, i)").ok()
-    head, _, tail = cell.stream().partition("… more lines of this cell are kept: %mesh log")
+    head, _, tail = cell.stream().partition("… more lines of this cell: %mesh log")
     assert head.count("\n") == 20_000
-    # The end of it is shown, and how much is not.
+    # The end is shown, with a count of the rest.
     between = re.search(r"… ([\d,]+) lines \([\d,]+ characters\) of this cell are not shown here\n", tail)
     assert between is not None
     last = re.findall(r"\[rank \d\] many (\d \d+)\n", tail)
@@ -86,20 +86,20 @@ def test_very_much_output_is_kept_and_not_all_shown(notebook: Notebook) -> None:
     kept = re.findall(r"\[rank (\d)\] many (\d) (\d+)\n", log)
     assert all(rank == same for rank, same, _ in kept)
     for rank in range(4):
-        # All of them, and in order.
+        # All lines, in order.
         assert [int(i) for each, _, i in kept if int(each) == rank] == list(range(26_000))
 
 
-def test_a_line_that_has_not_ended_is_shown_at_the_end(notebook: Notebook) -> None:
+def test_unfinished_line_is_shown_at_the_end(notebook: Notebook) -> None:
     assert notebook.mesh("print('no end', end='')").ok().said() == {"no end": ALL}
 
 
-def test_a_progress_bar_shows_its_last_state(notebook: Notebook) -> None:
+def test_progress_bar_shows_its_last_state(notebook: Notebook) -> None:
     cell = notebook.mesh("for i in range(101): print(f'\\r{i} %', end='')\nprint()").ok()
     assert cell.said() == {"100 %": ALL}
 
 
-def test_streams_of_a_rank_behave_as_such(notebook: Notebook) -> None:
+def test_rank_streams_behave_like_text_streams(notebook: Notebook) -> None:
     body = (
         "import sys, io, contextlib\n"
         "sys.stdout.write('a\\n'); sys.stdout.writelines(['b\\n', 'c\\n']); sys.stdout.buffer.write(b'd\\n')\n"

@@ -31,27 +31,27 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_script_of_torchrun(notebook: Notebook, script: Path) -> None:
+def test_mesh_run_runs_a_torchrun_script(notebook: Notebook, script: Path) -> None:
     cell = notebook.run(f"%mesh run {script} --steps 3").ok()
     assert {f"rank {rank} of 4 sum 4.0 ['--steps', '3']": {rank} for rank in range(4)} == cell.said()
-    # On some ranks only; it leaves nothing in their namespaces.
+    # On some ranks only; the namespaces stay clean.
     cell = notebook.run(f"%mesh run --on mesh[1,3] {script}").ok()
     assert {"rank 0 of 2 sum 2.0 []": {1}, "rank 1 of 2 sum 2.0 []": {3}} == cell.said()
     assert notebook.mesh("'sys' in globals(), 'total' in globals()").ok().shown == "[ranks 0-3] (False, False)"
-    # The groups of the cells go on.
+    # The groups of cells still work.
     assert notebook.mesh("x = torch.ones(1); dist.all_reduce(x); x.item()").ok().shown == "[ranks 0-3] 4.0"
     notebook.run(f"%mesh run {script}").ok()
     assert notebook.mesh("dist.all_reduce(x); x.item()").ok().shown == "[ranks 0-3] 16.0"
 
 
-def test_a_script_that_raises(notebook: Notebook, script: Path) -> None:
+def test_mesh_run_shows_the_error_of_a_script(notebook: Notebook, script: Path) -> None:
     cell = notebook.run(f"%mesh run {script} --fail")
     assert cell.status == "error"
     assert "ZeroDivisionError" in cell.text and "rank 1" in cell.text and "train.py" in cell.text
     assert notebook.mesh("x = torch.ones(1); dist.all_reduce(x); x.item()").ok().shown == "[ranks 0-3] 4.0"
 
 
-def test_a_script_is_stopped(notebook: Notebook, script: Path) -> None:
+def test_mesh_run_is_stopped_by_an_interrupt(notebook: Notebook, script: Path) -> None:
     cell = notebook.send(f"%mesh run {script} --wait")
     cell.until(lambda: cell.said().get("waiting") == {0, 1, 2, 3})
     notebook.interrupt()
@@ -66,27 +66,27 @@ def test_a_script_is_stopped(notebook: Notebook, script: Path) -> None:
         ("%mesh run", "%mesh run needs a script; write %mesh run [--on MESH[SLICE]] script.py ARGS, or -m module ARGS"),
         ("%mesh run missing.py", "the script 'missing.py' cannot be read"),
         ("%mesh run --at mesh x.py", "%mesh run needs a script"),
-        ("%mesh run --on", "there is no option '--on'"),
+        ("%mesh run --on", "no option '--on'"),
         ("%mesh run -m", "name a script and its arguments"),
     ],
 )
-def test_lines_that_cannot_be(notebook: Notebook, line: str, text: str) -> None:
+def test_mesh_run_error_names_the_problem(notebook: Notebook, line: str, text: str) -> None:
     cell = notebook.run(line)
     assert cell.status == "error" and text in cell.text
 
 
-def test_groups_in_cells(notebook: Notebook) -> None:
+def test_mesh_group_works_in_cells(notebook: Notebook) -> None:
     body = "x = torch.ones(1) * rank\ndist.all_reduce(x, group=mesh.group())\nx.item(), mesh.name, dict(mesh.sizes)"
     assert notebook.mesh(body).ok().shown == "[ranks 0-3] (6.0, 'mesh', {'procs': 4})"
     assert "DeviceMesh((procs=4), 'cpu'" in notebook.mesh("mesh.device_mesh()").ok().shown
-    # Some ranks have a group of their own, which the others need not know of.
+    # Some ranks make a group without the others.
     body = "y = torch.ones(1)\ndist.all_reduce(y, group=mesh.slice(procs=slice(0, 2)).group())\ny.item()"
     assert notebook.mesh(body, "[0,1]").ok().shown == "[ranks 0-1] 2.0"
-    # On one rank alone the group of all is made too, without the others running anything.
+    # One rank alone can make the group of all; the others run nothing.
     assert notebook.mesh("dist.get_world_size()", "[2]").ok().shown == "[rank 2] 4"
 
 
-def test_a_model_lives_through_a_stop_between_collectives(notebook: Notebook) -> None:
+def test_ddp_model_survives_a_stop_between_collectives(notebook: Notebook) -> None:
     notebook.mesh(
         "from torch.nn.parallel import DistributedDataParallel\n"
         "torch.manual_seed(0)\n"
@@ -97,10 +97,10 @@ def test_a_model_lives_through_a_stop_between_collectives(notebook: Notebook) ->
     cell.until(lambda: cell.said().get("busy") == {0, 1, 2, 3})
     notebook.interrupt()
     cell.wait()
-    # All ranks are in step, so the groups that the model has are still good.
+    # All ranks are in step, so the groups of the model stay valid.
     step = "model.zero_grad()\nmodel(torch.ones(1, 2) * rank).sum().backward()\nmodel.module.weight.grad.tolist()"
     assert notebook.mesh(step).ok().shown == "[ranks 0-3] [[1.5, 1.5]]"
 
 
-def test_a_text_before_imports_from_the_future(notebook: Notebook) -> None:
+def test_cell_with_a_future_import_after_a_docstring_runs(notebook: Notebook) -> None:
     assert notebook.mesh('"""What it does."""\nfrom __future__ import annotations\n7').ok().shown == "[ranks 0-3] 7"

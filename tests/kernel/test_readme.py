@@ -1,4 +1,4 @@
-"""The notebook's cells that the README prints run as they are printed."""
+"""The notebook cells in the README run as printed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ README = Path(__file__).resolve().parent.parent.parent / "README.md"
 
 
 def cells_of_readme() -> list[str]:
-    """The indented blocks of the part on notebooks; an empty line ends a cell."""
+    """Return the cells in the section on notebooks: indented blocks, split at empty lines."""
     part = README.read_text(encoding="utf-8").partition("## In a notebook\n")[2].partition("\n## ")[0]
     indented = [line[4:] if line.startswith("    ") else "" for line in part.splitlines()]
     return re.findall(r"(?:.+\n)+", "\n".join(indented) + "\n")
 
 
 @pytest.mark.slow
-def test_cells_of_the_readme_run_as_printed(spec: str, own: Callable[..., Notebook]) -> None:
+def test_readme_cells_run_as_printed(spec: str, own: Callable[..., Notebook]) -> None:
     book = own()
     cells = cells_of_readme()
     assert len(cells) >= 5 and cells[0].startswith("%mesh up")

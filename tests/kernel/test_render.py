@@ -1,4 +1,4 @@
-"""How results and errors of several ranks are shown."""
+"""Rendering of results and errors of several ranks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from monarch_kernel.output.render import Bundle, MeshCellError, bundle_of_ranks,
 
 
 def result(text: str, **more: Any) -> Bundle:
-    """What shows a text."""
+    """Return the bundle of a text."""
     return {"text/plain": text, **more}
 
 
 def tagged(rank: int, bundle: Bundle) -> Bundle:
-    """What one rank shows."""
+    """Return the bundle of one rank."""
     shown = bundle_of_ranks([(rank, bundle)], 4)
     assert shown is not None
     return shown
@@ -26,17 +26,17 @@ def failure(kind: str = "KeyError", text: str = "'x'", line: int = 2, source: st
     return CellError(kind, text, line, source, f"Traceback: {kind}: {text}", False)
 
 
-def test_ranks_that_show_alike_are_one_group() -> None:
+def test_equal_results_form_one_group() -> None:
     groups = grouped([(0, result("1")), (1, result("2")), (2, result("1"))])
     assert groups == [([0, 2], {"text/plain": "1"}), ([1], {"text/plain": "2"})]
 
 
-def test_groups_differ_by_any_of_their_forms() -> None:
+def test_results_with_one_different_form_are_two_groups() -> None:
     groups = grouped([(0, result("x", **{"text/html": "<b>1</b>"})), (1, result("x", **{"text/html": "<b>2</b>"}))])
     assert [ranks for ranks, _ in groups] == [[0], [1]]
 
 
-def test_nothing_is_shown_of_nothing() -> None:
+def test_no_results_show_nothing() -> None:
     assert bundle_of_ranks([], 2) is None
 
 
@@ -47,26 +47,26 @@ def test_equal_results_are_shown_once_with_their_ranks() -> None:
     assert bundle["text/html"].count("&#x27;a&#x27;") == 1
 
 
-def test_unequal_results_stand_side_by_side() -> None:
+def test_unequal_results_are_shown_side_by_side() -> None:
     bundle = bundle_of_ranks([(0, result("a")), (1, result("b")), (2, result("a"))], 3)
     assert bundle is not None
     assert bundle["text/plain"].splitlines() == ["[ranks 0,2] a", "[rank 1] b"]
     assert "flex" in bundle["text/html"] and "rank 1" in bundle["text/html"]
 
 
-def test_several_lines_begin_below_their_label() -> None:
+def test_multiline_results_start_below_their_label() -> None:
     bundle = bundle_of_ranks([(0, result("a\nb"))], 1)
     assert bundle is not None and bundle["text/plain"] == "[rank 0]\na\nb"
 
 
-def test_very_many_different_results_are_not_all_drawn() -> None:
+def test_html_of_many_different_results_is_bounded() -> None:
     bundle = bundle_of_ranks([(rank, result(str(rank))) for rank in range(300)], 300)
     assert bundle is not None
     assert "236 more" in bundle["text/html"] and len(bundle["text/plain"].splitlines()) == 300
 
 
 @pytest.mark.parametrize("text", ["<script>alert(1)</script>", "a & b", "'\"<>&"])
-def test_text_is_no_html(text: str) -> None:
+def test_text_is_escaped_in_html(text: str) -> None:
     for bundle in (bundle_of_ranks([(0, result(text))], 1), bundle_of_ranks(
         [(0, result(text)), (1, result("other"))], 2
     ), tagged(3, {"text/plain": text})):  # fmt: skip
@@ -76,18 +76,18 @@ def test_text_is_no_html(text: str) -> None:
         assert text not in page and "<script" not in page
 
 
-def test_html_and_pictures_of_ranks_stay_what_they_are() -> None:
+def test_html_and_pictures_of_ranks_are_kept() -> None:
     assert "<b>bold</b>" in tagged(1, {"text/plain": "b", "text/html": "<b>bold</b>"})["text/html"]
     page = tagged(1, {"text/plain": "figure", "image/png": "QUJD"})["text/html"]
     assert "data:image/png;base64,QUJD" in page and "rank 1" in page
     assert "<svg/>" in tagged(1, {"text/plain": "figure", "image/svg+xml": "<svg/>"})["text/html"]
 
 
-def test_a_bundle_without_text_is_shown() -> None:
+def test_bundle_without_text_is_shown() -> None:
     assert tagged(0, {"text/html": "<i>x</i>"})["text/plain"].startswith("[rank 0]")
 
 
-def test_errors_that_are_alike_are_one_line() -> None:
+def test_equal_errors_are_one_line() -> None:
     lines = error_lines("cell [12]", {rank: failure() for rank in range(7)} | {7: failure("ValueError", "bad", 5)}, 8)
     assert lines[0] == "cell [12] failed on all 8 ranks"
     assert any("ranks 0-6" in line and "KeyError: 'x'" in line and "line 2" in line for line in lines)
@@ -95,18 +95,18 @@ def test_errors_that_are_alike_are_one_line() -> None:
     assert sum("d['x']" in line for line in lines) == 2
 
 
-def test_an_error_names_the_rank() -> None:
+def test_error_names_the_rank() -> None:
     assert error_lines("cell [1]", {3: failure()}, 4)[0] == "cell [1] failed on rank 3"
 
 
 @pytest.mark.parametrize("text", ["", "\n", "\nmore", "one\ntwo"])
-def test_texts_of_errors_of_any_form(text: str) -> None:
+def test_error_texts_of_any_form_are_shown(text: str) -> None:
     lines = error_lines("cell [1]", {0: failure("AssertionError", text, 0, "")}, 1)
     assert lines[1].strip().startswith("rank 0: AssertionError")
     assert not lines[1].rstrip().endswith(":")
 
 
-def test_the_error_has_what_is_needed_to_go_on() -> None:
+def test_cell_error_has_errors_and_results() -> None:
     error = MeshCellError("cell [3]", {2: failure(), 1: failure("OSError", "no", 1)}, 4, "results")
     assert error.results == "results" and set(error.errors) == {1, 2}
     shown = "\n".join(error._render_traceback_())

@@ -1,4 +1,4 @@
-"""``%mesh checkpoint`` and ``%mesh restore``: variables of cells on disk, and back on these or other ranks."""
+"""``%mesh checkpoint`` and ``%mesh restore``: variables of cells to disk, and back on the same or other ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ optimizer.zero_grad()
 
 @pytest.fixture
 def book(notebook: Notebook, leaks: Kit) -> Iterator[Notebook]:
-    """The notebook with a mesh of its own for the test."""
+    """The notebook with a new mesh for the test."""
     notebook.run("%mesh restart mesh").ok()
     leaks.rebase()
     yield notebook
@@ -47,7 +47,7 @@ def book(notebook: Notebook, leaks: Kit) -> Iterator[Notebook]:
 
 
 @pytest.mark.slow
-def test_variables_come_back(book: Notebook, tmp_path: Path) -> None:
+def test_restore_brings_variables_back(book: Notebook, tmp_path: Path) -> None:
     book.mesh(MODEL + STEP).ok()
     book.mesh(
         "x = torch.full((3,), 1.5)\nown = rank * 10\nepoch = 4\nhistory = [{'loss': 0.5}, (1, None)]\n"
@@ -55,13 +55,13 @@ def test_variables_come_back(book: Notebook, tmp_path: Path) -> None:
     ).ok()
     book.mesh("extra = 'only here'", "[2]").ok()
     said = book.run(f"%mesh checkpoint {tmp_path}/run --wait").ok().stream()
-    assert f"mesh 'mesh' is written to {tmp_path}/run/v000001: " in said
+    assert f"wrote mesh 'mesh' to {tmp_path}/run/v000001: " in said
     assert "epoch, history, model, optimizer, own, x, extra (rank 2) (" in said
     before = book.mesh("model.weight.sum().item(), optimizer.state[model.weight]['exp_avg'].tolist()").ok().shown
     book.mesh(STEP + "x += 1\nkept = x\nown = epoch = 0\nhistory.clear()\ndel other").ok()
     said = book.run(f"%mesh restore {tmp_path}/run").ok().stream()
     assert said.splitlines() == [
-        f"mesh 'mesh' has been restored from {tmp_path}/run/v000001",
+        f"restored mesh 'mesh' from {tmp_path}/run/v000001",
         "  by load_state_dict: model, optimizer",
         "  tensors: x",
         "  values: epoch, history, own, extra (rank 2)",
@@ -70,10 +70,10 @@ def test_variables_come_back(book: Notebook, tmp_path: Path) -> None:
     assert after == before and "[rank 3]" in before
     shown = book.mesh("x.tolist(), kept is x, own == rank * 10, epoch, history").ok().shown
     assert shown == "[ranks 0-3] ([1.5, 1.5, 1.5], True, True, 4, [{'loss': 0.5}, (1, None)])"
-    # In new processes, where the objects are to be made first.
+    # In new processes, where the objects must be made first.
     book.run("%mesh restart").ok()
     said = book.run(f"%mesh restore {tmp_path}/run").ok().stream()
-    assert "  tensors: x" in said and "not restored, and as before:\n  model: there is nothing of that name" in said
+    assert "  tensors: x" in said and "not restored (unchanged):\n  model: there is nothing of that name" in said
     book.mesh("torch.manual_seed(9)\n" + MODEL).ok()
     said = book.run(f"%mesh restore {tmp_path}/run model optimizer nothing").ok().stream()
     assert "  by load_state_dict: model, optimizer\n" in said
@@ -85,7 +85,7 @@ def test_variables_come_back(book: Notebook, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_on_another_number_of_ranks(book: Notebook, tmp_path: Path) -> None:
+def test_restore_works_on_another_number_of_ranks(book: Notebook, tmp_path: Path) -> None:
     book.run("%mesh up two --procs 2").ok()
     book.mesh("rank_of_seed = 7\n" + SHARDED + LOSS + "own = rank\nsame = 'all'").ok()
     before = book.mesh(SUM).ok().shown
@@ -99,17 +99,17 @@ def test_on_another_number_of_ranks(book: Notebook, tmp_path: Path) -> None:
     assert "  by load_state_dict: model, optimizer\n  values: own (ranks 0-1), same\n" in said
     assert "  own (ranks 2-3): it was another one on each rank, and this rank was not there" in said
     assert book.mesh(SUM).ok().shown == before.replace("0-1", "0-3")
-    # The memory of the optimizer came along, so the next step is the same.
+    # The optimizer state came along, so the next step is the same.
     book.mesh(LOSS).ok()
     assert book.mesh(SUM).ok().shown == expected.replace("0-1", "0-3")
     book.run("%mesh down two").ok()
 
 
 @pytest.mark.slow
-def test_it_is_written_while_cells_run(book: Notebook, tmp_path: Path) -> None:
+def test_checkpoint_is_written_while_cells_run(book: Notebook, tmp_path: Path) -> None:
     book.mesh("x = torch.ones(1000)").ok()
     cell = book.run(f"%mesh checkpoint {tmp_path}/run x").ok()
-    assert f"mesh 'mesh' is being written to {tmp_path}/run; a line says when that is complete" in cell.stream()
+    assert f"writing mesh 'mesh' to {tmp_path}/run; a line here reports the end" in cell.stream()
     cell.until(lambda: "v000001: x (" in cell.stream())
     cell = book.run(f"%mesh checkpoint {tmp_path}/run nothing").ok()
     cell.until(lambda: "failed: " in cell.stream("stderr"))
@@ -119,11 +119,11 @@ def test_it_is_written_while_cells_run(book: Notebook, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_said(book: Notebook, tmp_path: Path) -> None:
+def test_checkpoint_error_names_the_problem(book: Notebook, tmp_path: Path) -> None:
     for line, text in (
-        ("checkpoint", "%mesh checkpoint: the path of a folder is missing; write %mesh checkpoint PATH"),
-        (f"checkpoint {tmp_path} --now", "there is no option '--now'"),
-        (f"restore {tmp_path} a.b", "'a.b' is not the name of a variable"),
+        ("checkpoint", "%mesh checkpoint: the following arguments are required: PATH"),
+        (f"checkpoint {tmp_path} --now", "unrecognized arguments: --now"),
+        (f"restore {tmp_path} a.b", "expected names of variables, got 'a.b'"),
         (f"restore {tmp_path}/nowhere", "nowhere is no folder that this host can see"),
         (f"restore {tmp_path}", "has no complete version"),
     ):
@@ -139,7 +139,7 @@ def test_what_is_wrong_is_said(book: Notebook, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_after_the_death_of_the_notebook(own: Callable[..., Notebook], tmp_path: Path) -> None:
+def test_restore_works_after_the_death_of_the_notebook(own: Callable[..., Notebook], tmp_path: Path) -> None:
     first = own()
     first.run("%mesh up --procs 2").ok()
     first.mesh(MODEL + STEP + "step = 17").ok()

@@ -28,7 +28,7 @@ print(*actors.add.call(1).get(100).values(), flush=True)
 """
 
 
-def test_30_sessions_at_once_answer_and_leave_nothing(leaks: Kit) -> None:
+def test_thirty_sessions_at_once_answer_and_clean_up(leaks: Kit) -> None:
     before, folders = processes(), session_folders()
     programs = [
         subprocess.Popen(
@@ -44,7 +44,7 @@ def test_30_sessions_at_once_answer_and_leave_nothing(leaks: Kit) -> None:
         assert [_next(program) for program in programs] == ["ready\n"] * 30
         for program in programs:
             _go(program)
-        # All of them are there at the same time, and each hears its own ranks only.
+        # All run at the same time, and each gets only the output of its own ranks.
         assert [_next(each) for each in programs] == [f"{2 * n} {2 * n} {2 * n} {2 * n}\n" for n in range(30)]
         for program in programs:
             _go(program)

@@ -1,4 +1,4 @@
-"""Stop: the notebook comes back within two seconds from ranks that do anything, and keeps what can be kept."""
+"""Stop: the notebook is back within two seconds whatever ranks do, and keeps all variables it can."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ while True:
 
 @pytest.fixture(autouse=True)
 def same_ranks(notebook: Notebook, leaks: Kit) -> Iterator[None]:
-    """Ranks that were replaced are no leak; programs that a rank has started are."""
+    """Do not count replaced ranks as leaks, but do count programs started by ranks."""
     yield
     notebook.run("1").ok()
     leaks.rebase()
 
 
 def stopped(notebook: Notebook, body: str, there: Callable[[Cell], bool] | None = None) -> tuple[Cell, float]:
-    """Runs a cell that does not end, stops it once it runs on all ranks, and says how long that took."""
+    """Run an endless cell, stop it once it runs on all ranks, and return the seconds that the stop took."""
     cell = notebook.send("%%mesh\nprint('runs')\n" + body)
     cell.until(lambda: there(cell) if there is not None else cell.said().get("runs") == ALL)
     begun = time.perf_counter()
@@ -50,7 +50,7 @@ def stopped(notebook: Notebook, body: str, there: Callable[[Cell], bool] | None 
 
 
 def is_stopped(cell: Cell) -> str:
-    """What it took, as the cell says it; its reply is an interrupt."""
+    """Return the line of the cell about its stop; its reply must be an interrupt."""
     assert cell.status == "error" and cell.reply["ename"] == "KeyboardInterrupt"
     (line,) = [line for line in cell.stream("stderr").splitlines() if line.startswith("stopped:")]
     return line
@@ -58,7 +58,7 @@ def is_stopped(cell: Cell) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", BUSY)
-def test_a_stop_is_quick_and_keeps_variables(notebook: Notebook, kind: str) -> None:
+def test_stop_is_quick_and_keeps_variables(notebook: Notebook, kind: str) -> None:
     notebook.mesh("kept = rank + 100\nimport os\npid = os.getpid()", "--out before").ok()
     cell, seconds = stopped(notebook, BUSY[kind])
     line = is_stopped(cell)
@@ -70,18 +70,18 @@ def test_a_stop_is_quick_and_keeps_variables(notebook: Notebook, kind: str) -> N
 
 
 @pytest.mark.slow
-def test_a_collective_works_after_a_stop_in_one(notebook: Notebook) -> None:
+def test_collective_works_after_a_stop_in_one(notebook: Notebook) -> None:
     is_stopped(stopped(notebook, BUSY["collective"])[0])
     cell = notebook.mesh("t = torch.ones(1)\ndist.all_reduce(t)\nt.item()").ok()
     assert cell.shown == "[ranks 0-3] 4.0"
 
 
 @pytest.mark.slow
-def test_a_rank_that_swallows_interrupts_is_replaced(notebook: Notebook) -> None:
+def test_rank_ignoring_interrupts_is_replaced(notebook: Notebook) -> None:
     notebook.mesh("kept = rank").ok()
     cell, seconds = stopped(notebook, f"if rank == 2:\n    exec({SWALLOWS!r})")
     assert "rank 2: replaced by a new process" in is_stopped(cell)
-    # A new process is waited for.
+    # The cell waits for the new process.
     assert seconds < IN_TIME
     after = notebook.mesh("'kept' in globals(), rank, world_size").ok().shown
     assert "[rank 2] (False, 2, 4)" in after and "[rank 3] (True, 3, 4)" in after
@@ -89,7 +89,7 @@ def test_a_rank_that_swallows_interrupts_is_replaced(notebook: Notebook) -> None
 
 
 @pytest.mark.slow
-def test_a_rank_inside_c_finishes_by_itself_and_the_next_cell_says_so(notebook: Notebook) -> None:
+def test_rank_inside_c_finishes_and_the_next_cell_reports_it(notebook: Notebook) -> None:
     notebook.mesh("kept = 1\na = torch.randn(2000, 2000)").ok()
     cell, seconds = stopped(notebook, "if rank == 1: b = torch.linalg.matrix_power(a, 2**14 - 1)")
     assert "rank 1: inside a C call" in is_stopped(cell) and seconds < IN_TIME
@@ -98,11 +98,11 @@ def test_a_rank_inside_c_finishes_by_itself_and_the_next_cell_says_so(notebook: 
 
 
 @pytest.mark.slow
-def test_a_second_stop_replaces_a_rank_inside_c(notebook: Notebook) -> None:
+def test_second_stop_replaces_a_rank_inside_c(notebook: Notebook) -> None:
     notebook.mesh("kept = 1\na = torch.randn(2000, 2000)").ok()
     cell, seconds = stopped(notebook, "if rank == 1: b = torch.linalg.matrix_power(a, 2**30 - 1)")
     assert "rank 1: inside a C call" in is_stopped(cell) and seconds < IN_TIME
-    # The others can be used meanwhile.
+    # The other ranks are usable meanwhile.
     assert notebook.mesh("kept", "[0,2,3]").ok().shown == "[ranks 0,2-3] 1"
     cell = notebook.send("%%mesh\nkept")
     cell.until(lambda: "waiting for rank 1" in cell.stream())
@@ -116,7 +116,7 @@ def test_a_second_stop_replaces_a_rank_inside_c(notebook: Notebook) -> None:
 
 @pytest.mark.slow
 def test_wait_in_a_store_is_freed_and_keeps_the_rank(notebook: Notebook) -> None:
-    """Neither a signal nor the end of the groups frees it: the connection that it waits for is closed."""
+    """Neither a signal nor aborting groups frees it: Stop closes the connection that it waits for."""
     notebook.mesh("dist.barrier()\nimport os\npid = os.getpid()").ok()
     body = (
         "from datetime import timedelta\nfrom torch.distributed import TCPStore\n"
@@ -127,15 +127,15 @@ def test_wait_in_a_store_is_freed_and_keeps_the_rank(notebook: Notebook) -> None
     cell, seconds = stopped(notebook, body)
     assert "ranks 0-3: stopped by closing the connection that it waited for" in is_stopped(cell)
     assert seconds < IN_TIME
-    # The groups of the mesh had no part in it, and are the same.
+    # The groups of the mesh were not involved, and are the same.
     assert notebook.mesh("pid == os.getpid()").ok().shown == "[ranks 0-3] True"
     assert notebook.mesh("dist.barrier()\nworld_size").ok().shown == "[ranks 0-3] 4"
 
 
 @pytest.mark.slow
-def test_suspended_rank_is_called_that_and_stops_when_resumed(notebook: Notebook, tmp_path: Path) -> None:
+def test_suspended_rank_is_reported_and_stops_when_resumed(notebook: Notebook, tmp_path: Path) -> None:
     notebook.mesh("kept = rank\nimport os, signal, time").ok()
-    # What it has printed may come only when it is resumed.
+    # Its output may arrive only after it resumes.
     body = f"open(f'{tmp_path}/{{rank}}', 'w').close()\nif rank == 1: os.kill(os.getpid(), 19)\ntime.sleep(600)"
     cell, seconds = stopped(notebook, body, lambda _: len(os.listdir(tmp_path)) == 4)
     line = is_stopped(cell)
@@ -163,19 +163,19 @@ else:
 
 
 @pytest.mark.slow
-def test_stop_of_many_ranks_of_all_kinds_is_as_quick(own: Callable[..., Notebook], tmp_path: Path) -> None:
+def test_stop_of_many_kinds_of_ranks_is_quick(own: Callable[..., Notebook], tmp_path: Path) -> None:
     book = own()
     book.run("%mesh up --procs 16").ok()
     book.mesh("dist.barrier()\nkept = rank").ok()
     body = f"PATH = {str(tmp_path)!r}\n{MANY}"
     cell, seconds = stopped(book, body, lambda _: len(os.listdir(tmp_path)) == 16)
     line = is_stopped(cell)
-    # Three ranks keep both cores of a small machine busy; tests/core holds that the bound is the same for all numbers.
+    # Three ranks keep two cores busy; tests/core checks that the bound holds for any number.
     assert seconds < 2 * IN_TIME, line
     # On a busy machine a rank may be interrupted just before its collective, or after its sum.
     for words in ("freed from a collective", "stopped by an interrupt", "inside a C call that holds the GIL"):
         assert words in line, line
-    # Each has a pid of its own to be resumed by.
+    # Each names its own pid.
     assert line.count("suspended by a signal") == 4
     for pid in re.findall(r"kill -CONT (\d+)", line):
         os.kill(int(pid), signal.SIGCONT)
@@ -183,11 +183,11 @@ def test_stop_of_many_ranks_of_all_kinds_is_as_quick(own: Callable[..., Notebook
     assert after.shown == "[ranks 0-15] True"
 
 
-def test_child_that_a_cell_forks_ends_with_the_cell(notebook: Notebook) -> None:
+def test_child_forked_by_a_cell_ends_with_the_cell(notebook: Notebook) -> None:
     notebook.mesh("import os, signal, sys\nkept = rank").ok()
     body = "pid = os.fork()\nif not pid: sys.exit(3)\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
     assert notebook.mesh(body).ok().shown == "[ranks 0-3] 3"
-    # One that goes on to the end of the cell ends there; and what a rank does at an interrupt is not for it.
+    # The child ends with the cell, and ignores the interrupt handling of the rank.
     body = (
         "pid = os.fork()\nif not pid: os._exit(signal.getsignal(signal.SIGINT) is not signal.SIG_DFL)\n"
         "code = os.waitpid(pid, 0)[1]\npid = os.fork()\nif pid: code += os.waitpid(pid, 0)[1]\ncode"
@@ -211,7 +211,7 @@ def test_stop_of_a_plain_wait_shows_the_line_of_the_user(notebook: Notebook) -> 
 
 
 @pytest.mark.slow
-def test_stops_in_a_row(notebook: Notebook) -> None:
+def test_repeated_stops_work(notebook: Notebook) -> None:
     for _ in range(3):
         cell, seconds = stopped(notebook, BUSY["python"])
         assert seconds < IN_TIME and "ranks 0-3: stopped by an interrupt" in is_stopped(cell)
@@ -219,7 +219,7 @@ def test_stops_in_a_row(notebook: Notebook) -> None:
 
 
 @pytest.mark.slow
-def test_impatient_stops(notebook: Notebook) -> None:
+def test_impatient_stops_do_no_harm(notebook: Notebook) -> None:
     cell = notebook.send("%%mesh\nprint('runs')\nimport time; time.sleep(600)")
     cell.until(lambda: "runs" in cell.stream())
     for _ in range(3):
@@ -245,8 +245,8 @@ def at(event):
 """
 
 
-def test_a_stop_just_before_the_code_and_just_after_it(notebook: Notebook) -> None:
-    """Where it would cut off the kernel's own work: the first stops the code, the second stops nothing."""
+def test_stop_just_before_or_after_the_code_works(notebook: Notebook) -> None:
+    """A stop during kernel work must not cut it off: the first ends the code, the second nothing."""
     stop = "stop = at('pre_run_cell'); shell.events.register('pre_run_cell', stop)"
     notebook.run(EARLY.format(stop)).ok()
     cell = notebook.run("import time\ntime.sleep(600)")
@@ -257,7 +257,7 @@ def test_a_stop_just_before_the_code_and_just_after_it(notebook: Notebook) -> No
     assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
 
 
-def test_a_stop_while_nothing_runs_does_no_harm(notebook: Notebook) -> None:
+def test_stop_while_idle_does_no_harm(notebook: Notebook) -> None:
     notebook.mesh("kept = 7").ok()
     notebook.interrupt()
     assert notebook.run("1").status in ("ok", "error")
@@ -265,7 +265,7 @@ def test_a_stop_while_nothing_runs_does_no_harm(notebook: Notebook) -> None:
 
 
 @pytest.mark.slow
-def test_cells_that_wait_are_not_run_after_a_stop(notebook: Notebook) -> None:
+def test_queued_cells_do_not_run_after_a_stop(notebook: Notebook) -> None:
     notebook.run("ran = []").ok()
     cell = notebook.send("%%mesh\nprint('runs')\nwhile True: pass", stop_on_error=True)
     after = notebook.send("ran.append(1)")
@@ -276,22 +276,22 @@ def test_cells_that_wait_are_not_run_after_a_stop(notebook: Notebook) -> None:
     assert notebook.run("print(ran)").stream() == "[]\n"
 
 
-def test_the_kernel_answers_while_a_cell_runs(notebook: Notebook) -> None:
+def test_kernel_answers_while_a_cell_runs(notebook: Notebook) -> None:
     cell = notebook.send("%%mesh\nprint('runs')\nwhile True: pass")
     cell.until(lambda: "runs" in cell.stream())
     assert notebook.control("kernel_info_request")["status"] == "ok"
     subshell = notebook.control("create_subshell_request")["subshell_id"]
     table = notebook.send("%mesh", subshell=subshell).wait().ok()
     assert "mesh" in table.stream() and not cell.idle
-    # What it shows belongs to it, and to no other.
+    # Each cell gets only its own output.
     assert "runs" not in table.stream() and "in use" not in cell.stream()
     assert notebook.control("delete_subshell_request", subshell_id=subshell)["status"] == "ok"
     notebook.interrupt()
     is_stopped(cell.wait())
 
 
-def test_a_stop_that_comes_as_a_message(notebook: Notebook) -> None:
-    """As front ends send it to kernels of other machines."""
+def test_stop_by_message_works(notebook: Notebook) -> None:
+    """Front ends send messages to kernels on other machines."""
     cell = notebook.send("%%mesh\nkept = rank\nprint('runs')\nwhile True: pass")
     cell.until(lambda: cell.said().get("runs") == ALL)
     begun = time.perf_counter()
@@ -303,14 +303,14 @@ def test_a_stop_that_comes_as_a_message(notebook: Notebook) -> None:
 
 
 def agent_of(pid: int) -> int:
-    """The host agent of a rank, which is the parent of its zygote."""
+    """Return the host agent of a rank, which is the parent of its zygote."""
     import psutil
 
     return next(each.pid for each in psutil.Process(pid).parents() if each.name().startswith("monarch-agent"))
 
 
 @pytest.mark.slow
-def test_interrupt_that_comes_late_does_not_hit_the_next_cell(notebook: Notebook, tmp_path: Path) -> None:
+def test_late_interrupt_does_not_hit_the_next_cell(notebook: Notebook, tmp_path: Path) -> None:
     notebook.mesh("import os, time").ok()
     rank = int(notebook.mesh("os.getpid()", "[0]").ok().shown.rpartition(" ")[2])
     agent = agent_of(rank)

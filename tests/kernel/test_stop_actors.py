@@ -1,4 +1,4 @@
-"""Stop reaches actors too: in threads, on event loops, in main threads; in their cells and in plain cells."""
+"""Stop reaches actors in threads, on event loops and in main threads, from their cells and from plain cells."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def book(notebook: Notebook) -> Iterator[Notebook]:
         "for each in (works, awaits, mains, loops): each.initialized.get()"
     ).ok()
     for name in ("works", "awaits", "mains", "loops"):
-        # The first cell in a process makes the file of its notes.
+        # The first cell in a process creates its notes file.
         notebook.mesh("1", name).ok()
     yield notebook
 
@@ -93,11 +93,11 @@ def stop(book: Notebook, cell: Cell) -> float:
 
 @pytest.mark.parametrize("call", ["works.loop", "mains.loop", "awaits.loop", "loops.loop", "awaits.wait", "loops.wait"])
 @pytest.mark.parametrize("form", ["{}.call().get()", "await {}.call()"])
-def test_a_plain_cell_that_waits_for_actors(book: Notebook, call: str, form: str) -> None:
+def test_stop_reaches_actors_called_by_a_plain_cell(book: Notebook, call: str, form: str) -> None:
     cell = book.send(form.format(call))
     assert stop(book, cell) < IN_TIME
     assert cell.reply["ename"] in ("KeyboardInterrupt", "CancelledError")
-    # On a busy machine one may be late for the first rung; none may need more than an interrupt in the end.
+    # On a busy machine one may be late for the first rung, but none needs more than an interrupt.
     said = cell.stream("stderr")
     assert "stopped by an interrupt" in said and "C call" not in said and "after each interrupt" not in said
     assert "loop.py" not in cell.text
@@ -115,7 +115,7 @@ def test_a_plain_cell_that_waits_for_actors(book: Notebook, call: str, form: str
         ("loops", "import asyncio\nawait asyncio.sleep(60)"),
     ],
 )
-def test_a_cell_inside_actors(book: Notebook, line: str, body: str) -> None:
+def test_stop_reaches_a_cell_inside_actors(book: Notebook, line: str, body: str) -> None:
     cell = book.send(f"%%mesh {line}\nself.kept = 'kept'\nprint('runs')\n{body}")
     assert stop(book, cell) < IN_TIME
     assert cell.status == "error"
@@ -123,11 +123,11 @@ def test_a_cell_inside_actors(book: Notebook, line: str, body: str) -> None:
     assert book.mesh("self.kept", line).ok().shown == "[ranks 0-3] 'kept'"
 
 
-def test_an_actor_inside_a_c_call_finishes(book: Notebook) -> None:
+def test_actor_inside_a_c_call_finishes_it(book: Notebook) -> None:
     cell = book.send("works.nap.call().get()")
     assert stop(book, cell) < IN_TIME
     assert "inside a C call" in cell.stream("stderr")
-    # Then it goes on with what comes next.
+    # Then it handles the next message.
     assert book.run("set(works.get.call().get().values())").ok().shown == "{'kept'}"
 
 
@@ -136,19 +136,19 @@ def test_an_actor_inside_a_c_call_finishes(book: Notebook) -> None:
     [("queue", "stopped by an interrupt"), ("store", "stopped by closing the connection that it waited for")],
 )
 def test_wait_in_a_thread_is_freed(book: Notebook, wait: str, words: str) -> None:
-    """A signal does not reach it, and Python raises nothing in a thread that waits without a timeout."""
+    """No signal reaches the thread, and Python raises nothing in a thread that waits without a timeout."""
     cell = book.send(f"works.{wait}.call().get()")
     assert stop(book, cell) < IN_TIME
     assert f"stopped: ranks 0-3: {words}" in cell.stream("stderr")
     assert book.run("set(works.get.call().get().values())").ok().shown == "{'kept'}"
 
 
-def test_wait_for_a_lock_is_called_that(book: Notebook) -> None:
+def test_wait_for_a_lock_is_reported(book: Notebook) -> None:
     cell = book.send("works.lock.call().get()")
     assert stop(book, cell) < IN_TIME
     said = cell.stream("stderr")
     assert "waiting for a lock, a socket or another thread" in said and "C call" not in said
-    # Whoever can release it, does; the actor is as it was.
+    # Releasing the lock leaves the actor intact.
     book.mesh(
         "import gc, threading\nfor each in gc.get_objects():\n"
         "    if getattr(each, '__name__', '') == 'Works' and hasattr(each, 'held'): each.held.release()"
@@ -156,7 +156,7 @@ def test_wait_for_a_lock_is_called_that(book: Notebook) -> None:
     assert book.run("set(works.get.call().get().values())").ok().shown == "{'kept'}"
 
 
-def test_an_actor_that_swallows_interrupts_is_not_lost(book: Notebook, tmp_path: object) -> None:
+def test_actor_ignoring_interrupts_is_kept_by_the_first_stop(book: Notebook, tmp_path: object) -> None:
     cell = book.send(f"works.swallow.call('{tmp_path}/end').get()")
     assert stop(book, cell) < IN_TIME
     assert "goes on after each interrupt" in cell.stream("stderr")
@@ -164,7 +164,7 @@ def test_an_actor_that_swallows_interrupts_is_not_lost(book: Notebook, tmp_path:
     assert book.run("set(works.get.call().get().values())").ok().shown == "{'kept'}"
 
 
-def test_only_the_cell_s_own_calls_are_stopped(book: Notebook, tmp_path: object) -> None:
+def test_stop_ends_only_calls_of_the_cell(book: Notebook, tmp_path: object) -> None:
     book.run(
         f"def wait(path):\n    import os, time\n    while not os.path.exists(path): time.sleep(0.01)\n"
         f"    return 'ended'\nbefore = mains.swallow.call('{tmp_path}/other')"
@@ -176,7 +176,7 @@ def test_only_the_cell_s_own_calls_are_stopped(book: Notebook, tmp_path: object)
     assert book.run("set(before.get().values())").ok().shown == "{None}"
 
 
-def test_the_notebook_s_own_code_stops_as_ever(book: Notebook) -> None:
+def test_stop_of_notebook_code_works_as_usual(book: Notebook) -> None:
     cell = book.send("print('begun', flush=True)\nwhile True: pass")
     cell.until(lambda: "begun" in cell.stream())
     book.interrupt()
@@ -186,7 +186,7 @@ def test_the_notebook_s_own_code_stops_as_ever(book: Notebook) -> None:
     cell.until(lambda: "begun" in cell.stream())
     begun = time.perf_counter()
     book.interrupt()
-    assert "stopped while it awaited" in cell.wait().text and time.perf_counter() - begun < IN_TIME
+    assert "stopped at an await" in cell.wait().text and time.perf_counter() - begun < IN_TIME
     assert (
         "CancelledError" in book.run("task = asyncio.ensure_future(asyncio.sleep(9)); task.cancel()\nawait task").text
     )

@@ -1,4 +1,4 @@
-"""Stop while a mesh or actors are being made: what is begun goes on to its end or leaves nothing, and is said."""
+"""Stop while a mesh or actors are being made: the work completes or is undone, and a line says so."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def stop_after(notebook: Notebook, cell: Cell, words: str, times: int = 1) -> Ce
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_stopped_restart_goes_on_and_says_so(notebook: Notebook, times: int) -> None:
+def test_stopped_restart_continues_and_reports(notebook: Notebook, times: int) -> None:
     notebook.mesh("kept = 1").ok()
     cell = stop_after(notebook, notebook.send("%mesh restart"), "restarting", times)
     if cell.status == "error":
-        # It may have been faster than the Stop.
+        # The restart may have been faster than the Stop.
         assert "the restart of mesh 'mesh' goes on" in cell.text
         assert "Traceback" not in cell.text and "threading" not in cell.text
     after = notebook.mesh("'kept' in globals()").ok()
@@ -54,10 +54,10 @@ def test_stopped_restart_goes_on_and_says_so(notebook: Notebook, times: int) -> 
         cell.until(lambda: "mesh 'mesh' is up again" in cell.stream("stderr"))
 
 
-def test_stopped_start_leaves_nothing_and_says_so(notebook: Notebook) -> None:
+def test_stopped_start_cleans_up_and_reports(notebook: Notebook) -> None:
     cell = stop_after(notebook, notebook.send("%mesh up other --procs 2"), "starting mesh", 2)
     if cell.status == "error":
-        assert "mesh 'other' was not started; what had begun of it is ended" in cell.text
+        assert "mesh 'other' was not started; its processes have been ended" in cell.text
         assert "Traceback" not in cell.text and "AttributeError" not in cell.text
         assert "other" not in notebook.run("%mesh").ok().stream()
     else:
@@ -71,7 +71,7 @@ def test_stopped_spawn_leaves_no_actors(notebook: Notebook, tmp_path: Path) -> N
         notebook.interrupt()
         cell.wait()
         assert cell.reply["ename"] == "KeyboardInterrupt"
-        assert "slow: the spawn was stopped, and there are no such actors" in cell.stream("stderr")
+        assert "slow: the spawn was stopped; no actors were made" in cell.stream("stderr")
         assert "slow" not in notebook.run("%mesh").ok().stream()
     (tmp_path / "go").touch()
     cell = notebook.run(SPAWN.format("slow")).ok()
@@ -80,12 +80,12 @@ def test_stopped_spawn_leaves_no_actors(notebook: Notebook, tmp_path: Path) -> N
     notebook.run("slow.stop().get()").ok()
 
 
-def test_changed_arguments_of_living_actors_are_said_to_be_unused(notebook: Notebook) -> None:
+def test_spawn_warns_of_ignored_arguments(notebook: Notebook) -> None:
     cell = (
         "%%mesh spawn kept({0})\nfrom monarch.actor import Actor\nclass Kept(Actor):\n"
         "    def __init__(self, x): self.x = x"
     )
     assert "not used" not in notebook.run(cell.format(1)).ok().text
     assert "not used" not in notebook.run(cell.format(1)).ok().text
-    assert "the arguments (5) are not used" in notebook.run(cell.format(5)).ok().stream("stderr")
+    assert "the arguments (5) are ignored" in notebook.run(cell.format(5)).ok().stream("stderr")
     notebook.run("kept.stop().get()").ok()

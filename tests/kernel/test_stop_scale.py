@@ -1,4 +1,4 @@
-"""Stop of 256 ranks of which none answers: one deadline for all, whatever their number."""
+"""Stop of 256 silent ranks: one deadline for any number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 RANKS = 256
 MULTIPLE = 3.0
-"""How much longer than it promises the ladder may take here, where 257 processes share the cores of a machine."""
+"""Extra time for the ladder here, where 257 processes share the cores."""
 RECORD = """
 from monarch_kernel.cells import stop
 class Recorded(stop.StopLadder):
@@ -40,7 +40,7 @@ open(name, "w").close()
 if rank % 2:
     os.kill(os.getpid(), signal.SIGSTOP)
 else:
-    # A lock that is never released, taken in C that keeps the GIL: no signal ends that, and it costs no time.
+    # Waiting for a lock in C with the GIL held: no signal ends that, and it uses no CPU.
     lock = ctypes.create_string_buffer(64)
     ctypes.PyDLL(None).pthread_mutex_lock(lock)
     ctypes.PyDLL(None).pthread_mutex_lock(lock)
@@ -48,7 +48,7 @@ else:
 
 
 def waits(name: str) -> bool:
-    """Whether a rank that has left this file does nothing any more."""
+    """Return whether the rank that wrote this file has stopped working."""
     rank, _, pid = name.partition("-")
     return process_state(int(pid)) == ("T" if int(rank) % 2 else "S")
 
@@ -68,12 +68,12 @@ def test_stop_of_256_silent_ranks_has_one_deadline(own: Callable[..., Notebook],
     cell.wait()
     seconds = time.perf_counter() - begun
     (line,) = [line for line in cell.stream("stderr").splitlines() if line.startswith("stopped:")]
-    # Each has a pid of its own to be resumed by.
+    # Each names its own pid.
     assert line.count("suspended by a signal") == RANKS // 2
     assert line.count("inside a C call that holds the GIL") == 1 and "interrupt" not in line
     took = float(book.run("print(ladders[-1].times[-1] - ladders[-1].times[0])").ok().stream())
     print(f"up {up:.2f} s, ladder {took:.2f} s, cell {seconds:.2f} s")
     assert took < MULTIPLE * BOUND and seconds < MULTIPLE * 2.0
-    # The second one replaces them all, and announces it within the same bound.
+    # The second stop replaces all, and announces it within the same bound.
     book.run("%mesh down").ok()
     assert wait_until(lambda: not any(process_state(int(name.partition("-")[2])) for name in os.listdir(tmp_path)), 20)

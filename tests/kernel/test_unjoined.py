@@ -1,4 +1,4 @@
-"""A cell says when ranks wait in a collective for ranks that have finished it."""
+"""A cell reports ranks that wait in a collective for ranks that have finished the cell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from kernels import Notebook
 
 
-def test_cell_says_which_ranks_have_not_joined_a_collective(notebook: Notebook) -> None:
+def test_cell_names_ranks_missing_from_a_collective(notebook: Notebook) -> None:
     notebook.mesh("dist.barrier()").ok()
     cell = notebook.send("%%mesh\nif rank == 0: dist.barrier()")
     cell.until(lambda: "has waited" in cell.stream("stderr"))
@@ -21,7 +21,7 @@ def test_cell_says_which_ranks_have_not_joined_a_collective(notebook: Notebook) 
     assert notebook.mesh("dist.barrier()").ok().stream("stderr") == ""
 
 
-def test_cell_says_it_of_endpoints_of_actors(notebook: Notebook) -> None:
+def test_cell_names_missing_ranks_of_an_endpoint(notebook: Notebook) -> None:
     notebook.run(
         "from monarch.actor import Actor, endpoint, current_rank\n"
         "from monarch.distributed import group\n"
@@ -40,7 +40,7 @@ def test_cell_says_it_of_endpoints_of_actors(notebook: Notebook) -> None:
     assert cell.wait().status == "error"
 
 
-def test_checked_mesh_names_shapes_that_differ(own: Callable[..., Notebook]) -> None:
+def test_checked_mesh_names_different_shapes(own: Callable[..., Notebook]) -> None:
     book = own()
     book.run("%mesh up --procs 3 --check-collectives").ok()
     book.mesh("import torch\ndist.all_reduce(torch.ones(4))").ok()

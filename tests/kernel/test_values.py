@@ -1,4 +1,4 @@
-"""The value of a cell: large ones are shown in part, on the rank, and what is shown as equal is equal."""
+"""Values of cells: ranks cut large ones, and values shown as equal are equal."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from monarch._notebook.show import bundle_of
 @pytest.mark.parametrize(
     "value", [[1, [2, {3}]], {"a": (1, 2)}, "text", list(range(ITEMS)), Counter("abc"), frozenset({1}), None, dict]
 )
-def test_small_values_are_shown_as_they_are(value: Any) -> None:
+def test_small_values_are_shown_in_full(value: Any) -> None:
     assert bounded(value) is value
 
 
-def test_value_that_contains_itself_is_shown_as_it_is() -> None:
+def test_recursive_value_is_shown() -> None:
     value: dict[str, Any] = {}
     value["self"] = value
     assert bounded(value) is value
@@ -54,19 +54,19 @@ def test_many_small_parts_are_bounded_together() -> None:
     assert "1 items" in repr(bounded([inner] * 5000))
 
 
-def test_large_value_of_a_cell_is_shown_in_part(notebook: Notebook) -> None:
+def test_large_cell_value_is_shown_in_part(notebook: Notebook) -> None:
     cell = notebook.mesh("[1] * 10**6").ok()
     assert cell.shown.startswith("[ranks 0-3]") and "… 999000 more items" in cell.shown
-    # The digest is for comparing, and no form of the value.
+    # The digest is only for comparison, not a display format.
     assert all("digest" not in bundle for bundle in cell.bundles)
 
 
-def test_values_that_differ_where_they_are_cut_are_shown_apart(notebook: Notebook) -> None:
+def test_values_that_differ_in_a_cut_part_are_shown_apart(notebook: Notebook) -> None:
     shown = notebook.mesh("[1] * 5000 + [rank // 2]").ok().shown
     assert "[ranks 0-1]" in shown and "[ranks 2-3]" in shown
 
 
-def test_variable_of_out_keeps_its_value_when_the_cell_fails(notebook: Notebook) -> None:
+def test_out_variable_keeps_its_value_when_the_cell_fails(notebook: Notebook) -> None:
     notebook.mesh("rank * 5", "--out res").ok()
     assert notebook.mesh("undefined", "--out res").status == "error"
     assert notebook.run("list(res.values())").ok().shown == "[0, 5, 10, 15]"

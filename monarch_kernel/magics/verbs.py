@@ -1,0 +1,206 @@
+"""The verbs of ``%mesh`` and their arguments: one parser each, which also generates ``%mesh help``."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from typing import Any
+
+from monarch_kernel.magics.header import HeaderError
+from monarch_kernel.meshes.recipe import DEVICES
+
+WIDTH = 80
+"""Columns of help in a terminal."""
+
+
+class Usage(HeaderError):
+    """A ``%mesh`` line with wrong arguments."""
+
+
+class Parser(argparse.ArgumentParser):
+    """The arguments of one verb. Wrong ones raise Usage.
+
+    Args:
+        verb: the word after ``%mesh``.
+        summary: what the verb does, in at most 50 characters.
+    """
+
+    def __init__(self, verb: str, summary: str) -> None:
+        self.verb = verb
+        self.summary = summary
+        self.arguments: list[argparse.Action] = []
+        layout = partial(argparse.HelpFormatter, width=WIDTH, max_help_position=26)
+        super().__init__(
+            f"%mesh {verb}", add_help=False, allow_abbrev=False, description=summary, formatter_class=layout
+        )
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        """Add an argument, and remember it for help."""
+        action = super().add_argument(*names, **options)
+        self.arguments.append(action)
+        return action
+
+    def synopsis(self) -> str:
+        """Return the verb with its positional arguments."""
+        return " ".join([self.verb, *(label(each) for each in self.arguments if not each.option_strings)])
+
+    def error(self, message: str) -> Any:
+        raise Usage(f"{self.prog}: {message}; see %mesh help {self.verb}")
+
+
+def label(action: argparse.Action) -> str:
+    """Return how an argument is written, such as ``--procs N`` or ``[NAME ...]``."""
+    value = str(action.metavar or action.dest)
+    shapes = {"?": f"[{value}]", "*": f"[{value} ...]", "+": f"{value} ...", 0: ""}
+    shape = shapes[action.nargs] if action.nargs is not None else value
+    return " ".join([*action.option_strings, shape]).strip()
+
+
+def _up() -> Parser:
+    parser = Parser("up", "start a mesh and use it")
+    add = parser.add_argument
+    add("name", nargs="?", default="mesh", metavar="NAME", help="name of the mesh and of its variable; mesh if omitted")
+    add("--procs", type=int, metavar="N", help="ranks per host, on an axis named procs")
+    add("--gpus", type=int, metavar="N", help="ranks per host, on an axis named gpus")
+    add("--hosts", default="", metavar="HOSTS", help="host agents to start here, addresses of workers, or a variable")
+    add("--key", default="", metavar="FILE", help="key file of the workers")
+    add("--env", action="append", default=[], metavar="K=V", help="environment variable of the ranks; may be repeated")
+    add("--device", default="", choices=("", *DEVICES), metavar="cpu|cuda", help="device of the ranks")
+    add("--roles", default="", metavar="ROLES", help="ranks that differ, as in train=4,load=2:cpu")
+    restart = "replace ranks that die, at most N times a minute"
+    add("--restart", nargs="?", const="on-failure", metavar="N", help=restart)
+    add("--spares", type=int, default=0, metavar="N", help="spare processes per host, ready to replace a dead rank")
+    add("--keep", default="", metavar="TIME", help="detach when this kernel ends, and live on for TIME, such as 2h")
+    add("--silence", type=float, metavar="S", help="seconds until a silent rank counts as unresponsive, a host as lost")
+    add("--check-collectives", action="store_true", help="compare shapes and dtypes before each collective; slow")
+    return parser
+
+
+def _one_mesh(verb: str, summary: str) -> Parser:
+    parser = Parser(verb, summary)
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the mesh; the one in use if omitted")
+    return parser
+
+
+def _named(verb: str, summary: str, metavar: str, help: str) -> Parser:
+    parser = Parser(verb, summary)
+    parser.add_argument("name", metavar=metavar, help=help)
+    return parser
+
+
+def _list() -> Parser:
+    parser = Parser("list", "list the meshes of this notebook")
+    parser.add_argument("--all", action="store_true", help="list this user's detached meshes too")
+    return parser
+
+
+def _heal() -> Parser:
+    parser = Parser("heal", "replace dead ranks; redefine what cells defined")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the mesh; with --copy-from also variables to copy")
+    parser.add_argument("--bare", action="store_true", help="define nothing on the new ranks")
+    parser.add_argument("--copy-from", metavar="RANK", help="copy variables from this rank, or from any: peer")
+    _grow_onto(parser)
+    return parser
+
+
+def _resize() -> Parser:
+    parser = Parser("resize", "grow or shrink a mesh; ranks that stay keep all")
+    parser.add_argument("words", nargs="*", metavar="AXIS=N", help="new size, as in gpus=6; a mesh name may come first")
+    _grow_onto(parser)
+    return parser
+
+
+def _grow_onto(parser: Parser) -> None:
+    parser.add_argument("--hosts", default="", metavar="HOSTS", help="hosts for the new ranks, as for up")
+    parser.add_argument("--key", default="", metavar="FILE", help="key file of these hosts")
+
+
+def _definitions() -> Parser:
+    parser = Parser("definitions", "list what new ranks run, or drop some of it")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the mesh; the one in use if omitted")
+    parser.add_argument("change", nargs="*", metavar="drop N|clear", help="drop numbered cells, or all of them")
+    return parser
+
+
+def _push() -> Parser:
+    parser = Parser("push", "copy variables of the notebook to all ranks")
+    parser.add_argument("names", nargs="+", metavar="NAME", help="a variable of the notebook")
+    return parser
+
+
+def _pull() -> Parser:
+    parser = _named("pull", "copy a variable from the ranks to the notebook", "NAME", "a variable of the ranks")
+    parser.add_argument("--rank", type=int, metavar="RANK", help="from this rank only; from all if omitted")
+    parser.add_argument("--as", dest="target", metavar="NAME", help="its name in the notebook")
+    return parser
+
+
+def _checkpoint() -> Parser:
+    parser = Parser("checkpoint", "write variables of all ranks to disk")
+    _version(parser, "folder for the checkpoint", "variables to write; all if omitted")
+    parser.add_argument("--wait", action="store_true", help="wait until it is written")
+    return parser
+
+
+def _restore() -> Parser:
+    parser = Parser("restore", "read variables from the latest checkpoint")
+    _version(parser, "folder of the checkpoint", "variables to read; all if omitted")
+    return parser
+
+
+def _version(parser: Parser, path: str, names: str) -> None:
+    parser.add_argument("path", metavar="PATH", help=path)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=names)
+
+
+def _run() -> Parser:
+    """Return the parser of ``run``, for help only: what follows the script is the script's."""
+    parser = Parser("run", "run a torchrun script on the ranks")
+    parser.add_argument("--on", metavar="MESH", help="mesh and slice, as in a header: --on mesh[0:4]")
+    parser.add_argument("script", metavar="SCRIPT", help="path of the script, or -m MODULE")
+    parser.add_argument("arguments", nargs="*", metavar="ARG", help="arguments of the script")
+    return parser
+
+
+def _log() -> Parser:
+    parser = Parser("log", "show what the ranks printed")
+    parser.add_argument("--save", default="", metavar="FILE", help="write all of it to a file instead")
+    return parser
+
+
+def _help() -> Parser:
+    parser = Parser("help", "show this list, or the arguments of one verb")
+    parser.add_argument("verb", nargs="?", metavar="VERB", help="a verb of this list")
+    return parser
+
+
+SECTIONS = {
+    "Meshes": [
+        _up(),
+        Parser("table", "show meshes and ranks, as %mesh alone does"),
+        _named("use", "run cells that name no mesh on this one", "NAME", "the mesh"),
+        _one_mesh("down", "end a mesh"),
+        _one_mesh("restart", "end a mesh and start it again, empty"),
+        _list(),
+        _named("attach", "attach a detached mesh, with all that it holds", "NAME", "the detached mesh"),
+    ],
+    "Ranks": [_heal(), _resize(), _definitions()],
+    "Variables": [_push(), _pull(), _checkpoint(), _restore()],
+    "Programs and output": [
+        _run(),
+        _log(),
+        _named("update", "give live actors the notebook's new class", "NAME", "the mesh of actors"),
+        _named("reload", "reload an edited module here and on all ranks", "MODULE", "the module"),
+        _help(),
+    ],
+}
+PARSERS = {parser.verb: parser for section in SECTIONS.values() for parser in section}
+
+
+def parse(verb: str, words: list[str]) -> argparse.Namespace:
+    """Parse the words after a verb; options may stand between the positional arguments.
+
+    Raises:
+        Usage: wrong arguments.
+    """
+    return PARSERS[verb].parse_intermixed_args(words)

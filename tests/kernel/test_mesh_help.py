@@ -1,0 +1,71 @@
+"""``%mesh help`` is made from the parsers, and fits a terminal."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from kernels import Notebook
+from monarch_kernel.magics.header import OPTIONS, HeaderError
+from monarch_kernel.magics.help import bundle_of
+from monarch_kernel.magics.verbs import PARSERS, label, parse
+
+VERBS = [None, *PARSERS]
+
+
+def text_of_html(html: str) -> str:
+    return re.sub(r"<[^>]+>", " ", html).replace("&lt;", "<").replace("&gt;", ">").replace("&#x27;", "'")
+
+
+def test_every_verb_has_a_parser(notebook: Notebook) -> None:
+    code = "print(sorted(get_ipython().magics_manager.registry['MeshMagics'].verbs()))"
+    assert notebook.run(code).ok().stream() == f"{sorted(PARSERS)}\n"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_fits_80_columns(verb: str | None) -> None:
+    lines = bundle_of(verb)["text/plain"].splitlines()
+    assert max(len(line) for line in lines) <= 80 and all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_html_help_has_all_that_the_text_has(verb: str | None) -> None:
+    text, html = (" ".join(bundle_of(verb)[kind].split()) for kind in ("text/plain", "text/html"))
+    arguments = PARSERS[verb].arguments if verb else []
+    for each in [str(argument.help) for argument in arguments] if verb else [p.summary for p in PARSERS.values()]:
+        assert each in text and each in " ".join(text_of_html(html).split())
+    assert all(label(each) in text_of_html(html) for each in arguments)
+
+
+def test_overview_explains_the_options_of_cells() -> None:
+    text = " ".join(bundle_of(None)["text/plain"].split())
+    assert all(f"{option} {meaning}" in text for option, meaning in OPTIONS.items())
+
+
+@pytest.mark.parametrize("verb", list(PARSERS))
+def test_every_argument_is_explained(verb: str) -> None:
+    assert all(each.help for each in PARSERS[verb].arguments) and len(PARSERS[verb].summary) <= 50
+
+
+def test_error_of_a_parser_names_the_help() -> None:
+    with pytest.raises(HeaderError, match=r"^%mesh pull: .*required: NAME; see %mesh help pull$"):
+        parse("pull", [])
+
+
+@pytest.mark.parametrize("line", ["%mesh help", "%mesh help up"])
+def test_help_is_shown_as_text_and_html(notebook: Notebook, line: str) -> None:
+    (shown,) = notebook.run(line).ok().bundles
+    verb = line.split()[2:]
+    assert shown == bundle_of(verb[0] if verb else None)
+
+
+def test_help_is_plain_text_in_a_terminal() -> None:
+    code = "%load_ext monarch_kernel\n%mesh help log\nimport monarch; monarch.shutdown_context().get()\n"
+    shown = subprocess.run(
+        [sys.executable, "-m", "IPython", "--simple-prompt", "--no-banner"],
+        input=code, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert "usage: %mesh log [--save FILE]" in shown.stdout and "<table>" not in shown.stdout, shown.stderr
