@@ -1,6 +1,6 @@
-"""Runs a notebook through the real kernel, in a terminal: what it does now, what came of it, how long each step took.
+"""Run a notebook in the real kernel, and show its progress, its results and its timing in the terminal.
 
-Run it with `make demo`. It needs no GPU, and leaves nothing behind but the executed notebook.
+Run it with `make demo`. It needs no GPU, and leaves only the executed notebook behind.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from story import RAISES, Step, result_of, step_at, steps_of, text_of
 
 HERE = Path(__file__).resolve().parent
 LINES = 6
-"""Of what a cell shows, at most, in the terminal."""
+"""Most lines of a cell's output in the terminal."""
 
 
 class Show:
-    """What the terminal shows of a run.
+    """The terminal output of a run.
 
     Args:
         console: the terminal.
-        notebook: what is run.
+        notebook: to run.
     """
 
     def __init__(self, console: Console, notebook: Any) -> None:
@@ -48,7 +48,7 @@ class Show:
         self.live: Live | None = None
 
     def begins(self, cell: Any, cell_index: int) -> None:
-        """A cell begins."""
+        """Show the step of a cell that starts."""
         if cell.cell_type != "code":
             return
         self._cell, self._begun = cell_index, time.perf_counter()
@@ -59,7 +59,7 @@ class Show:
         self.update()
 
     def update(self) -> None:
-        """Shows the line of what runs now."""
+        """Show the line of the running cell."""
         if self.live is not None and self._step is not None:
             first = self.notebook.cells[self._cell].source.splitlines()[0]
             done = sum(len(step.cells) for step in self.steps[: self.steps.index(self._step)])
@@ -68,7 +68,7 @@ class Show:
             self.live.update(Spinner("dots", text))
 
     def ended(self, cell: Any, cell_index: int, execute_reply: Any) -> None:
-        """A cell has ended."""
+        """Show the source and the output of a finished cell."""
         taken = time.perf_counter() - self._begun
         assert self._step is not None
         self._step.seconds += taken
@@ -85,13 +85,13 @@ class Show:
 
 
 def run(console: Console, path: Path, executed: Path, timeout: float) -> int:
-    """Runs a notebook and tells of it; the exit status."""
+    """Run a notebook and report on it; return the exit status."""
     notebook = nbformat.read(path, as_version=4)
     show = Show(console, notebook)
     client = NotebookClient(
         notebook,
         kernel_name=notebook.metadata.kernelspec.name,
-        # Warnings of the kernel's connection are no part of the story.
+        # Hide warnings about the kernel's connection.
         extra_arguments=["--IPKernelApp.log_level=40"],
         timeout=timeout,
         resources={"metadata": {"path": str(path.parent)}},
@@ -117,7 +117,7 @@ def run(console: Console, path: Path, executed: Path, timeout: float) -> int:
         title = f"cell {where.id if where is not None else ''} failed: {error.ename}"
         console.print(Panel(Text(text.strip()), title=title, title_align="left", border_style="red"))
     except (DeadKernelError, TimeoutError) as error:
-        console.print(Panel(Text(str(error).strip()), title="the kernel gave no answer", border_style="red"))
+        console.print(Panel(Text(str(error).strip()), title="the kernel did not answer", border_style="red"))
     finally:
         executed.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, executed)
@@ -126,8 +126,8 @@ def run(console: Console, path: Path, executed: Path, timeout: float) -> int:
 
 
 def execute(client: NotebookClient) -> None:
-    """Runs the cells; a Ctrl-C ends the kernel, and the ranks with it."""
-    # In a thread, since nbclient answers a Ctrl-C in its own way where it can.
+    """Run the cells; a Ctrl-C ends the kernel, and the ranks with it."""
+    # In a thread, since nbclient has its own handling of Ctrl-C.
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(client.execute)
         try:
@@ -151,7 +151,7 @@ def _summary(console: Console, show: Show, executed: Path, seconds: float, statu
     table.add_column("seconds", justify="right")
     for step in show.steps:
         table.add_row(step.title, f"{step.seconds:.2f}")
-    table.add_row("[bold]all, with the start of the kernel and its end", f"[bold]{seconds:.2f}")
+    table.add_row("[bold]total, with kernel start and shutdown", f"[bold]{seconds:.2f}")
     console.print()
     console.print(table)
     result = result_of(show.notebook)
@@ -162,20 +162,22 @@ def _summary(console: Console, show: Show, executed: Path, seconds: float, statu
 
 
 def main() -> int:
-    """Entry point."""
+    """Run the demo with the command line arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("notebook", nargs="?", type=Path, default=HERE / "00_quickstart.ipynb")
-    parser.add_argument("--out", type=Path, help="where the executed notebook goes; notebooks/executed if not given")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds that a cell may take")
-    given = parser.parse_args()
-    if not given.notebook.exists():
-        parser.error(f"there is no notebook {given.notebook}")
-    # The kernelspec of this environment comes before one of the same name that the user has installed.
+    parser.add_argument("--out", type=Path, help="path of the executed notebook (default: in notebooks/executed)")
+    parser.add_argument("--timeout", type=float, default=300, help="timeout of a cell in seconds")
+    arguments = parser.parse_args()
+    if not arguments.notebook.exists():
+        parser.error(f"notebook {arguments.notebook} does not exist")
+    # The kernelspec of this environment takes precedence over a user kernelspec of the same name.
     os.environ.setdefault("JUPYTER_PREFER_ENV_PATH", "1")
-    # A kill ends the kernel and its ranks as Ctrl-C does.
+    # A kill ends the kernel and its ranks, like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console(highlight=False)
-    return run(console, given.notebook, given.out or HERE / "executed" / given.notebook.name, given.timeout)
+    return run(
+        console, arguments.notebook, arguments.out or HERE / "executed" / arguments.notebook.name, arguments.timeout
+    )
 
 
 if __name__ == "__main__":

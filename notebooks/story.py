@@ -1,4 +1,4 @@
-"""What a notebook tells: its steps by the headings in it, and what came of a run of it."""
+"""The story of a notebook: its steps, by its headings, and the results of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 RAISES = "raises-exception"
-"""The tag of a cell that is meant to fail."""
+"""The tag of a cell that should fail."""
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Step:
 
 
 def steps_of(notebook: Any) -> list[Step]:
-    """The steps of a notebook that have code, in order."""
+    """Return the steps of a notebook that have code, in order."""
     steps = [Step("")]
     for position, cell in enumerate(notebook.cells):
         heading = re.match(r"#+ +(.+)", cell.source) if cell.cell_type == "markdown" else None
@@ -33,12 +33,12 @@ def steps_of(notebook: Any) -> list[Step]:
 
 
 def step_at(steps: list[Step], position: int) -> Step:
-    """The step that a code cell belongs to."""
+    """Return the step that a code cell belongs to."""
     return next(step for step in steps if position in step.cells)
 
 
 def text_of(cell: Any) -> str:
-    """What a cell has shown, as plain text: of lines that were written over, the last state."""
+    """Return the output of a cell as plain text, with the last state of overwritten lines."""
     parts: list[str] = []
     for output in cell.outputs:
         if output.output_type == "stream":
@@ -47,11 +47,11 @@ def text_of(cell: Any) -> str:
             parts.append(re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(output.traceback)) + "\n")
         else:
             parts.append(output.data.get("text/plain", "") + "\n")
-    # Not splitlines, which takes \r for an end too.
+    # Not splitlines, which also splits at \r.
     return "\n".join(line.rsplit("\r", 1)[-1].rstrip() for line in "".join(parts).split("\n"))
 
 
 def result_of(notebook: Any) -> str:
-    """The text of the cell that is tagged as the result; empty if there is none."""
+    """Return the output of the cell tagged as the result; empty if there is none."""
     found = [cell for cell in notebook.cells if "result" in cell.metadata.get("tags", ())]
     return text_of(found[-1]).strip() if found else ""

@@ -1,4 +1,4 @@
-"""The kernel as its command installs it, for notebooks that name it."""
+"""The kernel, installed by its command."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _installed(spec: str) -> None:
-    """All of these tests need the kernel."""
+    """Install the kernel for all tests."""

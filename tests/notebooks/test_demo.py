@@ -1,4 +1,4 @@
-"""The demo: it runs a notebook in the terminal, and ends well, with an error, or when it is stopped."""
+"""The demo runs a notebook in the terminal, to its end, to an error, or until stopped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def write(path: Path, *cells: str) -> Path:
-    """A notebook of one step."""
+    """Return a notebook of one step."""
     made: list[Any] = [nbformat.v4.new_markdown_cell("# The one step")]
     made += [nbformat.v4.new_code_cell(text, id=f"cell-{number}") for number, text in enumerate(cells)]
     spec = {"name": "monarch", "display_name": "Monarch", "language": "python"}
@@ -39,7 +39,7 @@ def start(*args: object) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_the_demo(tmp_path: Path) -> None:
+def test_demo_runs_the_notebook(tmp_path: Path) -> None:
     demo = start("--out", tmp_path / "executed.ipynb")
     said = demo.communicate(timeout=100)[0]
     assert demo.returncode == 0, said
@@ -50,7 +50,7 @@ def test_the_demo(tmp_path: Path) -> None:
     assert all(cell.outputs for cell in book.cells if cell.cell_type == "code" and cell.id in ("up", "plot", "result"))
 
 
-def test_a_cell_that_fails(tmp_path: Path) -> None:
+def test_demo_shows_a_failing_cell(tmp_path: Path) -> None:
     book = write(tmp_path / "bad.ipynb", "%mesh up --procs 2", "%%mesh\n1 / rank", "print('never')")
     demo = start(book, "--out", tmp_path / "executed.ipynb")
     said = demo.communicate(timeout=60)[0]
@@ -60,7 +60,7 @@ def test_a_cell_that_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_can_be_stopped(tmp_path: Path, number: int) -> None:
+def test_demo_can_be_stopped(tmp_path: Path, number: int) -> None:
     waits = f"%%mesh\nopen('{tmp_path}/' + str(rank), 'w').close()\nimport time\nwhile True: time.sleep(0.01)"
     demo = start(write(tmp_path / "long.ipynb", "%mesh up --procs 2", waits), "--out", tmp_path / "executed.ipynb")
     assert wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), 30)
@@ -69,6 +69,6 @@ def test_it_can_be_stopped(tmp_path: Path, number: int) -> None:
     assert demo.returncode == 130 and "stopped" in said
 
 
-def test_a_notebook_that_is_not_there(tmp_path: Path) -> None:
+def test_demo_refuses_a_missing_notebook(tmp_path: Path) -> None:
     demo = start(tmp_path / "nowhere.ipynb")
-    assert "there is no notebook" in demo.communicate(timeout=60)[0] and demo.returncode == 2
+    assert "does not exist" in demo.communicate(timeout=60)[0] and demo.returncode == 2

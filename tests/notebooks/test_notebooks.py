@@ -1,4 +1,4 @@
-"""The notebooks run through the real kernel, say what they promise, and leave nothing behind."""
+"""The notebooks run in the real kernel, show what they promise, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 
 
 def execute(book: Any) -> list[dict[str, Any]]:
-    """Runs a notebook; returns the messages in which displays changed in their place."""
+    """Run a notebook; return the messages that update displays."""
     updates: list[dict[str, Any]] = []
 
     class Client(NotebookClient):
@@ -29,14 +29,14 @@ def execute(book: Any) -> list[dict[str, Any]]:
             return super().process_message(msg, cell, cell_index)
 
     client = Client(book, kernel_name=book.metadata.kernelspec.name, timeout=60)
-    # A thread of its own takes nbclient's event loop along.
+    # In a thread, so that nbclient's event loop ends with it.
     with ThreadPoolExecutor(1) as pool:
         pool.submit(asyncio.run, client.async_execute()).result()
     return updates
 
 
 def shown(cell: Any) -> str:
-    """All text of a cell's outputs."""
+    """Return all text of a cell's outputs."""
     parts: list[str] = []
     for output in cell.outputs:
         if output.output_type == "error":
@@ -47,7 +47,7 @@ def shown(cell: Any) -> str:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
+def test_notebook_is_stored_without_outputs(path: Path) -> None:
     book = nbformat.read(path, as_version=4)
     nbformat.validate(book)
     assert book.metadata.kernelspec.name == "monarch"
@@ -57,7 +57,7 @@ def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path: Path) -> None:
+def test_notebook_runs(path: Path) -> None:
     book = nbformat.read(path, as_version=4)
     updates = execute(book)
     cells = {cell.id: cell for cell in book.cells}
@@ -73,7 +73,7 @@ def test_a_notebook_runs(path: Path) -> None:
 
 def check_quickstart(cells: dict[str, Any], updates: list[dict[str, Any]]) -> None:
     assert "mesh 'mesh' is up: procs=4" in shown(cells["up"])
-    # Equal things once, others side by side, tensors by what they are.
+    # Equal results once, others side by side, tensors by shape and dtype.
     assert "[ranks 0-3] hello from all of us" in shown(cells["folded"]) and "[ranks 0-3] 4" in shown(cells["folded"])
     assert shown(cells["values"]) == "".join(f"[rank {rank}] {rank * 10}\n" for rank in range(4)).rstrip()
     assert "Tensor float32[2, 3], mean 2" in shown(cells["tensors"])
@@ -82,12 +82,12 @@ def check_quickstart(cells: dict[str, Any], updates: list[dict[str, Any]]) -> No
     assert "[rank 3] 301" in shown(cells["inside"]) and "rank 0: 1001" in shown(cells["call-again"])
     assert re.search(r"4 actors have the new Counter: add changed, reset added", shown(cells["edit"]))
     assert "rank 0: 1003" in shown(cells["edited"])
-    # One grouped error; a loop that is stopped, with all variables kept.
+    # One grouped error; a stopped loop, with all variables kept.
     assert "failed on ranks 2-3" in shown(cells["error"]) and "words[rank]" in shown(cells["error"])
     assert "stopped after 1 s: rank 0: stopped by an interrupt" in shown(cells["stop"])
     counted = re.search(r"\[rank 0\] \(100\.0, (\d+)\)", shown(cells["kept"]))
     assert counted is not None and int(counted[1]) > 1000
-    # One figure, which has changed in its place.
+    # One figure, updated in place.
     figures = [output for output in cells["plot"].outputs if "image/png" in output.get("data", {})]
     assert len(figures) == 1 and len(updates) == 25
     assert updates[-1]["data"]["image/png"] == figures[0].data["image/png"] != updates[0]["data"]["image/png"]
@@ -101,13 +101,13 @@ def check_ddp(cells: dict[str, Any]) -> None:
     rows = re.findall(r"^ *\d+   (.{30})   (.{30})", shown(cells["step"]) + shown(cells["train"]), re.M)
     losses = [[float(each) for each in row[0].split()] for row in rows]
     norms = [row[1].split() for row in rows]
-    # Each rank has a loss of its own, which falls; the gradients are those of all.
+    # Each rank has its own loss, which falls; the gradients are averaged.
     assert len(rows) == 8 and all(len(set(row)) > 1 for row in losses) and max(losses[-1]) < min(losses[0]) / 3
     assert all(len(set(row)) == 1 for row in norms)
     assert len([output for output in cells["plot"].outputs if "image/png" in output.get("data", {})]) == 1
     assert re.search(r"\[rank 2\] 0\.weight +\(128, 64\) +gradient norm \d", shown(cells["inside"]))
     assert re.fullmatch(r"\[ranks 0-3\] '[0-9a-f]{16}'", shown(cells["equal"]))
-    # In cells the same training gives the same losses.
+    # Training in cells gives the same losses.
     assert shown(cells["compare"]).count("differs from the actor's by 0\n") == 4
     accuracy = re.search(r"test accuracy (\d+\.\d)% on 360 digits", shown(cells["result"]))
     assert accuracy is not None and float(accuracy[1]) > 95
@@ -117,7 +117,7 @@ def check_parameter_server(cells: dict[str, Any]) -> None:
     assert "server: 1 actor of ParameterServer, on rank 0" in shown(cells["server"])
     assert "workers: 3 actors of Worker, on ranks 1-3" in shown(cells["workers"])
     assert "ranks 0-2: 38440" in shown(cells["connect"])
-    # The best transport within a host, and why no better one.
+    # The best transport within a host, and the reason why no better one.
     assert "local: the owner is another process" in shown(cells["ways"]) and "attach: used" in shown(cells["ways"])
     means = re.findall(r"worker \d: mean loss (\S+) in its first ten steps, (\S+) in its last", shown(cells["train"]))
     assert len(means) == 3 and all(float(last) < float(first) / 5 for first, last in means)
@@ -138,24 +138,24 @@ def check_kill_a_rank(cells: dict[str, Any]) -> None:
     in_the_loop = [
         killed.format(2, 50),
         "the call fails: trainers.step() failed: the process of rank 2 of trainers was killed by signal 9 (SIGKILL)",
-        "healed: rank 2 is a new process, and has the state of another",
-        "step 50 is done, by all ranks",
+        "healed: rank 2 is a new process, with the state of another rank",
+        "step 50 is done on all ranks",
     ]
     check_order(shown(cells["train"]), in_the_loop)
     assert shown(cells["train"]).endswith("100 steps are done\n")
     whose = ["the same", "the same", "another", "the same"]
     assert shown(cells["pids"]) == "".join(f"rank {rank}: {which} process\n" for rank, which in enumerate(whose))
     assert len([output for output in cells["plot"].outputs if "image/png" in output.get("data", {})]) == 1
-    # Each step that was broken off has the same result when it is asked for again.
-    assert "differ from those in peace by 0\n" in shown(cells["compare"])
+    # A repeated step gives the same result.
+    assert "differ from those without a kill by 0\n" in shown(cells["compare"])
     for rank, number in ((0, 30), (3, 70)):
         begin = shown(cells["supervise"]).index(killed.format(rank, number))
         died = f"rank {rank} was killed by signal 9 (SIGKILL), in trainers.step()"
-        check_order(shown(cells["supervise"])[begin:], [killed.format(rank, number), died, "healed, beside the loop"])
-    assert "2 deaths; the losses differ from those in peace by 0\n" in shown(cells["supervise"])
+        check_order(shown(cells["supervise"])[begin:], [killed.format(rank, number), died, "healed, outside the loop"])
+    assert "2 deaths; the losses differ from those without a kill by 0\n" in shown(cells["supervise"])
     accuracy = re.search(r"test accuracy (\d+\.\d)% on 360 digits", shown(cells["result"]))
     assert accuracy is not None and float(accuracy[1]) > 95
-    # In cells the error says who it was, and the new one goes on from where the others are.
+    # In cells the error names the rank, and its replacement continues with the others.
     assert re.search(r"rank 1: SupervisionError: .* signal 9 \(SIGKILL\) at cell \[\d+\] line 5", shown(cells["death"]))
     assert "rank 1 of mesh 'mesh': a new process" in shown(cells["heal"])
     assert "copied from rank 0: losses, model, optimizer, x_train, y_train\n" in shown(cells["heal"])
@@ -165,14 +165,14 @@ def check_kill_a_rank(cells: dict[str, Any]) -> None:
 
 
 def check_order(text: str, stages: list[str]) -> None:
-    """Each stage of a death is told, and none before the one that it comes of."""
+    """Check that a text reports all stages, in order."""
     places = [text.index(stage) for stage in stages]
     assert places == sorted(places)
     times = [float(when) for when in re.findall(r"^\+(\S+) s  ", text, re.M)[: len(stages)]]
     assert times == sorted(times) and len(times) == len(stages)
 
 
-def test_a_notebook_stops_at_an_error_of_ranks() -> None:
+def test_notebook_stops_at_an_error_of_ranks() -> None:
     cells = ["%mesh up --procs 2", "%%mesh\n1 / rank", "print('never')"]
     spec = {"name": "monarch", "display_name": "Monarch", "language": "python"}
     made = [nbformat.v4.new_code_cell(text) for text in cells]
