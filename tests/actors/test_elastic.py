@@ -132,7 +132,7 @@ def test_a_mesh_grows_and_shrinks(procs: Callable[..., Any]) -> None:
     assert mesh.resize(gpus=1) is mesh
     assert values(members.add.call()) == [13] and values(members.total.call()) == [1.0]
     assert wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids[1:]))
-    with pytest.raises(StoppedError, match=r"rank 3 of members went when it was resized to gpus=1"):
+    with pytest.raises(StoppedError, match=r"rank 3 of members left when the mesh was resized to gpus=1"):
         last.add.call()
     # What has gone does not come back under its old name.
     mesh.resize(gpus=4)

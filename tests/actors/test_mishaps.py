@@ -101,7 +101,7 @@ def test_a_view_that_is_none_fails_at_the_caller(echo: Any) -> None:
     echo._members_at().peers[0].send(
         m.encode(m.Call(current_node().proc, echo._key, "say", answers.port, b"\x00", "", 0, NOTHING, None, 0, 0))
     )
-    with pytest.raises(MonarchError, match="is not labels, offset, sizes and strides"):
+    with pytest.raises(MonarchError, match="expected labels, offset, sizes and strides"):
         answers.get(timeout=20)
     assert echo.say.call_one(3).get(timeout=20) == 3
 

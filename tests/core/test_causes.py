@@ -73,4 +73,4 @@ def test_sentence_about_several_processes_is_plural() -> None:
 
 def test_line_belongs_to_the_death_when_a_restart_failed() -> None:
     cause = c.NotRestarted(c.Exited(3), "no room")
-    assert describe(cause, AT) == "exited with code 3 at cell [3] line 5, and could not be started again: no room"
+    assert describe(cause, AT) == "exited with code 3 at cell [3] line 5, and could not be restarted: no room"

@@ -208,7 +208,7 @@ def test_an_ask_makes_one_probe_for_each_request() -> None:
 def test_an_actor_has_one_wait_at_a_time() -> None:
     procs = Procs()
     procs.begin(A, B)
-    with pytest.raises(ValueError, match="'a' is in a wait already"):
+    with pytest.raises(ValueError, match="'a' is already waiting"):
         procs.begin(A, C)
 
 

@@ -97,7 +97,7 @@ def test_neither_extents_nor_points_change() -> None:
     ("labels", "sizes", "said"),
     [
         (["hosts", "gpus"], [2], "['hosts', 'gpus'] do not fit sizes [2]"),
-        (["hosts", "hosts"], [2, 3], "hosts=2, hosts=3 cannot be the axes of a mesh; an axis is there twice"),
+        (["hosts", "hosts"], [2, 3], "hosts=2, hosts=3 cannot be the axes of a mesh; axis names must be unique"),
         (["hosts", "my gpus"], [2, 3], "hosts=2, my gpus=3 cannot be the axes of a mesh; 'my gpus'"),
         ([""], [2], "'' cannot name an axis"),
         ([3], [2], "3 cannot name an axis"),

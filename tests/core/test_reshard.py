@@ -120,9 +120,9 @@ def test_sources_share_the_work() -> None:
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        ({"v": ((0, 4),)}, "no source has a tensor 'v'; they have w"),
-        ({"w": ((0, 8),)}, r"no source has w\[4:8\], which target 0 wants"),
-        ({"w": ((0, 4), (0, 1))}, "different numbers of dims"),
+        ({"v": ((0, 4),)}, "no source has tensor 'v'; sources have w"),
+        ({"w": ((0, 8),)}, r"no source has w\[4:8\], which target 0 needs"),
+        ({"w": ((0, 4), (0, 1))}, "different number of dims"),
     ],
 )
 def test_what_nobody_has_is_named(wanted: dict[str, Box], message: str) -> None:

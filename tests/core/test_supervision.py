@@ -175,5 +175,5 @@ def test_the_back_off_doubles() -> None:
 
 @pytest.mark.parametrize("wrong", [{"most": 0}, {"within": 0}, {"backoff": -1}, {"backoff": float("inf")}])
 def test_a_rule_that_cannot_be(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="at least once"):
+    with pytest.raises(ValueError, match="expected most >= 1"):
         Restart(**wrong)  # pyright: ignore[reportArgumentType]

@@ -125,7 +125,7 @@ def test_any_cells_make_a_table_of_their_size(rows: list[list[Any]], title: str)
         (torch.nn.Parameter(torch.ones(8)), "Parameter float32[8], mean 1, std 0, min 1, max 1"),
         (np.arange(10), "ndarray int64[10], mean 4.5, std 2.872, min 0, max 9"),
         (np.array(["x"] * 10), "ndarray <U1[10]"),
-        (np.array([1.0] * 8 + [np.nan]), "ndarray float64[9], mean 1, std 0, min 1, max 1, 1 not finite"),
+        (np.array([1.0] * 8 + [np.nan]), "ndarray float64[9], mean 1, std 0, min 1, max 1, 1 non-finite"),
         ({"w": torch.zeros(9)}, "{'w': Tensor float32[9], mean 0, std 0, min 0, max 0}"),
     ],
 )

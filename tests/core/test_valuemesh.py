@@ -164,7 +164,7 @@ def test_an_item_needs_every_axis() -> None:
 
 
 def test_the_number_of_values_must_be_that_of_the_ranks() -> None:
-    with pytest.raises(ShapeError, match="3 values do not fill a mesh of hosts=2, gpus=4; give 8"):
+    with pytest.raises(ShapeError, match="got 3 values for a mesh of hosts=2, gpus=4; expected 8"):
         ValueMesh(MESH, [1, 2, 3])
 
 

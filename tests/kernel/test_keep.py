@@ -126,7 +126,7 @@ def test_mesh_down_ends_a_free_detached_mesh(books: Callable[[], Notebook]) -> N
     other = books()
     for line, words in [
         ("attach", "%mesh attach: the following arguments are required: NAME"),
-        ("attach nix", "the kept mesh 'nix' is not there; there are: m"),
+        ("attach nix", "detached mesh 'nix' does not exist; detached meshes: m"),
         ("attach m", "in use by process"),
         ("down m", "in use by process"),
         ("down nix", "no mesh 'nix'"),
@@ -134,7 +134,7 @@ def test_mesh_down_ends_a_free_detached_mesh(books: Callable[[], Notebook]) -> N
     ]:
         cell = other.run(f"%mesh {line}")
         assert cell.status == "error" and words in cell.text, cell.text
-    assert "a mesh 'm' is kept already" in other.run("%mesh up m --procs 1 --env COLOUR=green --keep 1h").text
+    assert "a detached mesh 'm' exists already" in other.run("%mesh up m --procs 1 --env COLOUR=green --keep 1h").text
     assert "no duration" in other.run("%mesh up n --procs 1 --env COLOUR=green --keep long").text
     assert "already" in book.run("%mesh attach m").text
     kill(book, "m")

@@ -124,7 +124,7 @@ def test_checkpoint_error_names_the_problem(book: Notebook, tmp_path: Path) -> N
         ("checkpoint", "%mesh checkpoint: the following arguments are required: PATH"),
         (f"checkpoint {tmp_path} --now", "unrecognized arguments: --now"),
         (f"restore {tmp_path} a.b", "expected names of variables, got 'a.b'"),
-        (f"restore {tmp_path}/nowhere", "nowhere is no folder that this host can see"),
+        (f"restore {tmp_path}/nowhere", "nowhere is not a folder on this host"),
         (f"restore {tmp_path}", "has no complete version"),
     ):
         cell = book.run(f"%mesh {line}")

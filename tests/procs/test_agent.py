@@ -205,7 +205,7 @@ def test_an_entry_that_is_not_there_is_a_death_that_says_so(rig: Rig) -> None:
     rig.spawn(["h/a.0"], "missing")
     dead = rig.dead("h/a.0")
     assert dead.reason == "exited with code 1"
-    assert b"no entry point 'agent_entries:missing'" in dead.tails[0][2]
+    assert b"cannot import rank entry point 'agent_entries:missing'" in dead.tails[0][2]
     rig.is_well()
 
 
@@ -397,7 +397,7 @@ def test_frames_that_are_none_are_told_of_seldom(rig: Rig) -> None:
     rig.is_well()
     said = rig.says().splitlines()
     assert len(said) == 5 and all("was dropped: ProtocolError" in line for line in said)
-    assert "1,000 of this kind by now" in said[3] and "a host agent takes no Level" in said[4]
+    assert "1,000 of this kind so far" in said[3] and "unexpected Level message" in said[4]
     faults = [rig.hear(m.Fault) for _ in said]
     assert {(fault.src, fault.actor) for fault in faults} == {("h/agent", m.INTERNAL)}
     texts = [msgspec.msgpack.decode(fault.body, type=m.Failure).text for fault in faults]
@@ -421,7 +421,7 @@ def test_a_call_that_an_agent_cannot_pass_on_is_answered() -> None:
     assert [(proc, reply.src, reply.port, reply.rank, reply.status) for proc, reply in told] == [
         ("x/c", f"h/p.{rank}", 7, m.NOWHERE, m.ERROR) for rank in range(3)
     ]
-    assert "could not pass a message on to h/p.0: OSError: [Errno 24]" in unpack_failure(told[0][1].body).text
+    assert "could not forward a message to h/p.0: OSError: [Errno 24]" in unpack_failure(told[0][1].body).text
 
 
 def test_a_peer_of_another_version_is_refused(rig: Rig) -> None:

@@ -203,7 +203,7 @@ def test_session_that_has_no_room_anywhere_says_where(
     program: Callable[..., Any], flags: str, full_folder: str
 ) -> None:
     done = program(STARTED, flags, full_folder, "size=64k", full_folder, "all", XDG_RUNTIME_DIR=full_folder)
-    assert f"cannot make the folder of a session: no space left in {full_folder}; free some" in done.ok(), done.err
+    assert f"cannot create the session folder: no space left in {full_folder}; free some" in done.ok(), done.err
 
 
 @pytest.fixture

@@ -87,8 +87,8 @@ def test_a_folder_and_cores_that_are_gone_are_no_reason_not_to_run(start: Callab
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ("no_such_module:run", "'no_such_module:run' for this rank: No module named 'no_such_module'"),
-        ("rank_entries:leeve", "'rank_entries:leeve' for this rank: module 'rank_entries' has no attribute"),
+        ("no_such_module:run", "'no_such_module:run': No module named 'no_such_module'"),
+        ("rank_entries:leeve", "'rank_entries:leeve': module 'rank_entries' has no attribute"),
         ("rank_entries:", "'module:function', not 'rank_entries:'"),
         ("rank_entries:__doc__", "is no function"),
     ],
@@ -257,7 +257,7 @@ def test_close_ends_the_zygote_and_not_its_ranks(start: Callable[..., Agent]) ->
 
 def test_every_rank_needs_its_files() -> None:
     zygote = object.__new__(Zygote)
-    with pytest.raises(ValueError, match="1 ranks with 0 pairs of files"):
+    with pytest.raises(ValueError, match="expected 1 pairs of files, got 0"):
         zygote.fork(1, "a:b", [RankSpec({}, None, None, b"", "", [], "")], [])
 
 

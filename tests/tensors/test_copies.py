@@ -240,7 +240,7 @@ def test_what_cannot_be_copied(procs: Callable[..., Any]) -> None:
         (
             lambda: copy_state({"v": torch.zeros(4)}, target.weights),
             ShapeError,
-            "no source has a tensor 'w'; they have v",
+            "no source has tensor 'w'; sources have v",
         ),
         (lambda: copy_state(source.fail, target.weights), ActorError, "no weights yet"),
         (lambda: copy_state(source.nothing, target.weights), ArgumentError, "the state has no tensors"),

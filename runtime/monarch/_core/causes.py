@@ -1,7 +1,7 @@
-"""Why a process ended, or why no message reaches it: values with fields, which one function turns into sentences.
+"""Causes: why a process ended, or why messages do not reach it. Typed values; one function turns them into sentences.
 
-``monarch._core.text.causes.describe`` makes the sentences. Code that has to know what happened compares types and
-reads fields. Causes go over the wire as they are, in a ``Dead``; docs/wire-protocol.md lists their tags.
+``monarch._core.text.causes.describe`` makes the sentences. Code that needs to know what happened compares types and
+reads fields. Causes are sent as they are, in a ``Dead``; docs/wire-protocol.md lists their tags.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Signaled(_Cause, frozen=True, array_like=True, tag=1):
 
     signal: int
     out_of_memory: bool = False
-    """The kernel's OOM killer was at work at that moment."""
+    """Whether the kernel's OOM killer was active at that moment."""
     full_shm: str = ""
-    """Size of /dev/shm if that was full, which a SIGBUS comes from; otherwise empty."""
+    """Size of /dev/shm if it was full, which causes SIGBUS; otherwise empty."""
 
 
 class Stopped(_Cause, frozen=True, array_like=True, tag=2):
@@ -48,7 +48,7 @@ class Overdue(_Cause, frozen=True, array_like=True, tag=3):
     """The process was killed because it did not stop in time."""
 
     grace: float
-    """Seconds that it had."""
+    """Grace period in seconds."""
 
 
 class NotStarted(_Cause, frozen=True, array_like=True, tag=4):
@@ -58,7 +58,7 @@ class NotStarted(_Cause, frozen=True, array_like=True, tag=4):
 
 
 class NotReady(_Cause, frozen=True, array_like=True, tag=5):
-    """The process was started, and given up before it listened."""
+    """The process was started but not ready in time."""
 
     seconds: float
 
@@ -68,7 +68,7 @@ class Unknown(_Cause, frozen=True, array_like=True, tag=6):
 
 
 class Orphaned(_Cause, frozen=True, array_like=True, tag=7):
-    """The process was killed because the one that owns it ended."""
+    """The process was killed because its owner ended."""
 
     owner: str
     how: Cause
@@ -76,25 +76,25 @@ class Orphaned(_Cause, frozen=True, array_like=True, tag=7):
 
 
 class HostLost(_Cause, frozen=True, array_like=True, tag=8):
-    """The connection to the host broke, so nothing more comes from its processes."""
+    """The connection to the host broke, so its processes are out of reach."""
 
     host: str
 
 
 class HostsParted(_Cause, frozen=True, array_like=True, tag=9):
-    """The connection between two hosts broke, and the program gave up one of them."""
+    """The connection between two hosts broke, and the program dropped one of them."""
 
     lost: str
     kept: str
 
 
 class AgentEnded(_Cause, frozen=True, array_like=True, tag=10):
-    """The host agent ended, and all processes of its host with it."""
+    """The host agent ended, and with it all processes of its host."""
 
     how: Cause | None
-    """How it ended; None if that is not known."""
+    """How the agent ended; None if unknown."""
     tail: str = ""
-    """The last line that it wrote on stderr."""
+    """The last line that the agent wrote to stderr."""
 
 
 class NotInSession(_Cause, frozen=True, array_like=True, tag=11):
@@ -108,13 +108,13 @@ class NotAttached(_Cause, frozen=True, array_like=True, tag=12):
 
 
 class Detached(_Cause, frozen=True, array_like=True, tag=13):
-    """The program of a detached mesh ended, or lost its connection; the mesh waits for another one."""
+    """The program of a detached mesh ended or lost its connection; the mesh waits for another program."""
 
     mesh: str
 
 
 class Refused(_Cause, frozen=True, array_like=True, tag=14):
-    """The process refuses messages, such as those of another protocol version."""
+    """The process rejects messages, for example those of another protocol version."""
 
     why: str
 
@@ -123,7 +123,7 @@ class NotRestarted(_Cause, frozen=True, array_like=True, tag=15):
     """The process died, and its restart failed."""
 
     how: Cause
-    """How it died."""
+    """How the process died."""
     error: str
     """Why the restart failed."""
 

@@ -1,4 +1,4 @@
-"""Long changes of a mesh, such as a heal: one at a time, and all see which one is under way. No I/O, no clock."""
+"""Long changes of a mesh, such as a heal: one at a time, visible to all threads. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ class Change(Generic[T]):
     """A change under way."""
 
     what: str
-    """As in ``healed``."""
+    """The change itself, as in ``healed``."""
     since: float
-    """When it began, by the clock of whoever began it."""
+    """Start time, by the clock of the caller of ``begin``."""
     end: T
-    """What those wait for who want to begin another one."""
+    """Completed at the end of this change; callers that want to begin another one wait for it."""
 
 
 class Changes(Generic[T]):
-    """The change of a mesh that is under way, if any. Thread-safe; nothing is locked between ``begin`` and ``end``."""
+    """The change of a mesh that is under way, if any. Thread-safe; no lock is held between ``begin`` and ``end``."""
 
     def __init__(self) -> None:
         self._lock = RLock()
@@ -31,11 +31,11 @@ class Changes(Generic[T]):
 
     @property
     def now(self) -> Change[T] | None:
-        """The one under way."""
+        """The change under way."""
         return self._now
 
     def begin(self, change: Change[T]) -> Change[T] | None:
-        """Begins a change; or returns the one that is under way instead, whose end the caller waits for."""
+        """Begin a change, or return the one that is under way; the caller then waits for its end."""
         with self._lock:
             if self._now is None:
                 self._now = change
@@ -43,7 +43,7 @@ class Changes(Generic[T]):
             return self._now
 
     def end(self) -> None:
-        """Ends the change that the caller has begun; the caller then completes what others wait for."""
+        """End the caller's change; the caller then completes what other threads wait for."""
         with self._lock:
             assert self._now is not None
             self._now = None

@@ -1,4 +1,4 @@
-"""Events with several subscribers, told in the order in which they subscribed."""
+"""Events with several subscribers, called in the order in which they subscribed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ P = ParamSpec("P")
 
 
 class Event(Generic[P]):
-    """Something that happens now and then, and those who are told of it. Thread-safe.
+    """A recurring event and its subscribers. Thread-safe.
 
     Args:
-        report: called with what a subscriber has raised.
+        report: called with each exception that a subscriber raises.
     """
 
     __slots__ = ("_lock", "_report", "_subscribers")
@@ -23,15 +23,15 @@ class Event(Generic[P]):
         self._report = report
         self._lock = RLock()
         self._subscribers: tuple[Callable[P, object], ...] = ()
-        """Replaced as a whole under ``_lock``, so that it is read without it."""
+        """Replaced as a whole under ``_lock``, so it is read without it."""
 
     def subscribe(self, subscriber: Callable[P, object]) -> None:
-        """Has a function called at each event, after those that subscribed before it."""
+        """Call a function at each event, after those that subscribed before it."""
         with self._lock:
             self._subscribers = (*self._subscribers, subscriber)
 
     def tell(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Calls all subscribers. What one raises is reported, and the next one is told all the same."""
+        """Call all subscribers. If one raises, report it and call the next."""
         for subscriber in self._subscribers:
             try:
                 subscriber(*args, **kwargs)

@@ -1,4 +1,5 @@
-"""Flow control between one sender and one receiver: how far the one may be ahead, and what the other has finished.
+"""Flow control between one sender and one receiver: how far the sender may be ahead, and what the receiver has
+finished.
 
 Both ends are pure: no I/O, no clock, no thread of their own. Any thread may use them; each object has one lock, which
 is held for a few additions and never while other code runs. docs/wire-protocol.md has the rules on the wire.
@@ -11,24 +12,24 @@ from threading import RLock
 from typing import NamedTuple
 
 WINDOW = 16_384
-"""How far a sender may be ahead of a receiver: in messages, each counted once more for every 4 KiB of it."""
+"""Window size: how far a sender may be ahead. Each message costs 1, plus 1 for every 4 KiB."""
 PATIENCE = 0.1
-"""Seconds for which an actor waits for room at first, where nothing moves and messages wait for it."""
+"""Seconds for which an actor first waits for room when nothing moves and messages wait for it."""
 
 
 class WindowStatistics(NamedTuple):
     """A window at one moment."""
 
     sent: int
-    """Cost of all that was sent."""
+    """Cost of everything sent."""
     finished: int
-    """How much of it the receiver has reported as finished."""
+    """Cost that the receiver has reported as finished."""
     limit: float
-    """What may have been sent at most; infinite once the receiver is gone."""
+    """Upper bound of ``sent``; infinite once the receiver is gone."""
 
 
 class Window:
-    """The sender's end. A message is sent only after ``take`` has reserved its cost.
+    """The sender's end. Send a message only after ``take`` has reserved its cost.
 
     ``sent`` may pass ``limit`` by less than the cost of one message, and ``limit`` is ``size`` beyond what was
     reported, or what ``go_beyond`` has added.
@@ -42,7 +43,7 @@ class Window:
     def __init__(self, size: int = WINDOW) -> None:
         self._lock = RLock()
         self._size = size
-        # All of these: written under _lock; read without it for what may be out of date at once anyway.
+        # All of these: written under _lock; read without it where a stale value is fine.
         self._finished = 0
         self.sent = 0
         self.limit: float = size
@@ -50,12 +51,12 @@ class Window:
 
     @property
     def has_room(self) -> bool:
-        """Whether one message more may be sent now."""
+        """Return whether one more message may be sent now."""
         return self.sent < self.limit
 
     @property
     def behind(self) -> int:
-        """How far the receiver is behind, as far as it has reported."""
+        """Return how far the receiver is behind, by its last report."""
         return self.sent - self._finished
 
     def take(self, cost: int) -> bool:
@@ -90,18 +91,18 @@ class Window:
             return full and self.sent < self.limit
 
     def go_beyond(self) -> None:
-        """Allow one window more, since the receiver may itself wait for room here. The next takes twice as long."""
+        """Allow one more window, since the receiver may itself wait for room here. The next takes twice as long."""
         with self._lock:
             self.limit += self._size
             self.patience *= 2
 
     def open(self) -> None:
-        """Let everything pass: the receiver is gone, and what is sent to it leads nowhere."""
+        """Let everything pass: the receiver is gone, and messages to it go nowhere."""
         with self._lock:
             self.limit = math.inf
 
     def statistics(self) -> WindowStatistics:
-        """The counts, of one moment."""
+        """Return a consistent snapshot of the counts."""
         with self._lock:
             return WindowStatistics(self.sent, self._finished, self.limit)
 
@@ -110,16 +111,16 @@ class FinishedStatistics(NamedTuple):
     """What a receiver has finished for one sender, at one moment."""
 
     total: int
-    """Cost of all messages that were finished."""
+    """Cost of all finished messages."""
     reported: int
-    """How much of it the sender was told."""
+    """Cost reported to the sender."""
 
 
 class Finished:
-    """The receiver's end: adds up the cost of what was finished for one sender, and says when to report it.
+    """The receiver's end: adds up the cost of finished messages of one sender, and decides when to report it.
 
     Args:
-        size: of the sender's window. A quarter of it is reported even where nothing else goes to the sender.
+        size: of the sender's window. A quarter of it is reported even if nothing else goes to the sender.
     """
 
     __slots__ = ("_every", "_lock", "reported", "total")
@@ -153,6 +154,6 @@ class Finished:
             return self.total
 
     def statistics(self) -> FinishedStatistics:
-        """The counts, of one moment."""
+        """Return a consistent snapshot of the counts."""
         with self._lock:
             return FinishedStatistics(self.total, self.reported)

@@ -1,4 +1,4 @@
-"""asyncio, imported when it is first used: most programs make calls without it, and it takes long to import."""
+"""asyncio, imported at first use: most programs make calls without it, and its import is slow."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ else:
 
 
 def runs_event_loop() -> bool:
-    """Whether an event loop runs in this thread. Imports nothing: where asyncio was never imported, none does."""
+    """Return whether an event loop runs in this thread. Never imports asyncio: where it was not imported, none runs."""
     find = getattr(sys.modules.get("asyncio.events"), "_get_running_loop", None)
     return find is not None and find() is not None

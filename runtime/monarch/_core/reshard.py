@@ -1,8 +1,8 @@
-"""Who fetches what from whom, so that each process has the parts of tensors that it wants.
+"""The copy plan of a reshard: who fetches what from whom, so that each process gets its parts of tensors.
 
-Each byte goes to a host once, whatever number of processes there want it: they share out who fetches it, and copy the
-rest from each other. Where several hosts want the same bytes, each fetches a share of them from the sources, and the
-rest from the others; so no source sends more than once what all want, and all that have something forward it.
+Each byte goes to a host once, however many processes there need it: they split the fetch, and copy the rest from each
+other. If several hosts need the same bytes, each fetches a share of them from the sources, and the rest from the other
+hosts; so no source sends more than one copy of what all need, and every host forwards its share.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from monarch.exceptions import ShapeError
 
 SOURCE, TARGET = 0, 1
 FROM_SOURCES, BETWEEN_HOSTS, WITHIN_HOSTS = 0, 1, 2
-"""The phases; each begins when the one before is over everywhere."""
+"""The phases; each begins when the previous one has ended everywhere."""
 _LEAST = 1 << 20
-"""Bytes below which something is not shared out further."""
+"""Bytes below which a piece is not split further."""
 
 
 class Holder(NamedTuple):
-    """A process, and the box of each tensor that it has or wants."""
+    """A process, and the box of each tensor that it has or needs."""
 
     host: str
     boxes: Mapping[str, Box]
 
 
 class Fetch(NamedTuple):
-    """Something that a target is to copy."""
+    """A copy for a target to make."""
 
     name: str
     box: Box
     kind: int
     """From a source or from another target."""
     holder: int
-    """Which of them."""
+    """Index of the source or target."""
 
 
 @dataclass
 class Plan:
-    """What each target fetches in each phase."""
+    """The fetches of each target in each phase."""
 
     phases: list[dict[int, list[Fetch]]] = field(default_factory=lambda: [{}, {}, {}])
 
     def add(self, phase: int, target: int, fetch: Fetch) -> None:
-        """One fetch more."""
+        """Add a fetch."""
         self.phases[phase].setdefault(target, []).append(fetch)
 
 
 class _Balance:
-    """Chooses whoever has the least to do so far."""
+    """Chooses the member with the least work so far."""
 
     def __init__(self) -> None:
         self._done: dict[int, int] = {}
@@ -63,12 +63,12 @@ class _Balance:
 
 
 class Planner:
-    """Makes the plan of one distribution.
+    """Plan one distribution.
 
     Args:
-        sources: the processes that have something.
-        targets: those that want something.
-        widths: bytes of an element of each tensor.
+        sources: processes that hold tensors.
+        targets: processes that need them.
+        widths: bytes per element of each tensor.
     """
 
     def __init__(self, sources: Sequence[Holder], targets: Sequence[Holder], widths: Mapping[str, int]) -> None:
@@ -80,10 +80,10 @@ class Planner:
         self._plan = Plan()
 
     def plan(self) -> Plan:
-        """The plan.
+        """Return the plan.
 
         Raises:
-            ShapeError: something is wanted that no source has; the text names it.
+            ShapeError: no source has what a target needs; the text names it.
         """
         wanted: dict[str, list[int]] = {}
         for index, target in enumerate(self._targets):
@@ -98,11 +98,9 @@ class Planner:
         boxes = [self._sources[index].boxes[name] for index in having]
         wants = [self._targets[index].boxes[name] for index in targets]
         if len({len(box) for box in (*boxes, *wants)}) > 1:
-            raise ShapeError(
-                f"{name!r} has tensors of different numbers of dims, and cannot be copied from one to another"
-            )
+            raise ShapeError(f"{name!r} has a different number of dims on different members; it cannot be copied")
         if not boxes:
-            raise ShapeError(f"no source has a tensor {name!r}; they have {_some(self._sources)}")
+            raise ShapeError(f"no source has tensor {name!r}; sources have {_some(self._sources)}")
         edges = grid([*boxes, *wants])
         holders: dict[Box, list[int]] = {}
         for index, box in zip(having, boxes, strict=True):
@@ -115,7 +113,7 @@ class Planner:
         for cell, who in wanting.items():
             if cell not in holders:
                 at = ", ".join(f"{start}:{stop}" for start, stop in cell)
-                raise ShapeError(f"no source has {name}[{at}], which target {who[0]} wants")
+                raise ShapeError(f"no source has {name}[{at}], which target {who[0]} needs")
             self._cell(name, cell, holders[cell], who)
 
     def _cell(self, name: str, cell: Box, holders: list[int], targets: list[int]) -> None:
@@ -126,7 +124,7 @@ class Planner:
         for host in list(by_host):
             near = [index for index in holders if self._sources[index].host == host]
             if near:
-                # On the host already: each takes it from there.
+                # On the host already: each member copies it from there.
                 for target in by_host.pop(host):
                     source = self._serving.choose(near, size)
                     self._plan.add(FROM_SOURCES, target, Fetch(name, cell, SOURCE, source))

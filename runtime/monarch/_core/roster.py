@@ -1,4 +1,4 @@
-"""Which processes a mesh of procs has: a formula with exceptions and not a list, so that references to it are small."""
+"""The processes of a mesh: a formula with exceptions rather than a list, so that references to it are small."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from monarch.exceptions import StoppedError
 
 @dataclass(frozen=True)
 class Roster:
-    """Which processes a mesh has at a time. Only its owner changes that, so the newest version is the true one."""
+    """The processes of a mesh at one time. Only the owner changes it, so the newest version is right."""
 
     version: int
     hosts: tuple[str, ...]
     """Host id of each host, in the order of its mesh."""
     per_host: int
-    """How many procs each of them has."""
+    """Number of procs on each host."""
     sizes: tuple[int, ...]
-    """Of the axes of the whole mesh."""
+    """Extent of the whole mesh."""
     names: Mapping[int, str] = field(default_factory=dict[int, str])
-    """By rank, the processes that are not called ``<uid>.<rank>``: those that came in the place of others."""
+    """By rank, processes not named ``<uid>.<rank>``: replacements of others."""
 
     def proc(self, uid: str, rank: int) -> str:
-        """The proc id of a base rank of the mesh of this uid."""
+        """Return the proc id of a base rank of the mesh of this uid."""
         if rank >= len(self.hosts) * self.per_host:
-            # A view from before it shrank: what was there is gone, and is not to be taken for another.
+            # A view from before the mesh shrank: a removed rank must not resolve to another process.
             return f"{self.hosts[-1]}/{uid}.{rank}~gone"
         return f"{self.hosts[rank // self.per_host]}/{self.names.get(rank) or f'{uid}.{rank}'}"
 
 
 class _Life:
-    """What the references to one mesh in this process have in common."""
+    """State shared by the references to one mesh in this process."""
 
     __slots__ = ("__weakref__", "ranks", "region", "roster", "views")
 
     def __init__(self, roster: Roster) -> None:
-        # These three are written under _lock; a roster and a region are not changed once made.
+        # These three are written under _lock; a roster and a region never change.
         self.roster = roster
         self.region: Region | None = None
-        """All of its processes; None until somebody asks."""
+        """All of its processes; None until first use."""
         self.ranks = {name: rank for rank, name in roster.names.items()}
-        """Of processes with names of their own, also of those that were replaced since."""
+        """Ranks of processes with names of their own, replaced ones included."""
         self.views: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        """Meshes that are on all of its processes, and follow when these become more or fewer."""
+        """Meshes on all of its processes; they follow a resize."""
 
 
 _lives: WeakValueDictionary[str, _Life] = WeakValueDictionary()
@@ -59,15 +59,15 @@ _lock = RLock()
 class Procs:
     """The processes of one ``spawn_procs``, by base rank.
 
-    What one reference in a process learns of changes holds for all that this process has.
+    All references in a process share what one of them learns of changes.
 
     Args:
-        uid: unique in the session; a single proc id, if it is a mesh of one process that was not spawned.
-        name: for people.
+        uid: unique in the session; a single proc id for a mesh of one process that was not spawned.
+        name: display name.
         labels: axes of the whole mesh.
-        host_axes: how many of these axes are those of the hosts.
+        host_axes: how many of these axes are host axes.
         owner: proc id of the process that spawned it.
-        roster: which processes there are, as far as is known where this reference comes from.
+        roster: the processes, as far as the sender of this reference knows.
     """
 
     __slots__ = ("_life", "host_axes", "labels", "name", "owner", "uid")
@@ -89,12 +89,12 @@ class Procs:
 
     @property
     def roster(self) -> Roster:
-        """Which processes there are, as far as this process knows."""
+        """The processes, as far as this process knows."""
         return self._life.roster
 
     @property
     def version(self) -> int:
-        """Grows with each change of the processes that this process learns of."""
+        """Number of changes that this process knows of."""
         return self._life.roster.version
 
     @property
@@ -104,22 +104,22 @@ class Procs:
 
     @property
     def per_host(self) -> int:
-        """How many procs each host has."""
+        """Number of procs on each host."""
         return self._life.roster.per_host
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the axes."""
+        """Extent of the axes."""
         return self._life.roster.sizes
 
     @property
     def size(self) -> int:
-        """How many procs there are."""
+        """Number of procs."""
         roster = self._life.roster
         return len(roster.hosts) * roster.per_host
 
     def learn(self, roster: Roster) -> None:
-        """Takes note of a change, unless a newer one is known."""
+        """Apply a change, unless a newer one is known."""
         life = self._life
         with _lock:
             if roster.version <= life.roster.version:
@@ -132,17 +132,17 @@ class Procs:
                 view._follow()
 
     def follow(self, view: Any) -> None:
-        """A mesh is on all processes, and is to stay so."""
+        """Keep a mesh that is on all processes on all of them."""
         self._life.views[id(view)] = view
 
     # Changes, made by the owner
 
     def replaced(self, names: Mapping[int, str], hosts: Mapping[str, str]) -> Roster:
-        """What there is when other processes, and other hosts, take the place of some, for ``learn``.
+        """Return the roster for ``learn`` when other processes, or other hosts, replace some.
 
         Args:
-            names: by rank, the name of a process that there is already; an empty one makes a new one up.
-            hosts: of those that go, the ones that come.
+            names: by rank, the name of a running process; an empty one makes up a new name.
+            hosts: replacements, by the hosts that leave.
         """
         now = self.roster
         version = now.version + 1
@@ -151,56 +151,56 @@ class Procs:
         return replace(now, version=version, hosts=there, names={**now.names, **made})
 
     def resized(self, hosts: Sequence[str], per_host: int, sizes: Sequence[int]) -> Roster:
-        """What there is when the first axis has grown or shrunk, for ``learn``: those at its end are new or gone."""
+        """Return the roster for ``learn`` when the first axis grows or shrinks: procs at its end are new or gone."""
         now = self.roster
         version, count, old = now.version + 1, len(hosts) * per_host, self.size
         names = {rank: name for rank, name in now.names.items() if rank < count}
-        # One that was there before must not be taken for a new one of its rank.
+        # A removed process must not be taken for a new one of its rank.
         names.update({rank: f"{self.uid}.{rank}~{version}" for rank in range(old, count)})
         return Roster(version, tuple(hosts), per_host, tuple(sizes), names)
 
-    # Looking up
+    # Lookup
 
     def region(self) -> Region:
-        """All of them."""
+        """Return all of them."""
         life = self._life
         region = life.region
         if region is None:
             with _lock:
-                # Or that of a roster that is no more could be kept.
+                # Otherwise the processes of an outdated roster could be cached.
                 region = life.region = Region.full(Extent(self.labels, life.roster.sizes))
         return region
 
     def host(self, rank: int) -> str:
-        """The id of the host of a base rank."""
+        """Return the id of the host of a base rank."""
         roster = self._life.roster
         return roster.hosts[rank // roster.per_host]
 
     def proc(self, rank: int) -> str:
-        """The proc id of a base rank."""
+        """Return the proc id of a base rank."""
         return self.uid if "/" in self.uid else self._life.roster.proc(self.uid, rank)
 
     def check(self, region: Region, name: str) -> None:
-        """StoppedError if ranks of a view are gone since the mesh has shrunk."""
+        """StoppedError: ranks of a view are gone, since the mesh has shrunk."""
         gone = [rank for rank in region.base_ranks() if rank >= self.size] if self.version else []
         if gone:
             raise StoppedError(
-                f"{describe_ranks(gone)} of {name} went when it was resized to {axes_text(self.region().extent)}; "
-                f"take a slice of what there is",
+                f"{describe_ranks(gone)} of {name} left when the mesh was resized to "
+                f"{axes_text(self.region().extent)}; take a new slice",
                 mesh=name,
             )
 
     def rank_of(self, proc: str) -> int:
-        """The base rank of a proc id, also of one that was replaced."""
+        """Return the base rank of a proc id, replaced ones included."""
         return 0 if "/" in self.uid else split_proc(proc)[1]
 
     def has(self, proc: str) -> bool:
-        """Whether a process is of this mesh now, and neither replaced nor gone."""
+        """Return whether a process belongs to this mesh now: neither replaced nor removed."""
         rank = self.rank_of(proc)
         return rank < self.size and self.proc(rank) == proc
 
     def host_region(self) -> Region:
-        """The hosts, by their axes."""
+        """Return the hosts, by their axes."""
         return Region.full(Extent(self.labels[: self.host_axes], self.sizes[: self.host_axes]))
 
     def __eq__(self, other: object) -> bool:
@@ -214,7 +214,7 @@ class Procs:
 
 
 def split_proc(proc: str) -> tuple[str, int]:
-    """The uid of the mesh that a proc is of, and its base rank there; empty and 0 for the program."""
+    """Return the mesh uid and base rank of a proc; empty and 0 for the program."""
     name = proc.partition("/")[2]
     uid, _, rank = name.rpartition(".")
     if not uid:

@@ -1,4 +1,4 @@
-"""Whether ranks are in step: each has begun as many collectives in each of its groups as the others of the group."""
+"""Whether ranks are in step: each has begun as many collectives in each of its groups as the other members."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 
 def in_step(positions: Mapping[int, Mapping[str, int] | None]) -> bool:
-    """Whether all ranks that share a group have begun equally many collectives in it.
+    """Return whether all ranks that share a group have begun equally many collectives in it.
 
     Args:
-        positions: of each rank, how many it has begun by the name of each group; None if it has no group.
+        positions: for each rank, collectives begun by group name; None for a rank without groups.
     """
     begun: dict[str, int] = {}
     without = sum(1 for position in positions.values() if position is None)

@@ -1,7 +1,7 @@
 """The policy of Stop: which rank gets which rung of the ladder, and when. No I/O, no clock.
 
-All ranks are on the same rung at the same time, so the ladder takes as long for 256 ranks as for one: an interrupt,
-the abort of what they wait in, a second interrupt with a look at what they do, and a restart of those that swallow
+All ranks are on the same rung at the same time, so the ladder takes as long for 256 ranks as for one: an interrupt, an
+abort of what they wait in, a second interrupt with a look at their state, and a restart of those that swallow
 interrupts.
 """
 
@@ -13,31 +13,31 @@ from enum import Enum, auto
 from typing import TypeAlias
 
 POLITE = 0.5
-"""Seconds after which ranks are freed from what they wait in."""
+"""Seconds until ranks are freed from what they wait in."""
 FREEING = 0.8
-"""Seconds after which the others are interrupted again."""
+"""Seconds until the others are interrupted again."""
 INSISTING = 0.95
-"""Seconds after which they are asked what they do."""
+"""Seconds until ranks are asked for their state."""
 LOOKING = 1.2
-"""Seconds after which no answer is waited for any more."""
+"""Seconds until answers are no longer awaited."""
 GRACE = 0.3
-"""Seconds that a rank has left once it was said that it is restarted: it may have just come out of a C call."""
+"""Seconds between the warning and the restart of a rank: it may have just come out of a C call."""
 BOUND = LOOKING + GRACE
-"""Seconds that the ladder takes at most, where ``tick`` is called when it is due; on a busy machine its lateness is
-added, so that ranks have as long to answer."""
+"""Maximum seconds of the ladder, if ``tick`` is called when due; on a busy machine its lateness is added, so that ranks
+have as long to answer."""
 
 
 class Activity(Enum):
-    """What a rank that does not stop is doing."""
+    """The state of a rank that does not stop."""
 
     PYTHON = auto()
-    """Its Python code goes on after each interrupt."""
+    """Its Python code keeps running after each interrupt."""
     COMPUTING = auto()
-    """It is inside C code that works, or that sleeps for a while."""
+    """It is in C code that computes, or sleeps for a while."""
     WAITING = auto()
-    """It is inside C code that waits for something: a lock, a socket, another thread."""
+    """It is in C code that waits: for a lock, a socket or another thread."""
     SILENT = auto()
-    """It does not answer: it is inside C code that holds the GIL."""
+    """It does not answer: it is in C code that holds the GIL."""
     SUSPENDED = auto()
     """Its process is suspended by a signal, or by a debugger."""
     DEVICE = auto()
@@ -48,13 +48,13 @@ class Ending(Enum):
     """How a stop ended for a rank."""
 
     INTERRUPTED = auto()
-    """Its code has ended by itself or by an interrupt."""
+    """Its code ended by itself or by an interrupt."""
     FREED = auto()
-    """Its code has ended since what it waited in was aborted."""
+    """Its code ended after what it waited in was aborted."""
     LEFT = auto()
     """It still runs."""
     RESTARTED = auto()
-    """A new process has its place."""
+    """A new process has replaced it."""
 
 
 class Freed(Enum):
@@ -62,16 +62,16 @@ class Freed(Enum):
 
     NOTHING = auto()
     COLLECTIVE = auto()
-    """Its process groups; they are made anew with the next use."""
+    """Its process groups; the next use creates them again."""
     CONNECTION = auto()
-    """A connection that it waited for, such as one with a store."""
+    """A connection that it waited on, such as one to a store."""
     WAIT = auto()
     """A wait within its process."""
 
 
 @dataclass(frozen=True)
 class Interrupt:
-    """These ranks are to be interrupted for the first time."""
+    """Interrupt these ranks for the first time."""
 
     ranks: tuple[int, ...]
 
@@ -85,14 +85,14 @@ class Free:
 
 @dataclass(frozen=True)
 class Insist:
-    """These ranks are to be interrupted again, so that it shows whether they swallow that."""
+    """Interrupt these ranks again, to see whether they swallow interrupts."""
 
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Look:
-    """Call ``seen`` with what each of these ranks does."""
+    """Call ``seen`` with the state of each of these ranks."""
 
     ranks: tuple[int, ...]
 
@@ -106,7 +106,7 @@ class Announce:
 
 @dataclass(frozen=True)
 class Restart:
-    """New processes are to take the places of these ranks."""
+    """Replace these ranks with new processes."""
 
     ranks: tuple[int, ...]
 
@@ -130,33 +130,33 @@ _LASTS = {
     _Stage.LOOKING: LOOKING - INSISTING,
     _Stage.GRACE: GRACE,
 }
-"""Seconds that each stage lasts at most, from when it has begun."""
+"""Maximum seconds of each stage, from its start."""
 
 
 class StopLadder:
-    """One stop of some ranks. Each method takes an event and the time, and returns what to do.
+    """One stop of some ranks. Each method takes an event and the time, and returns the actions.
 
     Args:
-        ranks: those that have not ended yet.
-        restartable: whether one that swallows interrupts is restarted at once; actors only at the second stop.
-        again: ranks of which the last stop said that the next one restarts them.
+        ranks: those that still run.
+        restartable: whether a rank that swallows interrupts is restarted at once; actors only at the second stop.
+        again: ranks that the last stop announced the next one would restart.
     """
 
     def __init__(self, ranks: Iterable[int], restartable: bool = True, again: Iterable[int] = ()) -> None:
         self.endings: dict[int, Ending] = {}
-        """How it ended, of each rank for which it has."""
+        """The outcome of each rank that has one."""
         self._left = sorted(set(ranks))
         self._restartable = restartable
         self._again = set(again)
         self._stage = _Stage.POLITE
         self._since = 0.0
-        """When the stage has begun."""
+        """Start of the stage."""
         self._freed: set[int] = set()
         self._ended_by_then: set[int] = set()
-        """Ranks that have ended between the abort of what they waited in and the next rung."""
+        """Ranks that ended between the abort of what they waited in and the next rung."""
         self._seen: dict[int, Activity] = {}
         self._glimpsed: dict[int, Activity] = {}
-        """What was seen from outside before the look; of those that the look does not reach."""
+        """State seen from outside before the look, of ranks that the look does not reach."""
         self._doomed: tuple[int, ...] = ()
 
     @property
@@ -174,13 +174,13 @@ class StopLadder:
         return self._since + _LASTS.get(self._stage, 0.0)
 
     def activity(self, rank: int) -> Activity:
-        """What a rank was last seen to do that still runs."""
+        """Return the last known state of a rank that still runs."""
         return self._seen.get(rank) or self._glimpsed.get(rank, Activity.SILENT)
 
     # Events
 
     def begin(self, now: float) -> list[Command]:
-        """The stop begins."""
+        """Begin the stop."""
         self._since = now
         if not self._left:
             self._stage = _Stage.OVER
@@ -188,7 +188,7 @@ class StopLadder:
         return [Interrupt(tuple(self._left))]
 
     def stopped(self, rank: int, now: float) -> list[Command]:
-        """The code of a rank has ended."""
+        """Note that the code of a rank has ended."""
         if rank in self._left and not self.over:
             self._left.remove(rank)
             self.endings[rank] = Ending.FREED if rank in self._freed and self._frees else Ending.INTERRUPTED
@@ -197,19 +197,19 @@ class StopLadder:
         return self.tick(now)
 
     def freed(self, rank: int) -> None:
-        """Something that a rank waited in was aborted; the news may come after the end that it brought about."""
+        """Note that a rank's wait was aborted; this may arrive after the end that it caused."""
         self._freed.add(rank)
         if rank in self._ended_by_then:
             self.endings[rank] = Ending.FREED
 
     def seen(self, rank: int, activity: Activity, now: float) -> list[Command]:
-        """A rank is doing this; what it says itself comes after what is seen from outside."""
+        """Note a rank's state; its own report overrides what is seen from outside."""
         if rank in self._left:
             self._seen[rank] = activity
         return self.tick(now)
 
     def glimpsed(self, rank: int, activity: Activity | None) -> list[Command]:
-        """A rank was seen from outside to be doing this before it was asked; None if nothing was to be seen."""
+        """Note a rank's state as seen from outside before it was asked; None if nothing was seen."""
         if activity is None:
             self._glimpsed.pop(rank, None)
         else:
@@ -217,7 +217,7 @@ class StopLadder:
         return []
 
     def tick(self, now: float) -> list[Command]:
-        """The time has come, or something has."""
+        """Advance after a timer or an event."""
         commands: list[Command] = []
         while not self.over and (not self._left or now >= self.due or self._nothing_to_wait_for()):
             commands.extend(self._next())
@@ -256,7 +256,7 @@ class StopLadder:
 
     def _close(self) -> list[Command]:
         self._stage = _Stage.OVER
-        # On a busy machine a rank may say only now that it swallows interrupts.
+        # On a busy machine a rank may report only now that it swallows interrupts.
         doomed = tuple(rank for rank in self._left if rank in self._doomed or self._is_doomed(rank))
         for rank in self._left:
             self.endings[rank] = Ending.RESTARTED if rank in doomed else Ending.LEFT

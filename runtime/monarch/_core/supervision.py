@@ -1,4 +1,4 @@
-"""What becomes of the deaths in a mesh: who judges them, when ranks are started again, what fails. No I/O, no clock."""
+"""What happens after deaths in a mesh: who judges them, when ranks restart, what fails. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import TypeAlias
 from monarch.exceptions import ArgumentError
 
 _LONGEST = 30.0
-"""Seconds of back-off at most."""
+"""Maximum seconds of back-off."""
 
 
 @dataclass(frozen=True)
 class Restart:
-    """When the ranks of a mesh that have died are started again without anybody being asked.
+    """When dead ranks of a mesh restart automatically.
 
     Attributes:
         most: so many times.
@@ -31,19 +31,19 @@ class Restart:
     def __post_init__(self) -> None:
         if self.most < 1 or not self.within > 0 or not 0 <= self.backoff < math.inf:
             raise ArgumentError(
-                f"a mesh is restarted at least once, within some seconds, after a back-off that is not negative; "
-                f"not most={self.most}, within={self.within}, backoff={self.backoff}"
+                f"restart rule: expected most >= 1, within > 0 and backoff >= 0, got "
+                f"most={self.most}, within={self.within}, backoff={self.backoff}"
             )
 
 
 @dataclass(frozen=True)
 class Collect:
-    """Failures of one cause come together: ``collect`` is to be called soon."""
+    """Collect failures of one cause: call ``collect`` soon."""
 
 
 @dataclass(frozen=True)
 class Begin:
-    """These ranks are to be started again after some seconds: the first, or one more, attempt."""
+    """Restart these ranks after some seconds: the first attempt, or another one."""
 
     ranks: tuple[int, ...]
     after: float
@@ -52,14 +52,15 @@ class Begin:
 
 @dataclass(frozen=True)
 class Judge:
-    """Those who supervise the mesh are to be asked about these ranks; ``judged`` is to be called for each."""
+    """Ask the supervisors of the mesh about these ranks; call ``judged`` for each."""
 
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Fail:
-    """Nobody handles the death of these ranks: all calls to the mesh fail, and if nobody hears of it so, it goes up."""
+    """The death of these ranks is unhandled: all calls to the mesh fail, and if no caller learns of it that way, it
+    escalates."""
 
     ranks: tuple[int, ...]
 
@@ -69,39 +70,39 @@ Command: TypeAlias = Collect | Begin | Judge | Fail
 
 @dataclass
 class Supervision:
-    """The ranks of one mesh as its owner sees them. Each method takes an event and says what is to be done.
+    """The ranks of one mesh, as the owner sees them. Each method takes an event and returns the actions.
 
-    A process is named together with its rank: news of one that was replaced are no news.
+    A process is named together with its rank: news of a replaced process is ignored.
     """
 
     restart: Restart | None = None
     living: dict[int, str] = field(default_factory=dict[int, str])
     dead: dict[int, str] = field(default_factory=dict[int, str])
-    """Ranks whose process has died and was not replaced, with its name."""
+    """Ranks whose process died and was not replaced, with its name."""
     _collecting: bool = False
     _fresh: list[int] = field(default_factory=list[int])
-    """Ranks that have died, and of which nobody has decided anything yet."""
+    """Dead ranks without a decision."""
     _open: list[dict[int, str]] = field(default_factory=list[dict[int, str]])
-    """Judgements under way: the names of the dead by rank."""
+    """Judgements under way: the names of the dead processes by rank."""
     _unhandled: list[list[int]] = field(default_factory=list[list[int]])
-    """Of each of these, the ranks that were judged, and that nobody handles."""
+    """For each of these: the ranks judged, and the unhandled ones."""
     _restarts: deque[float] = field(default_factory=deque[float])
     _starting: dict[int, str] = field(default_factory=dict[int, str])
-    """Ranks that are to be started again, with the names of the dead."""
+    """Ranks about to restart, with the names of the dead processes."""
 
     @property
     def settling(self) -> bool:
-        """Whether it is not decided yet what becomes of some ranks."""
+        """Whether a decision about some ranks is pending."""
         return bool(self._fresh or self._open or self._starting)
 
     def joined(self, rank: int, name: str) -> list[Command]:
-        """A process has the place of this rank from now on."""
+        """Note that a process has the place of this rank from now on."""
         commands = self.left(rank)
         self.living[rank] = name
         return commands
 
     def left(self, rank: int) -> list[Command]:
-        """The mesh has no such rank any more, or has another process there: what was open about it is moot."""
+        """Forget a rank that the mesh no longer has, or that has another process: open decisions are moot."""
         self.living.pop(rank, None)
         self.dead.pop(rank, None)
         self._starting.pop(rank, None)
@@ -117,7 +118,7 @@ class Supervision:
         return commands
 
     def died(self, rank: int, name: str, expected: bool) -> list[Command]:
-        """A process has died."""
+        """Note that a process has died."""
         if self.living.get(rank) != name:
             return []
         del self.living[rank]
@@ -129,7 +130,7 @@ class Supervision:
         return [] if asked else [Collect()]
 
     def collect(self, now: float) -> list[Command]:
-        """Decides about those that have died lately; ``now`` in seconds of any clock that only goes on."""
+        """Decide about recent deaths; ``now`` in seconds of any monotonic clock."""
         fresh, self._fresh = sorted(self._fresh), []
         self._collecting = False
         if not fresh:
@@ -141,7 +142,7 @@ class Supervision:
         return [begin]
 
     def allow(self, ranks: Sequence[int], now: float) -> Begin | None:
-        """A restart, if the rule has one left; also for actors that have failed in processes that live."""
+        """Plan a restart, if the rule allows another; also for actors that failed in live processes."""
         rule = self.restart
         if rule is None:
             return None
@@ -154,7 +155,7 @@ class Supervision:
         return Begin(tuple(ranks), after, len(self._restarts))
 
     def not_restarted(self, ranks: Sequence[int]) -> list[Command]:
-        """A restart has failed: it is for the supervisors to say what becomes of those that are still dead."""
+        """Note that a restart failed: the supervisors decide about the ranks that are still dead."""
         left = [rank for rank in ranks if self._starting.pop(rank, None) is not None and rank in self.dead]
         return self._ask(left) if left else []
 
@@ -164,7 +165,7 @@ class Supervision:
         return [Judge(tuple(ranks))]
 
     def judged(self, rank: int, name: str, handled: bool) -> list[Command]:
-        """Somebody who supervises has said whether the death of a process is dealt with."""
+        """Note a supervisor's decision about the death of a process."""
         for batch, unhandled in zip(list(self._open), self._unhandled, strict=True):
             if batch.get(rank) == name:
                 del batch[rank]
@@ -174,7 +175,7 @@ class Supervision:
         return []
 
     def _close(self, batch: dict[int, str]) -> list[Command]:
-        """The end of a judgement, if all of it were judged."""
+        """End a judgement once all of it is judged."""
         if batch:
             return []
         at = next(index for index, each in enumerate(self._open) if each is batch)

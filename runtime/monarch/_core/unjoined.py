@@ -1,8 +1,8 @@
 """Ranks that wait in a collective for ranks that have finished. No I/O, no clock.
 
 A finished rank has not joined a collective if it has begun fewer in that group. Point-to-point operations count as
-well, so counts may also differ for a good reason: a wait in a collective that ranks may leave early (``gather``)
-is reported only once no rank is left that could be slow.
+well, so counts may also differ legitimately: a wait in a collective that ranks may leave early (``gather``) is reported
+only once no rank is left that could be slow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SYMMETRIC = frozenset(
         "reduce_scatter_tensor", "all_to_all", "all_to_all_single",
     }
 )  # fmt: skip
-"""Collectives that no rank can leave before all have joined."""
+"""Collectives that no rank leaves before all have joined."""
 
 
 class Waits(NamedTuple):
@@ -28,18 +28,18 @@ class Waits(NamedTuple):
 
     rank: int
     operation: str
-    """Name of the function of torch; empty if unknown."""
+    """Name of the torch function; empty if unknown."""
     group: str
     """torch's name of the process group."""
     members: tuple[int, ...]
     """Ranks of the group."""
     is_default: bool
     number: int
-    """How many collectives the rank has begun in the group; 0 while it makes a group."""
+    """How many collectives the rank has begun in the group; 0 during group creation."""
     peers: tuple[int, ...] = ()
-    """Of a point-to-point operation: the other side."""
+    """The peers of a point-to-point operation."""
     place: tuple[int, ...] = ()
-    """Equal as long as the code does not move."""
+    """Unchanged as long as the code does not move."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class Finding:
     """Ranks that wait in one collective, and ranks of its group that have finished without joining it."""
 
     waits: Waits
-    """Of the first one."""
+    """The wait of the first one."""
     ranks: tuple[int, ...]
     absent: tuple[int, ...]
     seconds: float
-    """For how long all of ``ranks`` were seen to wait, at least."""
+    """Minimum seconds that all of ``ranks`` were seen to wait."""
 
 
 def never_joining(waits: Waits, finished: Mapping[int, Standing]) -> tuple[int, ...]:
-    """Return the finished ranks that a rank waits for in vain; empty if others may still join, or it is not known."""
+    """Return the finished ranks that a rank waits for in vain; empty if others may still join, or if unknown."""
     if waits.peers:
         return waits.peers if all(peer in finished for peer in waits.peers) else ()
     others = {each for each in waits.members if each != waits.rank}
@@ -72,26 +72,26 @@ class Unjoined:
     """The ranks of one mesh, some of which have finished while others wait.
 
     Args:
-        limit: seconds that a rank waits before it is reported.
+        limit: seconds of waiting before a rank is reported.
     """
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
         self._waits: dict[int, tuple[Waits, float]] = {}
-        """By rank, what it waits in, and since when it was seen there."""
+        """By rank, what it waits in, and since when."""
         self._finished: dict[int, tuple[Standing, int]] = {}
-        """By rank, where it stands, and in how many looks in a row nothing ran there."""
+        """By rank, its position, and in how many checks in a row nothing ran there."""
         self._reported: set[tuple[int, str, int, tuple[int, ...]]] = set()
 
     @property
     def members(self) -> set[int]:
-        """The ranks of the groups that ranks wait in, which are not reported yet."""
+        """Return the ranks of the groups that ranks wait in and that are not reported yet."""
         return {
             each for waits, _ in self._waits.values() if _key(waits) not in self._reported for each in waits.members
         }
 
     def waiting(self, rank: int, waits: Waits | None, now: float) -> None:
-        """Note what a rank that has not finished says: the collective that it waits in, if it waits in one."""
+        """Note the report of an unfinished rank: the collective that it waits in, if any."""
         known = self._waits.get(rank)
         if waits is None:
             self._waits.pop(rank, None)
@@ -100,7 +100,7 @@ class Unjoined:
         self._finished.pop(rank, None)
 
     def standing(self, rank: int, standing: Standing) -> None:
-        """Note what a rank says that owes nothing."""
+        """Note the report of a rank that owes nothing."""
         self._waits.pop(rank, None)
         if standing.busy:
             self._finished.pop(rank, None)
@@ -109,8 +109,8 @@ class Unjoined:
         self._finished[rank] = standing, looks + 1 if before.groups == standing.groups else 1
 
     def findings(self, now: float) -> list[Finding]:
-        """Return what has not been reported yet."""
-        # One look alone may be faster than a call that is on its way there.
+        """Return the findings that are not reported yet."""
+        # A single check may overtake a call that is on its way there.
         finished = {rank: standing for rank, (standing, looks) in self._finished.items() if looks > 1}
         groups: dict[tuple[str, str, int, tuple[int, ...]], list[tuple[Waits, float]]] = {}
         for waits, since in self._waits.values():

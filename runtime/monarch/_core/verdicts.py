@@ -1,4 +1,4 @@
-"""Which meshes have a failure that is being decided, by whom, and when that ends. No I/O, no threads, no clock."""
+"""Which meshes have a failure under decision, who decides, and when that ends. No I/O, no threads, no clock."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ T = TypeVar("T")
 
 
 class Hold(Generic[T]):
-    """One party that keeps a verdict open; it belongs to whoever releases it."""
+    """One party that keeps a verdict open; its releaser owns it."""
 
     __slots__ = ("verdict",)
 
     def __init__(self, verdict: Verdict[T]) -> None:
         self.verdict: Verdict[T] | None = verdict
-        """None once it was released. Lock: that of the Verdicts."""
+        """None once released. Lock: that of the Verdicts."""
 
 
 class Verdict(Generic[T]):
-    """One period in which it is open what becomes of a mesh: from its first hold to the release of its last."""
+    """One period in which the fate of a mesh is undecided: from its first hold to the release of its last."""
 
     __slots__ = ("end", "holders", "mesh")
 
     def __init__(self, mesh: str, end: T) -> None:
         self.mesh = mesh
         self.end = end
-        """What those wait for who need the verdict."""
+        """Completed with the verdict; callers that need it wait for this."""
         self.holders: dict[Hold[T], str] = {}
-        """Who decides, in words. Lock: that of the Verdicts."""
+        """Who decides, for people. Lock: that of the Verdicts."""
 
 
 class Verdicts(Generic[T]):
-    """The open verdicts of all meshes of a process. Thread-safe; no code of others runs under its lock but ``make``.
+    """The open verdicts of all meshes of a process. Thread-safe; no foreign code but ``make`` runs under its lock.
 
-    A verdict leaves this table in the same step in which its last hold is released. A hold that is taken after that
-    opens another verdict, so that nobody waits for one that nobody will complete, and none is completed too early.
+    A verdict leaves this table in the same step in which its last hold is released. A later hold opens another verdict,
+    so nobody waits for one that is never completed, and none is completed too early.
 
     Args:
-        make: makes what those wait for who need a verdict; it must neither block nor call back.
+        make: makes the object to wait for; it must neither block nor call back.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -49,22 +49,22 @@ class Verdicts(Generic[T]):
         """By mesh. Lock: ``_lock``."""
 
     def hold(self, mesh: str, holder: str) -> Hold[T]:
-        """Opens the verdict on a mesh, or keeps the open one open, until ``release``."""
+        """Open the verdict on a mesh, or keep it open, until ``release``."""
         with self._lock:
             verdict = self._open.get(mesh)
             if verdict is None:
-                # To make it may run a __del__ that opens it as well.
+                # Making it may run a __del__ that opens it as well.
                 verdict = self._open.setdefault(mesh, Verdict(mesh, self._make()))
             hold = Hold(verdict)
             verdict.holders[hold] = holder
             return hold
 
     def release(self, hold: Hold[T]) -> T | None:
-        """Ends a hold.
+        """Release a hold.
 
         Returns:
-            What waits for the verdict if this was its last hold: the caller completes it, exactly once. None if
-            others hold it, or if this hold was released before.
+            The object to complete, exactly once, if this was the last hold on the verdict. None if others
+            hold it, or if this hold was released before.
         """
         with self._lock:
             verdict, hold.verdict = hold.verdict, None
@@ -77,19 +77,19 @@ class Verdicts(Generic[T]):
             return verdict.end
 
     def open(self, mesh: str) -> T | None:
-        """What ends with the verdict on a mesh; None if none is open."""
+        """Return what ends with the verdict on a mesh; None if none is open."""
         with self._lock:
             verdict = self._open.get(mesh)
             return verdict.end if verdict is not None else None
 
     def holders(self, mesh: str) -> list[str]:
-        """Who decides about a mesh now, in words; none if nobody does."""
+        """Return who decides about a mesh now, for people; empty if nobody does."""
         with self._lock:
             verdict = self._open.get(mesh)
             return list(verdict.holders.values()) if verdict is not None else []
 
     def meshes(self) -> list[str]:
-        """The meshes with an open verdict."""
+        """Return the meshes with an open verdict."""
         with self._lock:
             return list(self._open)
 
@@ -98,7 +98,7 @@ class Tally:
     """Verdicts on ranks that failed by one cause. They may come from any thread, in any order and twice.
 
     Args:
-        ranks: those that are judged.
+        ranks: the ranks to judge.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
@@ -106,13 +106,13 @@ class Tally:
         self._open = set(ranks)
         """Ranks without a verdict. Lock: ``_lock``."""
         self._unhandled: list[int] = []
-        """Ranks that nobody handles. Lock: ``_lock``."""
+        """Unhandled ranks. Lock: ``_lock``."""
 
     def judged(self, rank: int, handled: bool) -> tuple[int, ...]:
-        """Takes the verdict on a rank; a second one on the same rank counts for nothing.
+        """Take the verdict on a rank; a second one for the same rank is ignored.
 
         Returns:
-            All ranks that nobody handles, once: with the last verdict. Empty before and after, and if all are handled.
+            Return all unhandled ranks, once: with the last verdict. Empty before and after, and if all are handled.
         """
         with self._lock:
             if rank not in self._open:

@@ -1,4 +1,4 @@
-"""The folder of a session on one host: mode 0700, it holds the ipc sockets and nothing else of worth."""
+"""The folder of a session on one host: mode 0700, it holds the ipc sockets and nothing else of value."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from monarch._wire.descriptors import limit_of, used_by
 from monarch._wire.links import IPC_PATH_LIMIT, Inbox, shut_path
 
 TEND = 1.0
-"""Seconds between looks of a process at its folder and its socket file, and at its room for connections."""
+"""Seconds between a process's checks of its folder, its socket file, and its room for connections."""
 _TOUCH = 3600.0
-"""Seconds after which files are marked as in use: cleaners of /tmp look at their age."""
+"""Seconds until files are marked as in use: cleaners of /tmp check their age."""
 # Room for the longest name of a socket in the folder.
 _NAME_ROOM = 30
 
 
 def _places() -> list[str]:
-    """Folders that may have that of this user's sessions; short, because the path of a socket may not be long."""
+    """Candidate folders for this user's sessions; short, because socket paths have a length limit."""
     wanted = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")
     fit = [folder for folder in wanted if folder and len(folder) + 40 + _NAME_ROOM < IPC_PATH_LIMIT]
     return [folder for folder in dict.fromkeys(fit) if os.access(folder, os.W_OK)]
 
 
 def _has_room(folder: str) -> bool:
-    """Whether a file can be made in a folder, as far as its file system says."""
+    """Return whether a file can be created in a folder, according to its file system."""
     known = os.statvfs(folder)
     return known.f_bavail > 0 and (known.f_favail > 0 or not known.f_files)
 
 
 def _base(places: Sequence[str] | None = None) -> Path:
-    """The folder of this user's sessions, in the first of the places where that can be."""
+    """Return the folder of this user's sessions, in the first usable place."""
     for folder in _places() if places is None else places:
         base = Path(folder) / f"monarch-{os.getuid()}"
         try:
@@ -57,25 +57,25 @@ def _base(places: Sequence[str] | None = None) -> Path:
 
 
 def _with_room() -> list[str]:
-    """The places that have room; OSError if there are places and none has."""
+    """Return the places with room; OSError if there are places and none has any."""
     places = _places()
     free = [folder for folder in places if _has_room(folder)]
     if places and not free:
         raise OSError(
             errno.ENOSPC,
-            f"cannot make the folder of a session: no space left in {' or '.join(places)}; free some there, or set "
+            f"cannot create the session folder: no space left in {' or '.join(places)}; free some there, or set "
             f"XDG_RUNTIME_DIR to a folder with a short path on a disk that has some",
         )
     return free
 
 
 def make_folder() -> str:
-    """A new folder for the sockets of this process's session; what sessions that have died have left is removed.
+    """Create a folder for the sockets of this process's session; leftovers of dead sessions are removed.
 
     Raises:
-        OSError: no disk that could have it has room.
+        OSError: no usable disk has room.
     """
-    # Whose it is stands in its name, so that there is no moment at which it is nobody's.
+    # The owner is part of its name, so that there is no moment without an owner.
     pid = os.getpid()
     name = f"s{secrets.token_hex(4)}-{pid}-{proc_start_time(pid)}"
     while True:
@@ -87,15 +87,15 @@ def make_folder() -> str:
             folder.mkdir(mode=0o700)
             return str(folder)
         except FileNotFoundError:
-            # The last session of others has just ended, and removed the common folder.
+            # Another session, the last one, has just ended and removed the common folder.
             continue
 
 
 def restore_folder(folder: str) -> None:
-    """Make a session's folder again if somebody has removed it.
+    """Create a session's folder again if somebody has removed it.
 
     Raises:
-        OSError: it cannot be made, or another user has put something in its place.
+        OSError: it cannot be created, or another user has put something in its place.
     """
     base = os.path.dirname(folder)
     for path in (base, folder):
@@ -104,16 +104,16 @@ def restore_folder(folder: str) -> None:
         except FileExistsError:
             known = os.lstat(path)
             if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.getuid():
-                raise PermissionError(f"{path} is not a folder of this user; sockets cannot be put there") from None
+                raise PermissionError(f"{path} is not a folder of this user, so it cannot hold sockets") from None
 
 
 class Residence:
-    """Keeps the session's folder and the socket file of a process where others look for them.
+    """Preserves the session's folder and the socket file of a process.
 
     Args:
-        folder: of the session.
-        inbox: of this process.
-        hold: whether to lock the folder, as cleaners that respect locks (systemd-tmpfiles) leave it then.
+        folder: the session's.
+        inbox: that of this process.
+        hold: whether to lock the folder, since cleaners that respect locks (systemd-tmpfiles) then leave it alone.
     """
 
     def __init__(self, folder: str, inbox: Inbox, hold: bool = False) -> None:
@@ -127,26 +127,26 @@ class Residence:
         self._take_lock()
 
     def tend(self) -> str:
-        """Put back what is missing; in the thread that receives.
+        """Restore missing files; in the receiving thread.
 
         Returns:
-            What has just gone wrong, for people; empty if nothing has.
+            Return the latest problem, for people; empty if there is none.
         """
         try:
             if not os.path.isdir(self._folder):
                 restore_folder(self._folder)
                 self._take_lock()
             takes = self.inbox.tend()
-            complaint = "" if takes else f"{used_by()} of its {limit_of()} file descriptors are open, so that it "
+            complaint = "" if takes else f"{used_by()} of its {limit_of()} file descriptors are open, so it "
         except OSError as error:
-            complaint = f"the session folder {self._folder} cannot be used ({error}), so that it "
+            complaint = f"the session folder {self._folder} cannot be used ({error}), so it "
         if time.monotonic() - self._touched >= _TOUCH:
             self._touched = time.monotonic()
             self.inbox.touch()
             with suppress(OSError):
                 os.utime(self._folder)
         before, self._complaint = self._complaint, complaint
-        return complaint + "takes no new connections" if complaint and not before else ""
+        return complaint + "accepts no new connections" if complaint and not before else ""
 
     def _take_lock(self) -> None:
         if not self._hold:
@@ -157,25 +157,25 @@ class Residence:
             fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def close(self) -> None:
-        """Let go of the lock."""
+        """Release the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
 
 def host_id(folder: str) -> str:
-    """The id of the host that a session's folder is of."""
+    """Return the host id of a session's folder."""
     return os.path.basename(folder).partition("-")[0]
 
 
 def claim(folder: str) -> None:
-    """Says that this process uses a folder; it is not swept while one that does is alive."""
+    """Register this process as a user of a folder; it is not swept while a user is alive."""
     pid = os.getpid()
     Path(folder, f"pid-{pid}-{proc_start_time(pid)}").touch(mode=0o600)
 
 
 def sweep(base: Path) -> None:
-    """Removes the folders whose processes have all died, as after a loss of power."""
+    """Remove the folders whose processes have all died, for example in a power failure."""
     for folder in base.iterdir():
         claims = [path.name.split("-")[1:] for path in (folder, *folder.glob("pid-*-*"))]
         if all(len(known) == 2 for known in claims) and not any(
@@ -185,12 +185,12 @@ def sweep(base: Path) -> None:
 
 
 def is_alive(pid: int, start: int) -> bool:
-    """Whether a process is still the one that it was, and no other with its number."""
+    """Return whether a process is still the same one, and not another with its pid."""
     return pid > 0 and proc_start_time(pid) == start
 
 
 def remove_folder(folder: str) -> None:
-    """Removes a session's folder, and that of all sessions if it is the last."""
+    """Remove a session's folder, and the common folder with the last one."""
     _remove(folder)
     try:
         os.rmdir(os.path.dirname(folder))
@@ -199,18 +199,18 @@ def remove_folder(folder: str) -> None:
 
 
 def _remove(folder: str) -> None:
-    """Removes a folder, with the shared memory of ranks that nobody has removed before."""
+    """Remove a folder, with leftover shared memory of ranks."""
     remove_names(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def ipc_address(folder: str, proc: str) -> str:
-    """Where a proc of this host listens."""
+    """Return where a proc of this host listens."""
     return f"ipc://{folder}/{proc.partition('/')[2]}"
 
 
 def remove_socket(folder: str, proc: str) -> None:
-    """Removes the file that a proc listened on; ZeroMQ leaves it, and the dead cannot remove theirs."""
+    """Remove a proc's socket file; ZeroMQ leaves it, and dead processes cannot remove theirs."""
     path = ipc_address(folder, proc).removeprefix("ipc://")
     for each in (path, shut_path(path)):
         with suppress(OSError):
@@ -218,5 +218,5 @@ def remove_socket(folder: str, proc: str) -> None:
 
 
 def host_of(proc: str) -> str:
-    """The host id in a proc id."""
+    """Return the host id in a proc id."""
     return proc.partition("/")[0]

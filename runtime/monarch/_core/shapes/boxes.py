@@ -1,4 +1,4 @@
-"""Boxes: the parts of tensors that processes hold, as a range of indices along each dim."""
+"""Boxes: the parts of tensors that processes hold, as index ranges along each dim."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from typing import NamedTuple, TypeAlias
 import numpy
 
 Box: TypeAlias = tuple[tuple[int, int], ...]
-"""First index and the one behind the last, of each dim; empty for a tensor of no dims."""
+"""Start and stop index of each dim; empty for a tensor without dims."""
 
 
 class Runs(NamedTuple):
-    """Elements that lie together in two boxes, each stored in row-major order."""
+    """Elements that are contiguous in two boxes, each stored in row-major order."""
 
     there: numpy.ndarray
-    """Of each run, how many elements are before its first one in the box that is read."""
+    """Offset in elements of each run in the box that is read."""
     here: numpy.ndarray
-    """The same in the box that is written."""
+    """Offset in elements of each run in the box that is written."""
     length: int
     """Elements of each run."""
 
 
 def box_of(shape: Sequence[int], offset: Sequence[int] | None = None) -> Box:
-    """The box of a tensor of some shape, whose first element has these indices in a larger one."""
+    """Return the box of a tensor of some shape, whose first element has these indices in a larger one."""
     starts = offset if offset is not None else [0] * len(shape)
     return tuple((start, start + size) for start, size in zip(starts, shape, strict=True))
 
 
 def elements(box: Box) -> int:
-    """How many elements it has."""
+    """Return its number of elements."""
     return prod(stop - start for start, stop in box)
 
 
 def grid(boxes: Iterable[Box]) -> list[list[int]]:
-    """The indices along each dim at which some box begins or ends, in order."""
+    """Return the indices along each dim at which some box begins or ends, in order."""
     all_boxes = list(boxes)
     return [sorted({edge for box in all_boxes for edge in box[dim]}) for dim in range(len(all_boxes[0]))]
 
 
 def cells_of(box: Box, edges: Sequence[Sequence[int]]) -> Iterator[Box]:
-    """The cells of a grid that a box is made of; its own edges are among those of the grid."""
+    """Yield the cells of a grid that make up a box; the box's own edges must be edges of the grid."""
     ranges: list[list[tuple[int, int]]] = []
     for (start, stop), along in zip(box, edges, strict=True):
         ranges.append(list(pairwise(along[bisect_left(along, start) : bisect_left(along, stop) + 1])))
@@ -51,7 +51,7 @@ def cells_of(box: Box, edges: Sequence[Sequence[int]]) -> Iterator[Box]:
 
 
 def split(box: Box, parts: int) -> list[Box]:
-    """A box in at most so many parts of nearly equal size, along its longest dim."""
+    """Split a box into at most so many parts of nearly equal size, along its longest dim."""
     if not box or parts < 2:
         return [box]
     dim = max(range(len(box)), key=lambda each: box[each][1] - box[each][0])
@@ -62,14 +62,14 @@ def split(box: Box, parts: int) -> list[Box]:
 
 
 def runs(part: Box, there: Box, here: Box) -> Runs:
-    """The elements of a part that both boxes have, in as few runs as there can be.
+    """Return the elements of a part that both boxes have, in as few runs as possible.
 
     Args:
-        part: within both others.
-        there: is read.
-        here: is written.
+        part: inside both others.
+        there: box to read.
+        here: box to write.
     """
-    # From the last dim on, as long as the part spans both boxes, its elements lie together.
+    # From the last dim on, as long as the part spans both boxes, its elements are contiguous.
     together = len(part)
     while together > 0 and all(box[together - 1] == part[together - 1] for box in (there, here)):
         together -= 1
@@ -79,7 +79,7 @@ def runs(part: Box, there: Box, here: Box) -> Runs:
 
 
 def _before(part: Box, box: Box, outer: int) -> numpy.ndarray:
-    """How many elements of a box are before each row of a part, by the dims up to ``outer``."""
+    """Return the element offset of each row of a part within a box, by the dims up to ``outer``."""
     before = numpy.zeros(1, dtype=numpy.int64)
     stride = elements(box)
     for dim, ((start, stop), (first, last)) in enumerate(zip(part, box, strict=True)):

@@ -1,4 +1,4 @@
-"""Extents, which are the axes of a mesh with their sizes, and points in them."""
+"""Extents (the axes of a mesh with their sizes), and points in them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ put = object.__setattr__
 
 
 class Frozen:
-    """Base of values that never change; ``put`` sets their slots while they are made."""
+    """Base of immutable values; ``put`` sets their slots during construction."""
 
     __slots__ = ()
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"cannot set {name!r}: {type(self).__name__} objects do not change; make a new one")
+        raise AttributeError(f"cannot set {name!r}: {type(self).__name__} objects are immutable; make a new one")
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"cannot delete {name!r}: {type(self).__name__} objects do not change")
+        raise AttributeError(f"cannot delete {name!r}: {type(self).__name__} objects are immutable")
 
 
 class Extent(Frozen, Mapping[str, int]):
@@ -29,10 +29,10 @@ class Extent(Frozen, Mapping[str, int]):
 
     Args:
         labels: one name for each axis; identifiers, all different.
-        sizes: how many there are along each axis, at least 1. No axes at all make an extent of one point.
+        sizes: the size of each axis, at least 1. Without axes, the extent has one point.
 
     Raises:
-        ShapeError: a label or a size is not allowed, or they are not equally many.
+        ShapeError: a label or a size is invalid, or their numbers differ.
     """
 
     __slots__ = ("_strides", "labels", "nelements", "sizes")
@@ -40,7 +40,7 @@ class Extent(Frozen, Mapping[str, int]):
     labels: tuple[str, ...]
     sizes: tuple[int, ...]
     nelements: int
-    """How many points there are: the product of the sizes."""
+    """The number of points: the product of the sizes."""
     _strides: tuple[int, ...]
     region: Any
     """The Region of all ranks of a mesh with this extent; a property that region.py adds, since it builds on this."""
@@ -54,15 +54,15 @@ class Extent(Frozen, Mapping[str, int]):
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> Extent:
-        """The extent of a mapping of label to size, such as ``{"hosts": 2, "gpus": 4}``."""
+        """Return the extent of a mapping of label to size, such as ``{"hosts": 2, "gpus": 4}``."""
         return sizes if isinstance(sizes, Extent) else cls(sizes.keys(), sizes.values())
 
     def point(self, rank: int) -> Point:
-        """The point of a rank, from 0 to ``nelements - 1``; PointError for any other."""
+        """Return the point of a rank, from 0 to ``nelements - 1``; PointError for any other."""
         return Point(rank, self)
 
     def rank_of(self, /, **coords: int) -> int:
-        """The row-major rank of a point, by one coordinate for each axis; negative ones count from the end.
+        """Return the row-major rank of a point, from one coordinate for each axis; negative ones count from the end.
 
         Raises:
             AxisError: an axis is unknown or missing.
@@ -79,7 +79,7 @@ class Extent(Frozen, Mapping[str, int]):
         return rank
 
     def coordinate_of(self, rank: int, label: str) -> int:
-        """The coordinate of a rank, which is not checked, along one axis; AxisError if there is none such."""
+        """Return the unchecked coordinate of a rank along one axis; AxisError for an unknown axis."""
         try:
             axis = self.labels.index(label)
         except ValueError:
@@ -104,7 +104,7 @@ class Extent(Frozen, Mapping[str, int]):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Extent):
             return self.labels == other.labels and self.sizes == other.sizes
-        # A dict is compared without its order, as dicts are.
+        # A dict is compared without order, as dicts are.
         return dict(self) == other if isinstance(other, dict) else NotImplemented
 
     def __hash__(self) -> int:
@@ -122,7 +122,7 @@ class Point(Frozen, Mapping[str, int]):
 
     Args:
         rank: its row-major number, from 0 to ``extent.nelements - 1``.
-        extent: the extent that it is a place of.
+        extent: the extent of the point.
 
     Raises:
         PointError: the rank is out of range.
@@ -136,12 +136,12 @@ class Point(Frozen, Mapping[str, int]):
     def __init__(self, rank: int, extent: Extent) -> None:
         if not 0 <= rank < extent.nelements:
             raise no_rank(extent, rank)
-        # An integer of another library would be kept and sent as what it is.
+        # An integer of another library would be kept and sent as it is.
         put(self, "rank", index(rank))
         put(self, "extent", extent)
 
     def size(self, label: str) -> int:
-        """The size of the extent along one axis; AxisError if there is no such axis."""
+        """Return the size of the extent along one axis; AxisError for an unknown axis."""
         return self.extent[label]
 
     def __getitem__(self, label: str) -> int:
@@ -172,29 +172,29 @@ class Point(Frozen, Mapping[str, int]):
 
 
 def row_major(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """How many ranks one step along each axis skips in a mesh of these sizes."""
+    """Return how many ranks one step along each axis skips in a mesh of these sizes."""
     return tuple(prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
 
 
 def check_axes(labels: Iterable[str], sizes: Iterable[int]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Labels and sizes as tuples; ShapeError if they cannot be the axes of a mesh."""
+    """Return labels and sizes as tuples; ShapeError if they cannot be the axes of a mesh."""
     if isinstance(labels, str):
-        raise ShapeError(f"axes are a list of names, not the text {labels!r}; write [{labels!r}]")
+        raise ShapeError(f"axes: expected a list of names, got {labels!r}; write [{labels!r}]")
     names, counts = tuple(labels), tuple(sizes)
     if len(names) != len(counts):
         raise ShapeError(f"axes {list(names)} do not fit sizes {list(counts)}; give one size for each axis")
     for label, size in zip(names, counts, strict=True):
-        # Names and sizes come from users too, whom no type checker has told what they may be.
+        # Names and sizes come from users, so their types are unchecked.
         if not isinstance(label, str) or not label.isidentifier():  # pyright: ignore[reportUnnecessaryIsInstance]
             raise _bad_axes(
                 names,
                 counts,
-                f"{label!r} cannot name an axis: give a name such as a Python variable may have",
+                f"{label!r} cannot name an axis: must be a Python identifier",
             )
         if not hasattr(size, "__index__") or size < 1:
             raise _bad_axes(names, counts, f"the size of axis {label!r} must be an int of at least 1")
     if len(set(names)) < len(names):
-        raise _bad_axes(names, counts, "an axis is there twice: give each one a name of its own")
+        raise _bad_axes(names, counts, "axis names must be unique")
     return names, tuple(int(index(size)) for size in counts)
 
 
@@ -204,12 +204,12 @@ def _bad_axes(names: tuple[object, ...], sizes: tuple[object, ...], why: str) ->
 
 
 def axes_text(extent: Mapping[str, int]) -> str:
-    """The axes as errors name them: ``hosts=2, gpus=4``, or ``no axes (one point)``."""
+    """Return the axes as errors name them: ``hosts=2, gpus=4``, or ``no axes (one point)``."""
     return ", ".join(f"{label}={size}" for label, size in extent.items()) or "no axes (one point)"
 
 
 def no_axis(extent: Extent, label: object) -> AxisError:
-    """The error that says that there is no such axis, and which there are."""
+    """Return the error for an unknown axis; it lists the axes."""
     from difflib import get_close_matches
 
     near = get_close_matches(str(label), extent.labels, n=1)
@@ -218,23 +218,23 @@ def no_axis(extent: Extent, label: object) -> AxisError:
 
 
 def no_rank(extent: Extent, rank: object) -> PointError:
-    """The error that says that a rank is out of range, and which there are."""
+    """Return the error for a rank out of range; it gives the range."""
     there = f"ranks 0-{extent.nelements - 1}" if extent.nelements > 1 else "rank 0 only"
     return PointError(f"there is no rank {rank}; this mesh has {there} ({axes_text(extent)})")
 
 
 def coordinate(extent: Extent, label: str, value: int) -> int:
-    """A coordinate along an axis, a negative one counted from the end; PointError if it is out of range."""
+    """Return a coordinate along an axis, a negative one counted from the end; PointError if it is out of range."""
     size = extent[label]
     try:
         found = int(index(value))
     except TypeError:
         raise ShapeError(
-            f"the coordinate along axis {label!r} must be an int, not {value!r}; this mesh has {axes_text(extent)}"
+            f"the coordinate along axis {label!r} must be an int, got {value!r}; this mesh has {axes_text(extent)}"
         ) from None
     if not -size <= found < size:
         raise PointError(
-            f"{found} is out of range along axis {label!r}; this mesh has {axes_text(extent)}: "
+            f"coordinate {found} is out of range along axis {label!r}; this mesh has {axes_text(extent)}: "
             f"give 0 to {size - 1}, or -{size} to -1 to count from the end"
         )
     return found % size

@@ -1,4 +1,4 @@
-"""What all meshes share: their axes, and views of them that cost no communication."""
+"""What all meshes share: their axes, and views, which need no communication."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class MeshView:
-    """Mixin of every mesh: methods that give views, which are the same members addressed in another way.
+    """Mixin of every mesh: methods that return views, which are the same members addressed in another way.
 
-    None of them talks to a process. A subclass has a ``_region``, and ``_view`` makes a mesh of another.
+    None of them sends messages. A subclass has a ``_region``; ``_view`` makes the mesh of another region.
     """
 
     __slots__ = ()
@@ -26,44 +26,45 @@ class MeshView:
         raise NotImplementedError
 
     def slice(self, /, **axes: AxisIndex) -> Self:
-        """A part of the mesh: ``slice(hosts=0, gpus=slice(0, 4))``.
+        """Return a part of the mesh: ``slice(hosts=0, gpus=slice(0, 4))``.
 
-        An int removes its axis, a range keeps it. Both are as in a list: negative ones count from the end,
-        and a range may have a positive step.
+        An int removes its axis, a range keeps it. Both work as in a list: negative ones count from the end, and a range
+        may have a positive step.
 
         Raises:
-            AxisError: there is no such axis.
+            AxisError: an axis is unknown.
             PointError: a coordinate is out of range.
-            ShapeError: a range is empty, or an axis is given by something else, such as a list.
+            ShapeError: a range is empty, or an axis has another type of index, such as a list.
         """
         return self._view(self._region.slice(**axes))
 
     def split(self, /, **axes: SplitArgument) -> Self:
-        """The same members with axes split: ``split(hosts=("racks", "hosts"), racks=2)``.
+        """Return the same members with axes split: ``split(hosts=("racks", "hosts"), racks=2)``.
 
-        Give each axis its new axes, outermost first, and the sizes of all of them but one, or of all.
+        Give each axis its new axes, outermost first, and all of their sizes, or all but one.
 
         Raises:
-            AxisError: there is no such axis.
-            ShapeError: sizes are missing or do not multiply to the size of their axis, or a name is twice.
+            AxisError: an axis is unknown.
+            ShapeError: sizes are missing or do not multiply to the size of their axis, or a name occurs twice.
         """
         return self._view(self._region.split(**axes))
 
     def flatten(self, name: str) -> Self:
-        """The same members along one axis. ShapeError for a slice whose ranks are not evenly spaced."""
+        """Return the same members along one axis. ShapeError for a slice whose ranks are not evenly spaced."""
         return self._view(self._region.flatten(name))
 
     def rename(self, /, **axes: str) -> Self:
-        """The same members with axes renamed: ``rename(old="new")``.
+        """Return the same members with axes renamed: ``rename(old="new")``.
 
         Raises:
-            AxisError: there is no such axis.
-            ShapeError: a new name cannot name an axis, or another axis has it.
+            AxisError: an axis is unknown.
+            ShapeError: a new name is invalid, or another axis has it.
         """
         return self._view(self._region.rename(**axes))
 
     def size(self, axis: str | Sequence[str] | None = None) -> int:
-        """Members along one axis, along several (their product), or in all. AxisError for an unknown one."""
+        """Return the number of members along one axis, along several (their product), or in all. AxisError for an
+        unknown one."""
         return self._region.size(axis)
 
     @property
@@ -84,7 +85,7 @@ class MeshView:
 
     @property
     def ndim(self) -> int:
-        """How many axes there are; 0 for a single member."""
+        """The number of axes; 0 for a single member."""
         return self._region.ndim
 
     def __len__(self) -> int:

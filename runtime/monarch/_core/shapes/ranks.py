@@ -11,14 +11,14 @@ _PART = re.compile(r"\s*([0-9]+)\s*(?:-\s*([0-9]+)\s*(?::\s*([0-9]+)\s*)?)?")
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """Ranks ascending, each once, with runs folded: ``0-3,7``, and ``0-6:2`` for three or more in step.
+    """Return ranks ascending, without duplicates, with runs folded: ``0-3,7``, and ``0-6:2`` for three or more in step.
 
     Raises:
         PointError: a rank is negative.
     """
     ordered = sorted(set(ranks))
     if ordered and ordered[0] < 0:
-        raise PointError(f"there is no rank {ordered[0]}; ranks count from 0")
+        raise PointError(f"rank {ordered[0]} is invalid; ranks count from 0")
     parts: list[str] = []
     start = 0
     while start < len(ordered):
@@ -27,7 +27,7 @@ def format_ranks(ranks: Iterable[int]) -> str:
         while end < len(ordered) and ordered[end] - ordered[end - 1] == step:
             end += 1
         if step > 1 and end - start < 3:
-            # Two ranks apart are no run; the second may begin one.
+            # Two ranks apart are not a run; the second may begin one.
             end = start + 1
         first, last = ordered[start], ordered[end - 1]
         parts.append(str(first) if first == last else f"{first}-{last}" + (f":{step}" if step > 1 else ""))
@@ -36,24 +36,24 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def parse_ranks(text: str, total: int | None = None) -> list[int]:
-    """The ranks that a text such as ``0-3,7`` or ``0-6:2`` names, ascending, each once; none for no text.
+    """Parse a text such as ``0-3,7`` or ``0-6:2`` to ascending ranks without duplicates; none for an empty text.
 
     Args:
-        text: ranks and ranges, which include their ends, with commas between.
-        total: how many ranks there are, if that is known.
+        text: ranks and inclusive ranges, separated by commas.
+        total: number of ranks, if known.
 
     Raises:
-        ShapeError: the text is not like that.
+        ShapeError: the text has another form.
         PointError: a rank is not below ``total``.
     """
     ranks: set[int] = set()
     for part in text.split(",") if text.strip() else ():
         match = _PART.fullmatch(part)
         if match is None:
-            raise ShapeError(f"{text!r} does not name ranks; write them like 0-3,7 or 0-6:2")
+            raise ShapeError(f"invalid ranks {text!r}; write them like 0-3,7 or 0-6:2")
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first or step < 1:
-            raise ShapeError(f"{part.strip()!r} does not name ranks; a range ascends, with a step of at least 1")
+            raise ShapeError(f"invalid ranks {part.strip()!r}: a range ascends, with a step of at least 1")
         if total is not None and last >= total:
             raise PointError(f"there is no rank {last} in {text!r}; this mesh has ranks 0-{total - 1}")
         ranks.update(range(first, last + 1, step))
@@ -61,7 +61,7 @@ def parse_ranks(text: str, total: int | None = None) -> list[int]:
 
 
 def describe_ranks(ranks: Iterable[int], total: int | None = None) -> str:
-    """Ranks in words: ``rank 3``, ``ranks 0-7``, or ``all 8 ranks`` where those are all that there are."""
+    """Describe ranks: ``rank 3``, ``ranks 0-7``, or ``all 8 ranks``."""
     chosen = set(ranks)
     if not chosen:
         return "no ranks"

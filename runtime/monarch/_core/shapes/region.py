@@ -22,28 +22,28 @@ from monarch._core.shapes.extent import (
 from monarch.exceptions import PointError, ShapeError
 
 AxisIndex = int | slice
-"""What addresses one axis: a coordinate, or a range of them."""
+"""The index of one axis: a coordinate, or a range."""
 SplitArgument = Sequence[str] | int
-"""What ``split`` takes for a name: the new axes of an axis there is, or the size of a new axis."""
+"""An argument of ``split``: the new axes of an existing axis, or the size of a new axis."""
 Packed = tuple[tuple[str, ...], int, tuple[int, ...], tuple[int, ...]]
 """A region for the wire: labels, offset, sizes, strides."""
 
 
 class Region(Frozen):
-    """A view of a mesh that was spawned: which of its ranks (base ranks), in which order, along which axes.
+    """A view of a spawned mesh: which of its ranks (base ranks), in which order, along which axes.
 
-    The member at coordinates ``c`` has the base rank ``offset + sum(c * strides)``; its place in the view is
-    its position, the row-major number of ``c``. Only ``base_ranks`` takes time or memory for each rank.
+    The member at coordinates ``c`` has the base rank ``offset + sum(c * strides)``; its place in the view is its
+    position, the row-major number of ``c``. Only ``base_ranks`` takes time or memory for each rank.
 
     Args:
         labels: names of the axes, outermost first.
         offset: base rank of the first member.
-        sizes: how many members there are along each axis.
-        strides: how many base ranks one step along each axis skips. A step along an axis must reach past all
-            that the axes after it cover, so that a base rank is there once and positions ascend with them.
+        sizes: number of members along each axis.
+        strides: how many base ranks one step along each axis skips. A step along an axis must reach past all that the
+            later axes cover, so that base ranks are unique and positions ascend with them.
 
     Raises:
-        ShapeError: these are not the axes of a view.
+        ShapeError: these cannot be the axes of a view.
     """
 
     __slots__ = ("_extent", "_ranks", "labels", "nelements", "offset", "sizes", "strides")
@@ -66,7 +66,7 @@ class Region(Frozen):
         if not fits:
             raise ShapeError(
                 f"offset {offset} and strides {steps} do not fit axes {names} of sizes {counts}; "
-                f"give each axis a stride beyond what the axes after it cover"
+                f"each axis needs a stride beyond what the later axes cover"
             )
         put(self, "labels", names)
         put(self, "offset", offset)
@@ -78,24 +78,24 @@ class Region(Frozen):
 
     @classmethod
     def full(cls, extent: Extent) -> Region:
-        """All ranks of a mesh of this extent."""
+        """Return the region of all ranks of a mesh of this extent."""
         return cls(extent.labels, 0, extent.sizes, row_major(extent.sizes))
 
     @classmethod
     def unpack(cls, packed: Sequence[Any]) -> Region:
-        """The region of what ``pack`` made, lists in place of tuples allowed; ShapeError if it is none."""
+        """Return the region that ``pack`` packed, lists in place of tuples allowed; ShapeError if it is invalid."""
         try:
             labels, offset, sizes, strides = packed
             return cls(labels, index(offset), sizes, [index(stride) for stride in strides])
         except TypeError:
-            raise ShapeError(f"{packed!r} is not labels, offset, sizes and strides of a region") from None
+            raise ShapeError(f"region: expected labels, offset, sizes and strides, got {packed!r}") from None
         except ShapeError:
             raise
         except ValueError:
-            raise ShapeError(f"a region is labels, offset, sizes and strides, not {len(packed)} values") from None
+            raise ShapeError(f"region: expected 4 fields (labels, offset, sizes, strides), got {len(packed)}") from None
 
     def pack(self) -> Packed:
-        """Labels, offset, sizes and strides: all there is to send."""
+        """Return labels, offset, sizes and strides, which is all there is to send."""
         return self.labels, self.offset, self.sizes, self.strides
 
     @property
@@ -108,17 +108,18 @@ class Region(Frozen):
 
     @property
     def ndim(self) -> int:
-        """How many axes the view has."""
+        """The number of axes of the view."""
         return len(self.labels)
 
     def size(self, axis: str | Sequence[str] | None = None) -> int:
-        """Members along one axis, along several (their product), or in all. AxisError for an unknown one."""
+        """Return the number of members along one axis, along several (their product), or in all. AxisError for an
+        unknown one."""
         if axis is None:
             return self.nelements
         return self.extent[axis] if isinstance(axis, str) else prod(self.extent[label] for label in axis)
 
     def base_ranks(self) -> list[int]:
-        """The base ranks of the members in the view's row-major order; kept, so not to be changed."""
+        """Return the base ranks of the members in the view's row-major order; cached, so do not change it."""
         if self._ranks is None:
             ranks = [self.offset]
             for size, stride in zip(self.sizes, self.strides, strict=True):
@@ -129,7 +130,7 @@ class Region(Frozen):
         return self._ranks
 
     def base_rank(self, position: int) -> int:
-        """The base rank of the member at a position, 0 to ``nelements - 1``; PointError for any other."""
+        """Return the base rank of the member at a position, 0 to ``nelements - 1``; PointError for any other."""
         if not 0 <= position < self.nelements:
             raise no_rank(self.extent, position)
         rank = self.offset
@@ -139,12 +140,12 @@ class Region(Frozen):
         return rank
 
     def position_of(self, base_rank: int) -> int | None:
-        """The position of a base rank in the view, None if it is not in it."""
+        """Return the position of a base rank in the view, None if it is not in it."""
         rest = base_rank - self.offset
         if rest < 0:
             return None
         position = 0
-        # Strict pairing costs time here, and the lengths are checked where a region is made.
+        # Strict pairing costs time here; the constructor has checked the lengths.
         for size, stride in zip(self.sizes, self.strides):  # noqa: B905
             step, rest = divmod(rest, stride)
             if step >= size:
@@ -153,22 +154,22 @@ class Region(Frozen):
         return None if rest else position
 
     def place_of(self, base_rank: int) -> int:
-        """The position of a base rank in the view; PointError if it is not in it."""
+        """Return the position of a base rank in the view; PointError if it is not in it."""
         position = self.position_of(base_rank)
         if position is None:
             raise PointError(
-                f"rank {base_rank} of the spawned mesh is not in this view of {axes_text(self.extent)}; "
-                f"the view begins at rank {self.offset} and has steps of {self.strides}"
+                f"base rank {base_rank} is not in this view of {axes_text(self.extent)}; "
+                f"the view has offset {self.offset} and strides {self.strides}"
             )
         return position
 
     def slice(self, /, **axes: AxisIndex) -> Region:
-        """A part of the view: an int removes its axis, a range (with a step or not) keeps it; as in a list.
+        """Return a part of the view: an int removes its axis, a range (with or without a step) keeps it; as in a list.
 
         Raises:
-            AxisError: there is no such axis.
+            AxisError: an axis is unknown.
             PointError: a coordinate is out of range.
-            ShapeError: a range is empty or has a step below 1, or an axis is given by something else.
+            ShapeError: a range is empty or has a step below 1, or an axis has another type of index.
         """
         for label in axes:
             if label not in self.labels:
@@ -193,13 +194,13 @@ class Region(Frozen):
         return _make(kept, offset)
 
     def split(self, /, **axes: SplitArgument) -> Region:
-        """The same members with an axis split: ``split(hosts=("racks", "hosts"), racks=2)``.
+        """Return the same members with an axis split: ``split(hosts=("racks", "hosts"), racks=2)``.
 
-        Give each axis its new axes, outermost first, and the sizes of all of them but one, or of all.
+        Give each axis its new axes, outermost first, and all of their sizes, or all but one.
 
         Raises:
-            AxisError: there is no such axis.
-            ShapeError: sizes are missing or do not multiply to the size of their axis, or a name is twice.
+            AxisError: an axis is unknown.
+            ShapeError: sizes are missing or do not multiply to the size of their axis, or a name occurs twice.
         """
         parts = {label: _names(self.extent, label, given) for label, given in axes.items() if not _is_size(given)}
         sizes = {name: index(given) for name, given in axes.items() if _is_size(given)}
@@ -209,7 +210,7 @@ class Region(Frozen):
         for name, size in sizes.items():
             if not any(name in names for names in parts.values()):
                 raise ShapeError(
-                    f"{name}={size} is the size of no new axis; this mesh has {axes_text(self.extent)}: "
+                    f"{name}={size} does not match a new axis; this mesh has {axes_text(self.extent)}: "
                     f"name the axis to split and all its new axes too, such as hosts=({name!r}, 'hosts')"
                 )
         made: list[tuple[str, int, int]] = []
@@ -221,19 +222,19 @@ class Region(Frozen):
         return _make(made, self.offset)
 
     def flatten(self, name: str) -> Region:
-        """The same members along one axis. ShapeError if their base ranks are not evenly spaced."""
+        """Return the same members along one axis. ShapeError if their base ranks are not evenly spaced."""
         axes = [axis for axis in zip(self.labels, self.sizes, self.strides, strict=True) if axis[1] > 1]
         for (outer, _, skip), (inner, size, stride) in pairwise(axes):
             if skip != size * stride:
                 raise ShapeError(
                     f"{axes_text(self.extent)} cannot become one axis {name!r}: a step along {outer!r} "
-                    f"skips {skip} ranks of the spawned mesh, where {inner!r} covers {size * stride}; "
+                    f"skips {skip} ranks of the spawned mesh, but {inner!r} covers {size * stride};  "
                     f"flatten before slicing, or flatten each slice along {outer!r}"
                 )
         return Region((name,), self.offset, (self.nelements,), (axes[-1][2] if axes else 1,))
 
     def rename(self, /, **axes: str) -> Region:
-        """The same members, axes renamed: ``rename(old="new")``; AxisError, or ShapeError for a bad name."""
+        """Return the same members with axes renamed: ``rename(old="new")``; AxisError, or ShapeError for a bad name."""
         for label in axes:
             if label not in self.labels:
                 raise no_axis(self.extent, label)
@@ -260,7 +261,7 @@ def _make(axes: list[tuple[str, int, int]], offset: int) -> Region:
 
 
 def _range(extent: Extent, label: str, where: slice) -> range:
-    """The coordinates that a range means; ShapeError unless it ascends and has any."""
+    """Return the coordinates of a range; ShapeError unless it ascends and is not empty."""
     shown = ":".join("" if part is None else str(part) for part in (where.start, where.stop, where.step))
     shown = shown[:-1] if where.step is None else shown
     try:
@@ -285,7 +286,7 @@ def _is_size(given: SplitArgument) -> TypeGuard[int]:
 
 
 def _names(extent: Extent, label: str, given: object) -> tuple[str, ...]:
-    """The new axes that an axis is split into."""
+    """Return the new axes that an axis is split into."""
     if isinstance(given, Sequence) and not isinstance(given, str) and given:
         return tuple(cast("Sequence[str]", given))
     raise ShapeError(
@@ -295,7 +296,7 @@ def _names(extent: Extent, label: str, given: object) -> tuple[str, ...]:
 
 
 def _fill(extent: Extent, label: str, names: tuple[str, ...], sizes: dict[str, int]) -> tuple[int, ...]:
-    """The sizes of the new axes of one axis, with the one that is not given worked out."""
+    """Return the sizes of the new axes of one axis, inferring the one that is missing."""
     missing = [name for name in names if name not in sizes]
     given = prod(sizes[name] for name in names if name in sizes)
     shown = ", ".join(f"{name}={sizes.get(name, '?')}" for name in names)

@@ -1,4 +1,4 @@
-"""What a view is of the mesh that it was taken from, in the words by which one takes it: ``gpus=1, hosts=0:2``."""
+"""How a view was selected from its mesh, as text: ``gpus=1, hosts=0:2``."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from monarch._core.shapes.region import Region
 
 
 def selection(whole: Region, part: Region) -> str:
-    """What is left of each axis, as ``slice`` takes it; empty if all is.
+    """Return the index of each axis, as ``slice`` takes it; empty for the whole mesh.
 
-    Members that no ``slice`` names are given by their ranks in the whole mesh. Those that it does not have any more,
-    since it has shrunk, are left out.
+    Members that no ``slice`` can select are given by their ranks in the whole mesh, without ranks that a shrunk mesh no
+    longer has.
 
     Args:
         whole: the mesh.
-        part: a view of it, whatever its axes are called.
+        part: a view of it, with any axis names.
     """
     if whole == part:
         return ""
@@ -39,7 +39,7 @@ def selection(whole: Region, part: Region) -> str:
 
 
 def called(name: str, whole: Region, part: Region) -> str:
-    """A view by the name of its mesh: ``trainers[gpus=1]``; the name alone if it is all of it."""
+    """Name a view by its mesh: ``trainers[gpus=1]``; the name alone for the whole mesh."""
     text = selection(whole, part)
     return f"{name}[{text}]" if text else name
 

@@ -1,4 +1,4 @@
-"""Meshes of values: what the members of a mesh answered, each at its place."""
+"""Meshes of values: the answers of the members of a mesh, each at its place."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ S = TypeVar("S")
 _full = lru_cache(maxsize=1024)(Region.full)
 
 SHOWN = 32
-"""Rows that a mesh of values shows at most."""
+"""Maximum number of rows of a displayed value mesh."""
 
 
 class Deferred(Generic[R]):
-    """A value that is loaded when it is first read, and once; a load that raised is tried again."""
+    """A value that is loaded once, at the first read; a load that raised is retried."""
 
     __slots__ = ("_load", "_lock", "_value")
 
@@ -36,11 +36,11 @@ class Deferred(Generic[R]):
 
     def __init__(self, load: Callable[[], R]) -> None:
         self._load: Callable[[], R] | None = load
-        # A load may use up what it reads, so two threads must not both run it.
+        # A load may consume its input, so two threads must not both run it.
         self._lock = RLock()
 
     def read(self) -> R:
-        """The value; raises what loading it raises."""
+        """Return the value; raises what loading it raises."""
         with self._lock:
             if self._load is not None:
                 self._value = self._load()
@@ -51,19 +51,19 @@ class Deferred(Generic[R]):
 class ValueMesh(MeshView, Generic[R]):
     """One value for each member of a mesh. Iterating gives ``(Point, value)`` pairs in rank order.
 
-    ``mesh[3]`` and ``mesh[-1]`` are the values of single ranks. ``mesh[1:3]`` is a mesh of ranks along one
-    axis, named ``ranks`` if there were several. ``mesh["gpus", 1]`` or ``mesh[{"gpus": 1}]`` goes by axes:
-    the value if no axis is left, else the mesh of those that are. Views share the values.
+    ``mesh[3]`` and ``mesh[-1]`` are the values of single ranks. ``mesh[1:3]`` is a mesh of ranks along one axis, named
+    ``ranks`` if there were several. ``mesh["gpus", 1]`` or ``mesh[{"gpus": 1}]`` indexes by axes: the value if no axis
+    is left, else the mesh of the remaining axes. Views share the values.
 
-    It shows as a table in which neighbours of equal values are folded; arrays and tensors count as equal
-    there if they show the same.
+    It displays as a table in which adjacent ranks with equal values are folded; arrays and tensors count as equal there
+    if they display the same.
 
     Args:
-        axes: extent of the mesh, or a region whose extent is meant.
-        values: in rank order; each may be a ``Deferred``, which is loaded when it is first read.
+        axes: extent of the mesh, or a region with that extent.
+        values: in rank order; each may be a ``Deferred``, which is loaded at the first read.
 
     Raises:
-        ShapeError: there are more or fewer values than members.
+        ShapeError: the numbers of values and members differ.
     """
 
     __slots__ = ("__weakref__", "_cells", "_region")
@@ -74,13 +74,13 @@ class ValueMesh(MeshView, Generic[R]):
         self._cells: list[R | Deferred[R]] = list(values)
         if len(self._cells) != extent.nelements:
             raise ShapeError(
-                f"{len(self._cells)} values do not fill a mesh of {axes_text(extent)}; "
-                f"give {extent.nelements}, in rank order"
+                f"got {len(self._cells)} values for a mesh of {axes_text(extent)};  "
+                f"expected {extent.nelements}, in rank order"
             )
 
     @classmethod
     def of(cls, extent: Extent, values: list[Any]) -> ValueMesh[Any]:
-        """The mesh of values that are known to fill the extent; nothing is checked or copied."""
+        """Return the mesh of values known to fill the extent; nothing is checked or copied."""
         mesh = object.__new__(cls)
         mesh._region, mesh._cells = _full(extent), values
         return mesh
@@ -97,14 +97,14 @@ class ValueMesh(MeshView, Generic[R]):
         return value
 
     def get(self, rank: int) -> R:
-        """The value of a rank of this mesh, negative ones counted from the end; PointError for others."""
+        """Return the value of a rank of this mesh, negative ones counted from the end; PointError for others."""
         count = len(self)
         if not -count <= rank < count:
             raise no_rank(self.extent, rank)
         return self._read(self._region.base_rank(rank % count))
 
     def item(self, /, **coords: int) -> R:
-        """The value at a point, by one coordinate for each axis.
+        """Return the value at a point, given one coordinate for each axis.
 
         Raises:
             AxisError: an axis is unknown or missing.
@@ -113,7 +113,7 @@ class ValueMesh(MeshView, Generic[R]):
         return self.get(self.extent.rank_of(**coords))
 
     def values(self) -> Iterator[R]:
-        """The values in rank order."""
+        """Return the values in rank order."""
         return map(self._read, self._region.base_ranks())
 
     def items(self) -> Iterator[tuple[Point, R]]:
@@ -124,7 +124,7 @@ class ValueMesh(MeshView, Generic[R]):
         return self.items()
 
     def map(self, function: Callable[[R], S]) -> ValueMesh[S]:
-        """The mesh of ``function(value)`` of each value."""
+        """Return the mesh of ``function(value)`` of each value."""
         return ValueMesh(self.extent, map(function, self.values()))
 
     @overload
@@ -152,7 +152,7 @@ class ValueMesh(MeshView, Generic[R]):
     def _ranks(self, chosen: slice) -> ValueMesh[R]:
         if self.ndim == 1:
             return self.slice(**{self.extent.labels[0]: chosen})
-        # A range may cut across the axes, so these cells are listed; what is deferred still loads once.
+        # A range may cut across the axes, so list these cells; a deferred value still loads once.
         flat = ValueMesh({"ranks": len(self)}, [self._cells[cell] for cell in self._region.base_ranks()])
         return flat.slice(ranks=chosen)
 
@@ -177,7 +177,7 @@ class ValueMesh(MeshView, Generic[R]):
         return rich_table(*self._columns(), SHOWN + 1, title=self._title())
 
     def _columns(self) -> tuple[list[str], list[tuple[str, ...]]]:
-        """Headers and rows of the table."""
+        """Return headers and rows of the table."""
         rows = self._rows()
         return (["ranks", "at", "value"], rows) if self.ndim > 1 else (["ranks", "value"], [row[::2] for row in rows])
 
@@ -185,7 +185,7 @@ class ValueMesh(MeshView, Generic[R]):
         return f"{type(self).__name__}({axes_text(self.extent) if self.ndim else ''})"
 
     def _rows(self) -> list[tuple[str, ...]]:
-        """Rows of ranks, coordinates they share, and their value; or one cell for what is left out."""
+        """Yield rows of ranks, shared coordinates and value; or one cell for omitted rows."""
         half, last = SHOWN // 2, len(self) - 1
         rows: list[tuple[str, ...]] = []
         start = 0
@@ -194,7 +194,7 @@ class ValueMesh(MeshView, Generic[R]):
             rows.append(self._row(start, end, text))
             start = end + 1
         below: list[tuple[str, ...]] = []
-        # From the end backwards, so that the values in the middle are not even loaded.
+        # From the end backwards, so that values in the middle are not even loaded.
         while start <= last and len(below) < half:
             first, text = self._run(last, -1, start)
             below.append(self._row(first, last, text))
@@ -204,7 +204,7 @@ class ValueMesh(MeshView, Generic[R]):
         return rows + below[::-1]
 
     def _run(self, start: int, step: int, last: int) -> tuple[int, str]:
-        """The end of the run of equal values that begins at a rank, and their text."""
+        """Return the end of the run of equal values that begins at a rank, and their text."""
         value, text = self._shown(start)
         end = start
         while end != last:
@@ -218,7 +218,7 @@ class ValueMesh(MeshView, Generic[R]):
         try:
             value = self.get(rank)
         except Exception as error:
-            # What is shown for a value that cannot be loaded is no reason not to show the others.
+            # A value that fails to load must not hide the others.
             return error, f"<not readable: {value_text(error)}>"
         return value, value_text(value)
 

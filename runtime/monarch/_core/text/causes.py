@@ -1,4 +1,4 @@
-"""The sentences about processes that have ended, and hosts that are out of reach."""
+"""The sentences about processes that ended, and hosts out of reach."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _MANY = {"was": "were", "is": "are", "has": "have", "refuses": "refuse"}
 
 
 def describe(cause: c.Cause, at: c.CellRef | None = None) -> str:
-    """Return what follows the subject, as in ``was killed by signal 9 (SIGKILL) at cell [3] line 5``.
+    """Return the predicate, as in ``was killed by signal 9 (SIGKILL) at cell [3] line 5``.
 
     Args:
         cause: what happened to one process.
-        at: the line of the cell that it ran; None for none.
+        at: the cell line that it ran; None if it ran none.
     """
     if isinstance(cause, c.NotRestarted):
-        return f"{describe(cause.how, at)}, and could not be started again: {cause.error}"
+        return f"{describe(cause.how, at)}, and could not be restarted: {cause.error}"
     return _of(cause) + (f" {place(at)}" if at is not None else "")
 
 
@@ -33,7 +33,7 @@ def place(at: c.CellRef) -> str:
 
 
 def signal_text(number: int) -> str:
-    """Return ``signal 9 (SIGKILL)``, and the number alone for one without a name."""
+    """Return ``signal 9 (SIGKILL)``, or the number alone for one without a name."""
     try:
         return f"signal {number} ({signal.Signals(number).name})"
     except ValueError:
@@ -64,7 +64,7 @@ def _of(cause: c.Cause) -> str:
         case c.HostLost(host):
             return f"was lost with its host {host}: the connection to it broke"
         case c.HostsParted(lost, kept):
-            return f"was given up with its host {lost}: the connection between hosts {lost} and {kept} broke"
+            return f"was dropped with its host {lost}: the connection between hosts {lost} and {kept} broke"
         case c.AgentEnded(how, tail):
             end = describe(how) if how is not None else "ended"
             return f"was lost with the host agent, which {end}" + (f": {tail}" if tail else "")
@@ -83,7 +83,7 @@ def _of(cause: c.Cause) -> str:
 def _signaled(cause: c.Signaled) -> str:
     text = f"was killed by {signal_text(cause.signal)}"
     if cause.out_of_memory:
-        text += ", just when the kernel ended processes because memory had run out (OOM killer)"
+        text += ", while the kernel was out of memory and killing processes (OOM killer)"
     if cause.full_shm:
         text += (
             f" while /dev/shm, of {cause.full_shm}, was full; make it larger (docker run --shm-size=8g, or "

@@ -1,4 +1,4 @@
-"""Lengths of time as people write them: ``2h``, ``90s``, ``1h30m``."""
+"""Durations as people write them: ``2h``, ``90s``, ``1h30m``."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ _LONGEST = 366 * 86400.0
 
 
 def parse_duration(text: str) -> float:
-    """The seconds of a duration: numbers with units, the larger units first, as in ``1d``, ``1h30m`` or ``90s``.
+    """Parse a duration to seconds: numbers with units, largest first, as in ``1d``, ``1h30m`` or ``90s``.
 
     Raises:
-        ArgumentError: it is none, or nothing at all, or more than a year.
+        ArgumentError: it is not a duration, or is zero, or above a year.
     """
     written = text.strip().lower()
     parts = _PART.findall(written)
     units = [unit for _, unit in parts]
     if not _WHOLE.fullmatch(written) or units != [unit for unit in _UNITS if unit in units]:
         raise ArgumentError(
-            f"{text!r} is no duration; write numbers with units d, h, m, s, as in 2h, 30m, 90s or 1h30m"
+            f"invalid duration {text!r}; write numbers with units d, h, m, s, as in 2h, 30m, 90s or 1h30m"
         )
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     if not 0 < seconds <= _LONGEST:
-        raise ArgumentError(f"a duration is more than nothing and at most 366d, and not {text!r}")
+        raise ArgumentError(f"duration: expected more than 0s and at most 366d, got {text!r}")
     return seconds
 
 
 def duration_text(seconds: float) -> str:
-    """A duration for people, by its two largest units: ``2h``, ``1h 30m``, ``12s``."""
+    """Format a duration with its two largest units: ``2h``, ``1h 30m``, ``12s``."""
     left = max(0, round(seconds))
     parts: list[str] = []
     for unit, size in _UNITS.items():

@@ -1,4 +1,4 @@
-"""Text of any length, of which the beginning and the end are kept."""
+"""Excerpts: the beginning and the end of a text of any length."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import deque
 
 
 class Excerpt:
-    """Keeps the beginning and the end of a text that comes in pieces of whole lines, and counts what it leaves out.
+    """Keeps the beginning and the end of a text that comes in pieces of whole lines, and counts the omitted part.
 
     Args:
-        head: characters of the beginning that are kept, by whole pieces.
-        tail: characters of the end that are kept, by whole pieces.
+        head: characters to keep of the beginning, by whole pieces.
+        tail: characters to keep of the end, by whole pieces.
     """
 
     def __init__(self, head: int, tail: int) -> None:
@@ -22,9 +22,9 @@ class Excerpt:
         self._tail: deque[str] = deque()
         self._tail_size = 0
         self.lines = 0
-        """Lines that were left out."""
+        """Omitted lines."""
         self.characters = 0
-        """Characters that were left out."""
+        """Omitted characters."""
 
     def add(self, text: str) -> None:
         """Take the next piece."""
@@ -39,7 +39,7 @@ class Excerpt:
             oldest = self._tail.popleft()
             over = self._tail_size - self._tail_limit
             if over < len(oldest):
-                # The end of a large piece, from the beginning of a line on.
+                # Return the end of a large piece, from the start of a line.
                 start = oldest.find("\n", over) + 1
                 if start and start < len(oldest):
                     self._tail.appendleft(oldest[start:])
@@ -49,11 +49,11 @@ class Excerpt:
             self.characters += len(oldest)
 
     def pieces(self) -> list[str]:
-        """All that is kept, with a line that says what was left out."""
-        note = [f"… {left_out(self.lines, self.characters)} left out here\n"] if self.characters else []
+        """Return the excerpt, with a line that says how much is missing."""
+        note = [f"… {left_out(self.lines, self.characters)} omitted\n"] if self.characters else []
         return [*self._head, *note, *self._tail]
 
 
 def left_out(lines: int, characters: int) -> str:
-    """A number of lines and characters, in words."""
+    """Describe a number of lines and characters."""
     return f"{lines:,} {'line' if lines == 1 else 'lines'} ({characters:,} characters)"

@@ -1,4 +1,4 @@
-"""Folding the output of ranks: lines that several ranks print alike become one."""
+"""Folding of rank output: equal lines of several ranks become one."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import NamedTuple
 from monarch._core.shapes.ranks import describe_ranks
 
 LINE_LIMIT = 16 << 20
-"""Characters of a line without an end; a longer one is cut into several."""
+"""Maximum characters of an unfinished line; a longer one is split."""
 PARTS_LIMIT = 256 << 20
-"""Characters of all lines without an end; beyond it, the longer ones are cut."""
+"""Maximum characters of all unfinished lines; beyond it, the longer ones are split."""
 _LONG = 64 << 10
-"""Characters from which a line without an end is long: it keeps equal ones of other ranks waiting for its end."""
+"""Length in characters from which an unfinished line makes equal ones of other ranks wait for its end."""
 HELD_LIMIT = 128 << 20
-"""Characters of lines that wait for equal ones; beyond it none waits."""
+"""Maximum characters of lines that wait for equal ones; beyond it, none waits."""
 _LONG_WAIT = 2.0
-"""Seconds for which they wait at most."""
+"""Maximum seconds that they wait."""
 
 
 _CUT = 64
-"""Lines of each rank that are looked at one by one, before the rest is looked at as a whole again."""
+"""Lines of each rank to compare one by one before the rest is compared as a whole again."""
 
 
 class Line(NamedTuple):
-    """A line of output, of one rank or of several that printed it alike."""
+    """A line of output, of one rank or of several that printed the same."""
 
     source: Hashable
     ranks: tuple[int, ...]
@@ -37,12 +37,12 @@ class Line(NamedTuple):
     """Without the newline."""
 
     def prefix(self) -> str:
-        """Whose line it is: ``[rank 3]`` or ``[ranks 0-7]``."""
+        """Return the prefix: ``[rank 3]`` or ``[ranks 0-7]``."""
         return f"[{describe_ranks(self.ranks)}]"
 
 
 class Block(NamedTuple):
-    """Lines of output that follow each other, of one rank or of several that printed them alike."""
+    """Consecutive lines of output, of one rank or of several that printed the same."""
 
     source: Hashable
     ranks: tuple[int, ...]
@@ -52,26 +52,26 @@ class Block(NamedTuple):
     """Each line with its newline."""
 
     def prefix(self) -> str:
-        """Whose lines they are."""
+        """Return the prefix."""
         return f"[{describe_ranks(self.ranks)}]"
 
     def lines(self) -> list[Line]:
-        """The same one by one."""
+        """Yield the same, line by line."""
         source, ranks, stream, text = self
         return [Line(source, ranks, stream, line) for line in text[:-1].split("\n")]
 
     def prefixed(self) -> str:
-        """The text with the prefix before each line."""
+        """Return the text with the prefix before each line."""
         prefix = self.prefix() + " "
         return prefix + self.text[:-1].replace("\n", f"\n{prefix}") + "\n"
 
 
 _Key = tuple[str, str]
-"""Stream and text: what must be equal for lines to fold."""
+"""Stream and text, which must be equal for lines to fold."""
 
 
 class _Printed(NamedTuple):
-    """Whole lines that a rank has printed at once."""
+    """Whole lines that a rank printed at once."""
 
     came: float
     stream: str
@@ -80,34 +80,33 @@ class _Printed(NamedTuple):
 
 
 class _Pending:
-    """What one source has printed and was not emitted yet."""
+    """Output of one source that is not emitted yet."""
 
     __slots__ = ("blocks", "cut", "last_part", "parts", "queues", "where")
 
     def __init__(self) -> None:
-        # Of each rank and stream, the pieces of the line that has not ended; and when the last of them came.
+        # By rank and stream: the pieces of the unfinished line, and the time of the last one.
         self.parts: dict[tuple[int, str], list[str]] = {}
         self.last_part = 0.0
-        # Of each rank, what it has printed, which is cut into lines only if it does not fold as a whole.
+        # By rank: its output, which is split into lines only if it does not fold as a whole.
         self.blocks: dict[int, deque[_Printed]] = {}
-        # How many lines of each rank are cut next time; more each time that it does not help.
+        # How many lines of each rank to split next time; more each time that it does not help.
         self.cut = _CUT
-        # Of each rank, lines before its blocks, with serial numbers, oldest first; only while lines are taken out.
+        # By rank: lines before its blocks, with serial numbers, oldest first; only while lines are taken out.
         self.queues: dict[int, deque[tuple[int, _Key]]] = {}
-        # Of each key, the ranks that have such lines in their queues, and how many.
+        # By key: the ranks that have such lines in their queues, and how many.
         self.where: dict[_Key, dict[int, int]] = {}
 
 
 class Folder:
-    """Folds equal lines of several ranks that come within a window of time.
+    """Folds equal lines that several ranks print within a time window.
 
     The order of each rank's lines is kept. When the oldest line has waited for the window, ranks whose output begins
-    alike are emitted as one as far as it is alike; ranks that have no line in common are emitted as they are. Only
-    where neither holds, lines are looked at one by one: each rank has a queue of its lines, the ranks that have the
-    oldest line further back are brought to it, by emitting what is before it in their queues; then it is emitted once
-    for all of them.
+    alike are emitted as one as far as it is equal; ranks without a common line are emitted as they are. Otherwise lines
+    are compared one by one: each rank has a queue of its lines; ranks that have the oldest line further back emit the
+    lines before it first, then it is emitted once for all of them.
 
-    As on a terminal, a carriage return begins a line anew: what comes after it replaces what was there.
+    As on a terminal, a carriage return restarts a line: the text after it replaces the text before.
 
     Args:
         window: seconds for which a line waits for equal lines of other ranks.
@@ -116,20 +115,20 @@ class Folder:
     def __init__(self, window: float) -> None:
         self._window = window
         self._sources: dict[Hashable, _Pending] = {}
-        # Of each source that has queues, its lines by serial number: when each came, and its rank. Oldest first.
+        # By source with queues: its lines by serial number, each with time and rank. Oldest first.
         self._waiting: dict[Hashable, OrderedDict[int, tuple[float, int]]] = {}
         self._serial = 0
         self._in_parts = 0
 
     def add(self, source: Hashable, rank: int, stream: str, text: str, now: float) -> None:
-        """Takes what a rank printed: any piece of its output, of any length, with or without line ends.
+        """Add output of a rank: any piece, of any length, with or without line ends.
 
         Args:
-            source: whose ranks these are, such as mesh and call; lines of different sources do not fold.
-            rank: who printed it.
-            stream: where to, such as ``stdout``.
-            text: what.
-            now: seconds on a clock that does not go back; the clock of ``due`` and ``next_due`` too.
+            source: the origin of the ranks, such as mesh and call; lines of different sources do not fold.
+            rank: the rank that printed it.
+            stream: such as ``stdout``.
+            text: the output.
+            now: seconds on a monotonic clock, also that of ``due`` and ``next_due``.
         """
         if not text:
             return
@@ -153,7 +152,7 @@ class Folder:
         pending.last_part = now
         self._in_parts += len(text)
         if "\r" in text:
-            # A progress bar may go on for ever without a newline; only its last state is kept.
+            # A progress bar may run for ever without a newline; keep only its last state.
             whole = "".join(parts)
             self._in_parts -= len(whole)
             parts[:] = [_overwritten(whole) + ("\r" if whole.endswith("\r") else "")]
@@ -164,7 +163,7 @@ class Folder:
                 self.end_line(source, rank, stream, now)
 
     def end_line(self, source: Hashable, rank: int, stream: str, now: float) -> None:
-        """Ends a line that has begun, if there is one."""
+        """End an unfinished line, if there is one."""
         pending = self._sources.get(source)
         parts = pending.parts.pop((rank, stream), None) if pending is not None else None
         if pending is not None and parts:
@@ -172,11 +171,11 @@ class Folder:
             self._printed(pending, source, rank, stream, "".join([*parts, "\n"]), now)
 
     def due(self, now: float) -> list[Line]:
-        """Takes out the lines whose time has come, and what must go before them."""
+        """Take out the lines whose time has come, and those that must precede them."""
         return [line for block in self.due_blocks(now) for line in block.lines()]
 
     def due_blocks(self, now: float) -> list[Block]:
-        """The same, as blocks."""
+        """Same as ``due``, as blocks."""
         found: list[Block] = []
         if self._held() > HELD_LIMIT:
             now = float("inf")
@@ -193,16 +192,16 @@ class Folder:
         return found
 
     def next_due(self) -> float | None:
-        """When to call ``due`` next, on the clock of ``add``; None if no line waits."""
+        """Return when to call ``due`` next, on the clock of ``add``; None if no line waits."""
         waiting = [each for each in self._sources.items() if each[1].blocks or each[1].queues]
         return min((self._due_at(*each) for each in waiting), default=None)
 
     def flush(self, source: Hashable = None) -> list[Line]:
-        """Takes out all lines of a source, or of all if it is None, those that have not ended included."""
+        """Take out all lines of a source, or of all if it is None, unfinished ones included."""
         return [line for block in self.flush_blocks(source) for line in block.lines()]
 
     def flush_blocks(self, source: Hashable = None) -> list[Block]:
-        """The same, as blocks."""
+        """Same as ``flush``, as blocks."""
         found: list[Block] = []
         for name in list(self._sources) if source is None else [source]:
             pending = self._sources.get(name)
@@ -215,7 +214,7 @@ class Folder:
         return found
 
     def catch_up(self, source: Hashable) -> list[Block]:
-        """Takes out all lines of a source that have ended."""
+        """Take out all finished lines of a source."""
         found: list[Block] = []
         pending = self._sources.get(source)
         while pending is not None and (pending.blocks or pending.queues):
@@ -223,7 +222,7 @@ class Folder:
         return found
 
     def unfinished(self, source: Hashable) -> list[Block]:
-        """The lines of a source that have begun and not ended, and that nothing waits before; they stay."""
+        """Return the unfinished lines of a source that no line precedes; they stay."""
         pending = self._sources.get(source)
         if pending is None or pending.blocks or pending.queues:
             return []
@@ -241,38 +240,38 @@ class Folder:
         if "\r" in text:
             text = "".join(_overwritten(line) + "\n" for line in text[:-1].split("\n"))
         if len(text) >= _LONG:
-            # Of equal texts one is kept.
+            # Keeps one of equal texts.
             text = next((each[-1].text for each in pending.blocks.values() if each[-1].text == text), text)
         pending.blocks.setdefault(rank, deque()).append(_Printed(now, stream, text))
 
     def _held(self) -> int:
-        """Characters of blocks that wait; a text that several ranks share counts once."""
+        """Characters of waiting blocks; a text that several ranks share counts once."""
         every = (block.text for each in self._sources.values() for blocks in each.blocks.values() for block in blocks)
         return sum({id(text): len(text) for text in every}.values())
 
     def _oldest(self, source: Hashable, pending: _Pending) -> float:
-        """When the oldest line of a source came, on the clock of ``add``."""
+        """Return when the oldest line of a source came, on the clock of ``add``."""
         if pending.queues:
             return next(iter(self._waiting[source].values()))[0]
         return min(blocks[0].came for blocks in pending.blocks.values())
 
     def _due_at(self, source: Hashable, pending: _Pending) -> float:
-        """When to emit the oldest line of a source."""
+        """Return when to emit the oldest line of a source."""
         came = self._oldest(source, pending)
         due = came + self._window
         if any(map(_is_long, pending.parts.values())):
-            # The rest of a long line of another rank is just coming, which may be equal.
+            # The rest of another rank's long line is just coming, and may be equal.
             due = max(due, min(pending.last_part + self._window, came + _LONG_WAIT))
         return due
 
     def _emit_oldest(self, source: Hashable, pending: _Pending, until: float, found: list[Block]) -> None:
-        """Emits what came first, and what goes with it.
+        """Emit the oldest output, and what folds with it.
 
         Args:
-            source: whose it is.
-            pending: what that has.
-            until: what came before this is emitted.
-            found: where to.
+            source: the source.
+            pending: its output.
+            until: emit output from before this time.
+            found: receives the blocks.
         """
         if not pending.queues:
             if self._emit_alike(source, pending, until, found) or self._emit_private(source, pending, until, found):
@@ -283,11 +282,11 @@ class Folder:
         count = len(pending.queues)
         self._emit(source, rank, found)
         if len(pending.queues) < count and pending.blocks.keys() - pending.queues.keys():
-            # Of one rank there are more lines to look at, which may be alike again.
+            # One rank has more lines to compare, which may be equal again.
             self._put_back(source, pending)
 
     def _emit_alike(self, source: Hashable, pending: _Pending, until: float, found: list[Block]) -> bool:
-        """Emits what all ranks have printed alike from the beginning on; False if that is not all of some."""
+        """Emit the common beginning of all ranks; False if that is not all of some."""
         streams = {block.stream for blocks in pending.blocks.values() for block in blocks}
         if len(streams) > 1:
             return False
@@ -296,7 +295,7 @@ class Folder:
         texts.sort(key=lambda each: len(each[0]))
         if any(not longer.startswith(shorter) for (shorter, _), (longer, _) in pairwise(texts)):
             return False
-        # How far the output goes that is due on any rank.
+        # Return the length of the output that is due on any rank.
         end = max(_due_length(blocks, until) for blocks in pending.blocks.values())
         longest = texts[-1][0]
         ranks = sorted(rank for _, rank in texts)
@@ -311,7 +310,7 @@ class Folder:
         return True
 
     def _emit_private(self, source: Hashable, pending: _Pending, until: float, found: list[Block]) -> bool:
-        """Emits the output of ranks that have no line in common; False if two have."""
+        """Emit the output of ranks without a common line; False if two have one."""
         seen: set[str] = set()
         total = 0
         for blocks in pending.blocks.values():
@@ -331,7 +330,7 @@ class Folder:
         return True
 
     def _drop(self, pending: _Pending, rank: int, length: int) -> None:
-        """Removes the first characters of what a rank has printed."""
+        """Remove the first characters of a rank's output."""
         blocks = pending.blocks[rank]
         while length:
             block = blocks[0]
@@ -344,7 +343,7 @@ class Folder:
             del pending.blocks[rank]
 
     def _cut(self, pending: _Pending, source: Hashable) -> None:
-        """Makes lines of the beginnings of the blocks, in the order in which they came."""
+        """Split the beginnings of the blocks into lines, in the order in which they came."""
         cut: list[tuple[float, _Printed, int]] = []
         for rank, blocks in list(pending.blocks.items()):
             left, latest = pending.cut, float("-inf")
@@ -356,7 +355,7 @@ class Folder:
                 if rest:
                     blocks.appendleft(block._replace(text=rest))
                     block = block._replace(text=block.text[: -len(rest)])
-                # What a flush has ended counts as old, and comes last all the same.
+                # Lines that a flush has ended count as old, but come last.
                 latest = max(latest, block.came)
                 cut.append((latest, block, rank))
             if not blocks:
@@ -367,7 +366,7 @@ class Folder:
                 self._queue(pending, source, rank, (block.stream, line), block.came)
 
     def _put_back(self, source: Hashable, pending: _Pending) -> None:
-        """Makes blocks again of lines that were not taken out."""
+        """Turn lines that were not taken out back into blocks."""
         waiting = self._waiting.pop(source, None)
         if waiting is None:
             return
@@ -390,12 +389,12 @@ class Folder:
     # Lines
 
     def _end_parts(self, source: Hashable, pending: _Pending) -> None:
-        """Makes lines of what has not ended."""
+        """Turn unfinished output into lines."""
         everything, pending.parts = pending.parts, {}
         for (rank, stream), parts in everything.items():
             whole = "".join(parts)
             self._in_parts -= len(whole)
-            # A line that was wiped, as a progress bar does when it closes, is none.
+            # A wiped line, as a closing progress bar leaves it, is no line.
             if whole.strip() or not whole.endswith("\r"):
                 self._printed(pending, source, rank, stream, whole + "\n", float("-inf"))
 
@@ -414,7 +413,7 @@ class Folder:
         waiting[self._serial] = (now, rank)
 
     def _emit(self, source: Hashable, rank: int, found: list[Block]) -> None:
-        """Emits the head of a rank's queue for all ranks that have it, after what is before it in theirs."""
+        """Emit the head of a rank's queue for all ranks that have it, after what precedes it in theirs."""
         pending = self._sources[source]
         queues, where, waiting = pending.queues, pending.where, self._waiting[source]
         key = queues[rank][0][1]
@@ -423,7 +422,7 @@ class Folder:
         busy = {key}
         while levels:
             key, behind = levels[-1]
-            # A head that is busy is this key, or waits below: moving it for this level would go in a circle.
+            # A busy head is this key, or waits below: moving it for this level would loop.
             while behind and queues[behind[-1]][0][1] in busy:
                 behind.pop()
             if behind:
@@ -443,7 +442,7 @@ class Folder:
 
 
 def _take(pending: _Pending, waiting: OrderedDict[int, tuple[float, int]], rank: int) -> None:
-    """Removes the head of a rank's queue."""
+    """Remove the head of a rank's queue."""
     queue = pending.queues[rank]
     serial, key = queue.popleft()
     del waiting[serial]
@@ -458,7 +457,7 @@ def _take(pending: _Pending, waiting: OrderedDict[int, tuple[float, int]], rank:
 
 
 def merge_blocks(blocks: Sequence[Block]) -> list[Block]:
-    """The same with those together that follow each other and are of the same ranks and stream."""
+    """Join consecutive lines of the same ranks and stream."""
     found: list[list[Block]] = []
     for block in blocks:
         if found and found[-1][-1][:3] == block[:3]:
@@ -475,7 +474,7 @@ def _joined(blocks: deque[_Printed]) -> str:
 
 
 def _due_length(blocks: deque[_Printed], until: float) -> int:
-    """Characters of what came before a time, and of what must go before that."""
+    """Return the characters of what came before a time, and of what must precede it."""
     length = due = 0
     for block in blocks:
         length += len(block.text)
@@ -485,7 +484,7 @@ def _due_length(blocks: deque[_Printed], until: float) -> int:
 
 
 def _merged(blocks: deque[_Printed], until: float) -> list[tuple[str, str]]:
-    """What came before a time, in as few texts as possible, each with its stream."""
+    """Yield what came before a time, in as few texts as possible, each with its stream."""
     found: list[tuple[str, list[str]]] = []
     for block in blocks:
         if block.came > until:
@@ -502,5 +501,5 @@ def _is_long(parts: list[str]) -> bool:
 
 
 def _overwritten(text: str) -> str:
-    """What a terminal leaves of a line: the part after the last carriage return that is not at its end."""
+    """Return what a terminal keeps of a line: the part after the last carriage return that is not at its end."""
     return text.rstrip("\r").rpartition("\r")[2] if "\r" in text else text

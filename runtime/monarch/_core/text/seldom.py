@@ -1,11 +1,11 @@
-"""Which of many equal complaints are worth a line: the first, the tenth, the hundredth and so on."""
+"""Which of many equal complaints to print: the first, the tenth, the hundredth and so on."""
 
 from __future__ import annotations
 
 from threading import RLock
 
 MOST_KINDS = 64
-"""Kinds of complaints that are counted apart; all later ones count as one kind."""
+"""Kinds of complaints that are counted separately; later ones share one count."""
 _OTHERS = "others"
 
 
@@ -20,7 +20,7 @@ class Seldom:
         self._counts: dict[str, int] = {}
 
     def count(self, kind: str) -> int:
-        """Count a complaint; how many of its kind there are by now if that is worth a line, else 0."""
+        """Count a complaint; return its number if it is worth a line, else 0."""
         with self._lock:
             if kind not in self._counts and len(self._counts) >= MOST_KINDS:
                 kind = _OTHERS
@@ -28,6 +28,6 @@ class Seldom:
         return number if str(number).strip("0") == "1" else 0
 
     def statistics(self) -> dict[str, int]:
-        """How many there are of each kind."""
+        """Return the count of each kind."""
         with self._lock:
             return dict(self._counts)

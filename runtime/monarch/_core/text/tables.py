@@ -1,4 +1,4 @@
-"""Tables of text and of HTML, and values as they are shown in a cell of one."""
+"""Text and HTML tables, and the display of values in their cells."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from reprlib import Repr
 from typing import Any, cast
 
 WIDTH = 100
-"""Characters that a cell may have."""
+"""Maximum characters of a table cell."""
 _STATISTICS_LIMIT = 1 << 22
 _EDGE = "rgba(128,128,128,.35)"
 
 
 def text_table(headers: Sequence[str], rows: Sequence[Sequence[object]], limit: int = 40, gap: str = "  ") -> str:
-    """A table of text, numbers to the right and all else to the left, without a newline at its end.
+    """Return a text table, numbers right-aligned and the rest left-aligned, without a final newline.
 
     Args:
-        headers: one for each column, or none for a table without a head line.
-        rows: the cells, fewer than there are columns if the last ones are empty. A row of a single cell in a
-            table of several columns spans them all.
-        limit: rows to show at most: the first and the last, with a line that says how many are between.
-        gap: what stands between columns.
+        headers: one for each column; empty for a table without a header row.
+        rows: the cells, fewer than there are columns if the last ones are empty. A single cell in a table of several
+            columns spans them all.
+        limit: maximum number of rows: the first and the last, with a line that counts those between.
+        gap: separator of columns.
     """
     shown = [[_cell(cell) for cell in row] for row in _shorten(rows, limit)]
     columns = max([len(headers), *map(len, shown)], default=0)
@@ -43,7 +43,7 @@ def text_table(headers: Sequence[str], rows: Sequence[Sequence[object]], limit: 
 
 
 def html_table(headers: Sequence[str], rows: Sequence[Sequence[object]], limit: int = 40, title: str = "") -> str:
-    """The same table in HTML, with a title over it; its colours are the page's, so it suits any theme."""
+    """Return the same table in HTML, with a title above it; it inherits the page's colors, so it suits any theme."""
     from html import escape
 
     shown = [[_cell(cell) for cell in row] for row in _shorten(rows, limit)]
@@ -73,7 +73,7 @@ def html_table(headers: Sequence[str], rows: Sequence[Sequence[object]], limit: 
 
 
 def rich_table(headers: Sequence[str], rows: Sequence[Sequence[object]], limit: int = 40, title: str = "") -> Any:
-    """The same table for rich, which prints it in the width of the terminal."""
+    """Return the same table for rich, which fits it to the width of the terminal."""
     from rich.table import Table
 
     table = Table(title=title or None, title_justify="left", show_header=bool(headers), box=None, pad_edge=False)
@@ -88,10 +88,10 @@ def rich_table(headers: Sequence[str], rows: Sequence[Sequence[object]], limit: 
 
 
 def value_text(value: object, width: int = WIDTH) -> str:
-    """A value in one line of at most ``width`` characters; it never raises, and takes little time.
+    """Show a value in one line of at most ``width`` characters; never raises, and takes little time.
 
-    Of arrays and tensors it tells type, dtype, shape, device and a few statistics. What is left out of other
-    values is shown by ``...`` or ``…``.
+    Arrays and tensors show type, dtype, shape, device and a few statistics. ``...`` or ``…`` marks omitted parts of
+    other values.
     """
     try:
         text = _short.repr(value)
@@ -101,7 +101,7 @@ def value_text(value: object, width: int = WIDTH) -> str:
 
 
 def same_value(one: object, other: object, text: str) -> bool:
-    """Whether two values that both show as ``text`` are equal, judged at little cost by no code of users."""
+    """Return whether two values that both show as ``text`` are equal, cheaply and without running user code."""
     if one is other or is_array(one):
         return True
     if type(one) is not type(other):
@@ -112,7 +112,7 @@ def same_value(one: object, other: object, text: str) -> bool:
 
 
 def is_array(value: object) -> bool:
-    """Whether a value is an array, a tensor or a data frame of any library; numpy's scalars are not."""
+    """Return whether a value is an array, a tensor or a data frame of any library; False for numpy scalars."""
     numpy = sys.modules.get("numpy")
     if isinstance(value, getattr(numpy, "generic", ())):
         return False
@@ -121,7 +121,7 @@ def is_array(value: object) -> bool:
 
 
 def one_line(text: str, width: int = WIDTH) -> str:
-    """The text cut with ``…`` to ``width`` characters, line breaks and control characters made spaces."""
+    """Cut a text with ``…`` to ``width`` characters; line breaks and control characters become spaces."""
     short = text[: 4 * width]
     if not short.isprintable():
         short = " ".join("".join(char if char.isprintable() else " " for char in short).split())
@@ -129,7 +129,7 @@ def one_line(text: str, width: int = WIDTH) -> str:
 
 
 class _Short(Repr):
-    """A repr that cuts long values, and shows arrays by what they are, at any depth."""
+    """A repr that shortens long values, and summarizes arrays at any depth."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class _Short(Repr):
     def repr1(self, x: Any, level: int) -> str:
         if is_array(x):
             return _array_text(x)
-        # The base class chooses by the name of the type, which a user's type may share with a builtin one.
+        # The base class chooses by type name, which a user's type may share with a builtin.
         return super().repr1(x, level) if type(x).__module__ in _STANDARD else self.repr_instance(x, level)
 
 
@@ -150,7 +150,7 @@ _short = _Short()
 
 
 def _array_text(value: Any) -> str:
-    """An array by type, dtype, shape, device, and its few values or some statistics of its many."""
+    """Show an array with type, dtype, shape, device, and its few values or some statistics."""
     kind = cast("type[object]", type(value))
     shape = tuple(value.shape)
     dtype = str(getattr(value, "dtype", "")).removeprefix("torch.")
@@ -164,13 +164,13 @@ def _array_text(value: Any) -> str:
         *_types(getattr(torch, "nn", None), "Parameter"),
         *_types(numpy, "ndarray"),
     )
-    # A subclass may be spread over processes or only record operations: computing with it might do anything.
+    # A subclass may be distributed or only record operations: computing with it might do anything.
     if kind not in exact or device == "meta" or prod(shape) > _STATISTICS_LIMIT:
         return text
     try:
         return text + _statistics(value, torch if kind is not getattr(numpy, "ndarray", None) else numpy)
     except Exception:
-        # Its library cannot do this with its layout or dtype: type and shape have to do.
+        # Its library cannot do this for its layout or dtype: type and shape must do.
         return text
 
 
@@ -190,7 +190,7 @@ def _statistics(value: Any, library: Any) -> str:
         numbers = value.astype(library.float64)
     finite = library.isfinite(numbers)
     known = int(finite.sum())
-    strange = f", {count - known} not finite" if known < count else ""
+    strange = f", {count - known} non-finite" if known < count else ""
     if not known:
         return strange
     numbers = numbers[finite] if strange else numbers
@@ -216,7 +216,7 @@ _SCALARS = {int, float, bool, str, bytes, complex, type(None)}
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether comparing the value runs no user's code: a scalar, or a flat container of scalars."""
+    """Return whether comparing the value runs no user code: a scalar, or a flat container of scalars."""
     if type(value) is dict:
         items = cast("dict[Any, Any]", value)
         return set(map(type, items)) <= _SCALARS and set(map(type, items.values())) <= _SCALARS
@@ -234,13 +234,13 @@ def _padded(row: list[str], columns: int) -> list[str]:
 
 
 def _numeric(rows: Sequence[Sequence[object]], columns: int) -> list[bool]:
-    """Of each column, whether it has numbers and nothing else."""
+    """Return for each column whether it has only numbers."""
     found = [{type(row[at]) for row in rows if at < len(row) and len(row) > 1} for at in range(columns)]
     return [bool(types) and types <= {int, float, type(None)} for types in found]
 
 
 def _shorten(rows: Sequence[Sequence[object]], limit: int) -> list[Sequence[object]]:
-    """The rows, or the first and the last of them around a row that tells how many are left out."""
+    """Return the rows, or the first and the last of them around a row that counts the omitted ones."""
     left_out = len(rows) - max(limit, 0)
     if left_out <= 0:
         return list(rows)

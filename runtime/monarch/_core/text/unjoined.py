@@ -7,13 +7,13 @@ from monarch._core.unjoined import Finding, Waits
 
 
 def describe_unjoined(finding: Finding, count: int, where: str, what: str) -> str:
-    """Return what is wrong and what to do, without a full stop.
+    """Return the problem and what to do, without a full stop.
 
     Args:
         finding: the ranks.
         count: ranks of the mesh.
         where: what the absent ranks have finished, such as ``this cell``.
-        what: what to do about the code that waits, such as ``stop the cell``.
+        what: what to do about the waiting code, such as ``stop the cell``.
     """
     waits, ranks = finding.waits, list(finding.ranks)
     has = "has" if len(ranks) == 1 else "have"

@@ -1,4 +1,4 @@
-"""The procs of one host: who was started for whom, who has died and how, who wants to know."""
+"""The procs of one host: who asked for them, how they died, and who watches them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from monarch._procs.rank.output import brief, limit, read_tail, relieve
 from monarch._wire.messages import Dead
 
 _REMEMBERED = 20_000
-"""Deaths that an agent can still tell of."""
+"""How many deaths an agent remembers."""
 _TAIL = 65536
-"""Bytes of each output that are told with a death, to all who want to know of it."""
+"""Bytes of each output stream that are sent with a death to its watchers."""
 _LAST_WORDS = 4 << 20
-"""Bytes of each output that a dead proc had not sent yet and that still reach the program: the last of it."""
+"""Bytes of unsent output of a dead proc that still reach the program: its end."""
 
 
 def cause_of(status: int) -> Exited | Signaled:
-    """Return the cause that an exit status, as ``os.waitpid`` returns it, stands for."""
+    """Return the cause for an exit status of ``os.waitpid``."""
     if os.WIFSIGNALED(status):
         return Signaled(os.WTERMSIG(status))
     return Exited(os.waitstatus_to_exitcode(status))
@@ -45,13 +45,13 @@ class Child:
         self.pid = 0
         self.stopping = False
         self.grace = 0.0
-        """Seconds from its stop that it has asked for."""
+        """Seconds of grace that it has asked for when stopped."""
         self.killed = False
         self.cause: Cause | None = None
-        """Why the agent has killed it."""
+        """Why the agent killed it."""
 
     def kill(self, cause: Cause | None = None) -> None:
-        """Ends it at once; what it has started follows when it is reaped."""
+        """Kill it now; its descendants follow when it is reaped."""
         self.killed = True
         self.cause = self.cause or cause
         if self.pid:
@@ -62,7 +62,7 @@ class Child:
 
 
 def _kill_group(pid: int) -> None:
-    """Kill the group of a rank, where its descendants have no mark that the agent could find them by."""
+    """Kill the group of a rank whose descendants have no marker that the agent could find them by."""
     if not can_mark():
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
@@ -72,7 +72,7 @@ class Children:
     """All procs that the agent has started.
 
     Args:
-        last: says, once, what a proc has noted last that has died.
+        last: returns, once, the last marker of a dead proc.
     """
 
     def __init__(self, last: Callable[[str], Last] = lambda proc: Last(None, False)) -> None:
@@ -80,22 +80,22 @@ class Children:
         self._oom = OomWatch()
         self.by_proc: dict[str, Child] = {}
         self._by_pid: dict[int, Child] = {}
-        # Exit statuses that came before the zygote said which proc has which pid.
+        # Exit statuses that came before the zygote reported which proc has which pid.
         self._early: dict[int, int] = {}
         self._dead: OrderedDict[str, Dead] = OrderedDict()
         self._watchers: dict[str, set[str]] = {}
         self._owned: dict[str, set[str]] = {}
         self.last_words: list[tuple[str, str, int, bytes]] = []
-        """Output of procs that have died, before their tails: proc, stream, offset, bytes."""
+        """Output of dead procs, before their tails: proc, stream, offset, bytes."""
 
     def add(self, child: Child) -> None:
-        """A proc that was asked for; it has no pid yet."""
+        """Add a requested proc; it has no pid yet."""
         self.by_proc[child.proc] = child
         self._owned.setdefault(child.owner, set()).add(child.proc)
         self.watch(child.owner, child.proc)
 
     def started(self, proc: str, pid: int) -> Dead | None:
-        """It was forked; its death, if it has ended already."""
+        """Note that it was forked; return its death, if it has ended already."""
         child = self.by_proc[proc]
         child.pid = pid
         if pid in self._early:
@@ -106,12 +106,12 @@ class Children:
         return None
 
     def failed(self, proc: str, cause: Cause) -> Dead | None:
-        """It could not be started."""
+        """Note that it could not be started."""
         child = self.by_proc.get(proc)
         return self._gone(child, cause) if child else None
 
     def ended(self, pid: int, status: int) -> Dead | None:
-        """A child process has ended: its death, or None if it is no proc that is known yet."""
+        """Note that a child process has ended; return its death, or None if it is no known proc yet."""
         child = self._by_pid.pop(pid, None)
         if child is None:
             self._early[pid] = status
@@ -119,7 +119,7 @@ class Children:
         return self._end(child, status)
 
     def forget_early(self) -> None:
-        """No fork is under way, so what has ended unknown was no proc but an orphan of one."""
+        """No fork is under way, so an unknown process that ended was an orphan, not a proc."""
         self._early.clear()
 
     def _end(self, child: Child, status: int) -> Dead:
@@ -128,14 +128,14 @@ class Children:
         remove_torn(child.pid)
         last = self._last(child.proc)
         if last.stopped and not child.killed:
-            # The owner tells a rank and its agent at once, so the rank may end before its agent has heard of it.
+            # The owner tells a rank and its agent at once, so the rank may end before its agent learns of it.
             child.stopping, cause = True, Stopped()
         if child.killed and child.cause is not None:
             cause = child.cause
         return self._gone(child, cause, last.place if not child.stopping else None)
 
     def _seen(self, cause: Exited | Signaled) -> Cause:
-        """A cause with what the system tells about it."""
+        """Return a cause with what the system knows about it."""
         match cause:
             case Signaled(signal.SIGKILL) if self._oom.has_struck():
                 return Signaled(cause.signal, out_of_memory=True)
@@ -164,43 +164,43 @@ class Children:
         return dead
 
     def watch(self, watcher: str, proc: str) -> Dead | None:
-        """Notes that a proc wants to know of a death; that death, if it has been."""
+        """Add a watcher of a proc; return the proc's death if it has died."""
         if proc in self._dead:
             return self._dead[proc]
         self._watchers.setdefault(proc, set()).add(watcher)
         return None
 
     def death_of(self, proc: str) -> Dead | None:
-        """How a proc has died, if it has."""
+        """Return how a proc died; None if it did not."""
         return self._dead.get(proc)
 
     def watchers(self, proc: str) -> set[str]:
-        """Takes out who wants to know that a proc has died."""
+        """Remove and return the watchers of a proc."""
         return self._watchers.pop(proc, set())
 
     def watched_on(self, host: str) -> list[str]:
-        """The procs of a host, or the one proc, whose death somebody wants to know of."""
+        """Return the watched procs of a host, or the one proc if it is watched."""
         return [proc for proc in self._watchers if proc == host or proc.startswith(f"{host}/")]
 
     def pids(self) -> set[int]:
-        """Of those that live."""
+        """Return the pids of live procs."""
         return set(self._by_pid)
 
     def owned_by(self, owner: str) -> list[Child]:
-        """The procs that were started for another, which end with it."""
+        """Return the procs that were started for another one and end with it."""
         return [self.by_proc[proc] for proc in self._owned.pop(owner, ()) if proc in self.by_proc]
 
     def relieve(self) -> bool:
-        """Bounds the output that procs do not take themselves; whether one of them is far behind."""
+        """Limit the output that procs do not send themselves; return whether one of them is far behind."""
         most = limit()
         held = [relieve(fd, most) for child in self.by_proc.values() for fd in child.fds]
         return max(held, default=0) > most
 
     def kill_all(self) -> None:
-        """Ends all of them at once."""
+        """Kill all of them now."""
         for child in self.by_proc.values():
             child.kill()
 
     def get(self, procs: Iterable[str]) -> list[Child]:
-        """Those of them that live."""
+        """Return the live ones."""
         return [self.by_proc[proc] for proc in procs if proc in self.by_proc]

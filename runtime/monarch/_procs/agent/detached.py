@@ -1,8 +1,8 @@
-"""The agent of a kept mesh: a host agent that outlives its controller, until a lease with a written end is over.
+"""The agent of a detached mesh: a host agent that outlives its controller, until its lease ends.
 
-It runs as ``python -m monarch._procs.agent.detached``, and belongs to no other process. While a controller is
-connected it does what every agent does. When the connection breaks the lease begins: until its end the ranks go on,
-what they print is kept, and any program that holds the key of the record may become the controller.
+It runs as ``python -m monarch._procs.agent.detached``, and has no parent. While a controller is connected it works as
+any agent. When the connection breaks the lease begins: until it ends the ranks keep running, their output is kept, and
+any program with the key from the record may become the controller.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from monarch._wire import messages as m
 from monarch.exceptions import DetachedMeshInUseError, MonarchError
 
 _CLAIM = 10.0
-"""Seconds in which whoever has started it is to connect."""
+"""Seconds in which the program that started it must connect."""
 _LOOK = 30.0
-"""Seconds between looks at the clock, which goes on while the machine sleeps as timers do not."""
+"""Seconds between looks at the clock, which runs while the machine sleeps, unlike timers."""
 
 
 _TIDY = (0.5, 5.0)
-"""Seconds after the loss of a program in which it has ended, if it was killed: its folder is left for others."""
+"""Seconds after the loss of a program in which it has ended, if it was killed: other sessions clean up its folder."""
 
 
 class DetachedConfig(AgentConfig):
@@ -43,11 +43,11 @@ class DetachedConfig(AgentConfig):
 
     name: str = ""
     seconds: float = 0.0
-    """How long it lives without a controller."""
+    """Lifetime in seconds without a controller."""
 
 
 class DetachedAgent(Agent):
-    """State of the agent, and what it does otherwise than others."""
+    """The state of the agent, and how it differs from others."""
 
     def __init__(self, config: DetachedConfig) -> None:
         super().__init__(config)
@@ -63,20 +63,20 @@ class DetachedAgent(Agent):
             config.seconds,
         )
         self.former: set[str] = set()
-        """Proc ids of controllers that were."""
+        """Proc ids of former controllers."""
         self.listens = False
-        """Whether the controller takes output: it has said that it is ready for what was printed before."""
+        """Whether the controller takes output: it has reported that it is ready for earlier output."""
         self.backlog = OutputBacklog()
         self.orders: dict[str, m.Spawn] = {}
-        """Of each mesh of procs of the controller, by uid, how its last procs were asked for."""
+        """By uid of each mesh of procs of the controller: how its last procs were requested."""
         self.told: dict[str, bytes] = {}
-        """And what else the controller has said of it, for the next one."""
+        """What else the controller has recorded about it, for the next one."""
         self.book = b""
-        """What the controller has left here for the next one."""
+        """Bytes that the controller has left here for the next one."""
         self._ends = 0.0
         self._leases = 0
         self._way = m.Hosts({})
-        """To the controller."""
+        """Send to the controller."""
         self.services.update(
             {
                 services.CLAIM: self._claim,
@@ -87,7 +87,7 @@ class DetachedAgent(Agent):
         )
 
     def begin(self) -> m.Listening:
-        """Listens, and writes the record; TakenError if there is a mesh of that name."""
+        """Listen, and write the record; DetachedMeshInUseError if a mesh of that name exists."""
         listening = self.listen(self.config.listen, self.config.owner_public.encode(), [])
         self.record.address = listening.owner_address
         self._lease(min(self.record.seconds, _CLAIM))
@@ -115,13 +115,15 @@ class DetachedAgent(Agent):
         try:
             write(self.folder, self.record)
         except OSError as error:
-            # Where there is no room, the record as it was has the key all the same.
-            print(f"the record of {self.record.name!r} is not up to date: {error}", file=sys.stderr, flush=True)
+            # If there is no room, the old record still has the key.
+            print(
+                f"cannot update the record of detached mesh {self.record.name!r}: {error}", file=sys.stderr, flush=True
+            )
 
     def _owner_died(self) -> None:
         owner, self.owner = self.owner, ""
         if not owner:
-            # Somebody who was not the controller has gone.
+            # A process that was not the controller has left.
             return
         self.former.add(owner)
         self.listens = False
@@ -129,7 +131,7 @@ class DetachedAgent(Agent):
         self._part_from(owner)
         frame = m.encode(m.Dead(owner, Detached(self.record.name), False, []))
         for proc in list(self.children.by_proc):
-            # Who waits for an answer of it need not wait until the next one comes.
+            # Callers that wait for its answer must not wait until the next controller comes.
             self.router.send(proc, [frame])
         self._lease(self.record.seconds)
         self._write()
@@ -137,8 +139,8 @@ class DetachedAgent(Agent):
             self._later(seconds, self._tidy)
 
     def _part_from(self, owner: str) -> None:
-        """If it lives, as one that was stopped for long may, it is to know that nobody listens to it here."""
-        reason = f"the connection to the kept mesh {self.record.name!r} has broken; it may be attached again"
+        """If it is alive, for example after a long suspension, it must learn that nobody listens to it here."""
+        reason = f"lost the connection to detached mesh {self.record.name!r}; attach it again"
         self.router.learn(self._way)
         self.router.send(owner, [m.encode(m.Refused(m.VERSION, self.proc, reason))])
 
@@ -149,13 +151,13 @@ class DetachedAgent(Agent):
         self._later(3 * self.config.lease, part)
 
     def _tidy(self) -> None:
-        """Removes what programs have left that were killed, and that nobody else is sure to see."""
+        """Remove the leftovers of killed programs, which no other process is sure to see."""
         with suppress(FileNotFoundError):
-            # One of them goes by itself just now.
+            # One of them removes its own just now.
             sweep(Path(self.folder).parent)
 
     def close(self) -> None:
-        """Ends all, and leaves nothing."""
+        """End everything, without leftovers."""
         self._tidy()
         super().close()
 
@@ -166,22 +168,22 @@ class DetachedAgent(Agent):
             super()._on_hello(hello, more)
 
     def _on_hosts(self, hosts: m.Hosts, _: list[Any]) -> None:
-        """Says whom it is to anybody with the key; to be the controller takes a claim."""
+        """Identify itself to any process with the key; a claim is needed to become the controller."""
         self.router.learn(hosts)
         if hosts.token and self.listening is not None:
             for proc in hosts.hosts:
                 self._tell(proc, msgspec.structs.replace(self.listening, token=hosts.token))
 
     def _claim(self, ask: m.Ask, pid: int) -> dict[str, Any]:
-        """Another program becomes the controller, and learns what there is."""
+        """Make another program the controller, and tell it what runs here."""
         if self.router.owner_lost():
-            # Its end was not looked at yet.
+            # The end of the last controller may not be processed yet.
             self._owner_died()
         name = self.record.name
         if self.owner and self.owner != ask.src:
             raise DetachedMeshInUseError(
-                f"the kept mesh {name!r} is in use by process {self.record.user}; it can be attached when that has "
-                f"ended, or has lost its connection"
+                f"detached mesh {name!r} is in use by process {self.record.user}; attach it once that process has "
+                f"ended or lost its connection"
             )
         self.owner = ask.src
         self.router.own()
@@ -203,7 +205,7 @@ class DetachedAgent(Agent):
         }
 
     def _listen_again(self, ask: m.Ask, _: Any) -> None:
-        """The controller is ready for what was printed meanwhile."""
+        """Send the controller the output kept so far."""
         self._check(ask)
         self.listens = True
         for message in self.backlog.take():
@@ -224,7 +226,7 @@ class DetachedAgent(Agent):
 
     def _check(self, ask: m.Ask) -> None:
         if ask.src != self.owner:
-            raise MonarchError(f"{ask.src} is not the controller of the kept mesh {self.record.name!r}")
+            raise MonarchError(f"{ask.src} is not the controller of detached mesh {self.record.name!r}")
 
     # Messages that pass through
 
@@ -233,14 +235,14 @@ class DetachedAgent(Agent):
             message = m.decode(frames[0])
             if isinstance(message, (m.Output, m.Fault)):
                 if isinstance(message, m.Output) and not (self.owner and self.listens):
-                    # Its sender may send more, since nobody else says so.
+                    # Let the sender continue, since nobody else grants it credit.
                     super()._tell(
                         message.src, m.OutputCredit(self.proc, sum(cost_of(data) for _, _, data in message.pieces))
                     )
                 self._tell(self.owner, message)
                 return
             if route.dst in self.former:
-                # An answer for who is not there any more.
+                # An answer for a process that has left.
                 return
         super()._on_route(route, frames)
 
@@ -265,7 +267,7 @@ class DetachedAgent(Agent):
         super()._on_spawn(spawn, more)
 
     def _on_cast(self, cast: m.Cast, frames: list[Any]) -> None:
-        # What a controller that was lost has sent late was an error there.
+        # A late message from a lost controller was an error there.
         if cast.src not in self.former:
             super()._on_cast(cast, frames)
 
@@ -273,7 +275,7 @@ class DetachedAgent(Agent):
         super()._died(dead)
         last = m.Output(dead.proc, "", "", "", 0, dead.tails)
         if self.owner:
-            # It goes with the news of the death.
+            # It goes with the death notice.
             self.backlog.passes(last)
         else:
             self._tell(self.owner, last)
@@ -286,22 +288,22 @@ class DetachedAgent(Agent):
 
 
 def _uid(proc: str) -> str:
-    """Of the mesh that a proc is of."""
+    """Return the mesh of a proc."""
     return proc.partition("/")[2].rpartition(".")[0]
 
 
 def _now() -> float:
-    # Of a clock that nobody sets, and that goes on while the machine sleeps.
+    # Return a monotonic time that also advances while the machine sleeps.
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def main() -> None:
-    """Entry point of the agent's process: it goes on in a child that is nobody's, so that nobody has to reap it."""
+    """Entry point of the agent's process: it continues in an orphaned child, so that nobody has to reap it."""
     config = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=DetachedConfig)
     if os.fork():
         os._exit(0)
     os.chdir("/")
-    # A program that was started by a rank may keep a mesh, too.
+    # A program that a rank has started may detach a mesh, too.
     unmark()
     run_agent(lambda: DetachedAgent(config), _greet)
 
@@ -316,7 +318,7 @@ def _greet(agent: Any) -> None:
         return
     sys.stdout.buffer.write(msgspec.json.encode(listening) + b"\n")
     sys.stdout.flush()
-    # Who reads this ends some day, and nothing here is to fail for it.
+    # The reader of this ends some day; nothing here may fail for it.
     nowhere = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):
         os.dup2(nowhere, fd)

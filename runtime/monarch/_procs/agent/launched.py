@@ -1,4 +1,4 @@
-"""A host agent that the fork server has forked: it becomes what it would be if its controller had started it."""
+"""A host agent forked by the fork server: it becomes what it would be if its controller had started it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ ENTRY = "monarch._procs.agent.launched:main"
 def main(config: bytes) -> int:
     """Entry point of the process."""
     wanted = msgspec.msgpack.decode(config, type=Launch)
-    # The end of the fork server is not its end.
+    # The agent outlives the fork server.
     posix.set_pdeathsig(0)
     folder = wanted.config.folder
     try:
-        # The controller takes the ticket away when it has waited for too long, and starts an agent by itself.
+        # The controller withdraws the ticket after too long a wait, and starts an agent itself.
         os.rename(wanted.ticket, f"{folder}/pid-{os.getpid()}-{posix.proc_start_time(os.getpid())}")
     except OSError:
         return 0
     _become(wanted)
     known = wanted.config
-    # As long as there is no thread, and no context of ZeroMQ.
+    # Do this before there are threads or a ZeroMQ context.
     zygote = Zygote.forked(
         preload=known.preload,
         session_dir=folder,

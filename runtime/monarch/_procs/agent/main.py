@@ -1,8 +1,7 @@
-"""The host agent: one process a host that starts ranks, watches over them and passes messages between hosts.
+"""The host agent: one process on each host that starts ranks, watches over them and routes messages between hosts.
 
-It runs as ``python -m monarch._procs.agent.main``, single-threaded, around one poll. What it is to do comes on its
-standard input, because keys must not be seen in a process list. It ends with its controller, and takes all ranks with
-it.
+It runs as ``python -m monarch._procs.agent.main``, single-threaded, around one poll. Its configuration comes on
+standard input, because keys must not appear in a process list. It ends with its controller, and ends all ranks first.
 """
 
 from __future__ import annotations
@@ -55,21 +54,21 @@ from monarch._wire.split import join
 from monarch.exceptions import MonarchError, ProtocolError
 
 UNABLE = "cannot listen: "
-"""What it prints instead of where it listens, before the reason."""
+"""Printed in place of its address, before the reason."""
 _PIECE = 1 << 20
 """Bytes of output in one message."""
 _GATHER = 0.05
 """Seconds for which replies wait for those of other ranks, to go as one message."""
 _RELIEVE, _RELIEVE_SOON = 1.0, 0.1
-"""Seconds between looks at how much output ranks have not taken, and where one is far behind."""
+"""Seconds between checks of how much output ranks have not taken, and where one is far behind."""
 _TIDY = 0.5
-"""Seconds between looks at what tidies up after dead ranks."""
+"""Seconds between checks on cleanup processes of dead ranks."""
 _PATIENCE = 1.0
-"""Seconds after which a proc that nobody has asked for yet counts as unknown."""
+"""Seconds until a proc that nobody has asked for counts as unknown."""
 
 
 class Agent:
-    """State of the agent, and what it does on each message."""
+    """The state of the agent, and its handling of each message."""
 
     def __init__(self, config: AgentConfig, zygote: Zygote | None = None) -> None:
         self.config = config
@@ -79,7 +78,7 @@ class Agent:
         self.proc = f"{self.host}/agent"
         claim(self.folder)
         self.children = Children(lambda proc: take_mark(self.folder, proc))
-        # Of a folder that the agent has made itself, the controller knows nothing.
+        # The controller does not know a folder that the agent has made itself.
         cleaner = (config.owner_pid, config.owner_start) if config.folder else (0, 0)
         self.forks = Forks(config.preload, config.later, self.folder, cleaner, self._died, self._later, zygote)
         keys = KeyPair(config.keys[0].encode(), config.keys[1].encode()) if config.keys else KeyPair.new()
@@ -95,7 +94,7 @@ class Agent:
         self.closing = False
         self._relieving = False
         self._tidying = False
-        """Whether what tidies up after dead ranks is looked for now and then."""
+        """Whether to look for cleanup processes of dead ranks now and then."""
         self.listening: m.Listening | None = None
         self._raw: dict[int, Callable[[], None]] = {}
         self._handlers: dict[type, Callable[[Any, list[Any]], None]] = {
@@ -112,17 +111,17 @@ class Agent:
             m.Release: self._on_release,
             m.Split: lambda split, pieces: self._handle(join(split, pieces)),
             m.Bye: self._on_bye,
-            # Whoever refuses to talk to this host is heard of by those who want to talk to it.
+            # A process that refuses to talk to this host is reported to those that want to reach it.
             m.Refused: lambda refused, _: None,
             m.Ask: self._on_ask,
         }
         self.services: dict[str, Callable[[m.Ask, Any], Any]] = {services.STATES: self._states}
-        """What it can be asked for, by name; arguments and answers are plain values."""
+        """Its services by name; arguments and answers are plain values."""
 
     # The loop
 
     def run(self) -> None:
-        """Works until the controller ends or says so."""
+        """Run until the controller ends or says so."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, self._on_term)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -190,7 +189,7 @@ class Agent:
         self._timers.append((time.monotonic() + seconds, action))
 
     def _receive(self, socket: zmq.Socket[bytes]) -> None:
-        # Some at a time, so that no sender keeps the others waiting.
+        # A few at a time, so that no sender keeps the others waiting.
         for _ in range(200):
             try:
                 frames: list[Any] = socket.recv_multipart(zmq.NOBLOCK)
@@ -201,36 +200,36 @@ class Agent:
             try:
                 self._handle(frames)
             except Exception as error:
-                # One bad message is no reason to end everybody's ranks.
+                # A bad message must not end everyone's ranks.
                 self.mishaps.failed(self.owner, frames, error)
 
     def _handle(self, frames: list[Any]) -> None:
         message = m.decode(frames[0])
         handler = self._handlers.get(type(message))
         if handler is None:
-            raise ProtocolError(f"a host agent takes no {type(message).__name__}")
+            raise ProtocolError(f"unexpected {type(message).__name__} message for a host agent")
         handler(message, frames[1:])
 
     # Messages
 
     def _on_hello(self, hello: m.Hello, _: list[Any]) -> None:
         if hello.version != m.VERSION:
-            reason = f"this host agent speaks version {m.VERSION} of the protocol, {hello.proc} {hello.version}"
+            reason = f"this host agent speaks protocol version {m.VERSION}, {hello.proc} speaks {hello.version}"
             self.router.send(hello.proc, [m.encode(m.Refused(m.VERSION, self.proc, reason))])
         elif not self.owner:
             self.owner = hello.proc
 
     def _refuses(self, spawn: m.Spawn) -> str:
-        """Why these procs cannot be started here; empty if they can."""
+        """Return why these procs cannot be started here; empty if they can."""
         if not all(self.router.is_here(proc) for proc in spawn.procs):
-            # Another agent listens at the address of one that was lost, and was sent what was meant for that.
-            return f"host {self.host} listens where its host did"
+            # Another agent listens at the address of a lost one, and was sent the message meant for that one.
+            return f"host {self.host} now listens at the address of its host"
         need, free = AGENT_NEED * len(spawn.procs), reserve.free() - RESERVE
         if need <= free:
             return ""
         return (
             f"the host agent needs {need} more file descriptors for {len(spawn.procs)} "
-            f"processes, and {max(0, free)} of its limit of {limit_of()} are free; raise the limit there before the "
+            f"processes, but {max(0, free)} of its limit of {limit_of()} are free; raise the limit there before the "
             f"agent starts: {remedy(limit_of() - free + need)}"
         )
 
@@ -246,7 +245,7 @@ class Agent:
         for proc, place, pair in zip(spawn.procs, spawn.places, fds, strict=True):
             self.children.add(Child(proc, spawn.src, f"{spawn.title}[{place}]", pair))
         if not self.router.is_here(spawn.src) and spawn.src != self.owner:
-            # The owner is a rank of another host: its agent is to say when it dies.
+            # The owner is a rank of another host: its agent reports its death.
             self.children.watch(self.proc, spawn.src)
             self._watch_elsewhere(spawn.src)
         self.forks.spawn(spawn, fds)
@@ -257,14 +256,14 @@ class Agent:
             self._end_owned(ended)
 
     def _relieve(self) -> None:
-        """Now and then bounds the output of ranks that are too busy to do so, such as inside C code."""
+        """From time to time, limit the output of ranks that are too busy to do so, such as in C code."""
         self._relieving = bool(self.children.by_proc)
         if self._relieving:
             self._later(_RELIEVE_SOON if self.children.relieve() else _RELIEVE, self._relieve)
 
     def _on_stop(self, stop: m.Stop, _: list[Any]) -> None:
         if stop.procs == [stop.src]:
-            # It stops, and says how long its actors may take to clean up.
+            # Note that it is stopping, and how long its actors may take to clean up.
             for child in self.children.get(stop.procs):
                 child.grace = stop.grace
             return
@@ -273,7 +272,7 @@ class Agent:
         self._later(stop.grace, lambda: self._end(stop.procs, stop.grace))
 
     def _end(self, procs: Sequence[str], grace: float) -> None:
-        """Kills those that have not ended, unless they have asked for more time; 0 s are not to be prolonged."""
+        """Kill those that have not ended, unless they have asked for more time; 0 s cannot be extended."""
         for child in self.children.get(procs):
             if grace and child.grace > grace:
                 self._later(child.grace - grace, partial(self._end, [child.proc], child.grace))
@@ -293,13 +292,13 @@ class Agent:
                 raise MonarchError(f"a host agent has no service {ask.service!r}")
             status, body = m.RESULT, m.pack(service(ask, m.unpack(ask.body)))
         except MonarchError as error:
-            # As a Failure is packed, which is of a floor above.
+            # As a packed Failure, which belongs to a floor above.
             status, body = m.ERROR, m.pack([type(error).__name__, str(error), "", "", None, True])
         if ask.port:
             self._tell(ask.src, m.Reply(self.proc, ask.port, 0, status, 0, body))
 
     def _states(self, _: m.Ask, procs: list[str]) -> dict[str, tuple[str, int]]:
-        """The state of each process by its letter in /proc, and its pid; whether it can answer or not."""
+        """Return the state of each process, as its letter in /proc, and its pid; whether it can answer or not."""
         return {child.proc: (process_state(child.pid), child.pid) for child in self.children.get(procs) if child.pid}
 
     def _on_watch(self, watch: m.Watch, _: list[Any]) -> None:
@@ -329,7 +328,7 @@ class Agent:
             self._spread(m.Dead(watch.proc, Unknown(), False, []))
 
     def _on_dead(self, dead: m.Dead, _: list[Any]) -> None:
-        """The agent of another host says that a proc of it has died."""
+        """The agent of another host reports the death of its proc."""
         self._spread(dead)
 
     def _on_route(self, route: m.Route, frames: list[Any]) -> None:
@@ -351,7 +350,7 @@ class Agent:
             self._undelivered(route.dst, frames)
 
     def _undelivered(self, dst: str, frames: list[Any]) -> None:
-        """Tells the sender of a message that there is no way to whom it is for."""
+        """Tell the sender of a message that its target is unreachable."""
         source = getattr(m.decode(frames[0]), "src", "")
         if source and source != dst:
             host = host_of(dst)
@@ -359,13 +358,13 @@ class Agent:
             self._tell(source, m.Dead(dst, cause, False, []))
 
     def _send_gathered(self, dst: str, port: int) -> None:
-        """Does not keep replies waiting for those of slow ranks."""
+        """Stop gathering, so that replies do not wait for those of slow ranks."""
         frames = self.reply_batches.take(dst, port)
         if frames:
             self.router.send(dst, frames)
 
     def _on_cast(self, cast: m.Cast, frames: list[Any]) -> None:
-        # One that was not started yet gets it then: who has heard of it may be faster than who starts it.
+        # A proc not started yet gets it then: the sender may have overtaken the Spawn.
         procs = [proc for proc in cast.procs if self.children.death_of(proc) is None]
         if cast.port:
             self.reply_batches.begin(cast.src, cast.port, procs)
@@ -396,7 +395,7 @@ class Agent:
         self.router.learn(hosts)
         self._lost_hosts.difference_update(hosts.hosts)
         if self.listening is not None and hosts.token and self.owner in hosts.hosts:
-            # An owner that has connected by address alone learns by this whom it is talking to.
+            # An owner that connected by address alone learns the agent's identity from this.
             self._tell(self.owner, msgspec.structs.replace(self.listening, token=hosts.token))
 
     def _on_listen(self, listen: m.Listen, _: list[Any]) -> None:
@@ -405,7 +404,7 @@ class Agent:
         self._tell(listen.src, listening)
 
     def listen(self, address: str, owner: bytes, allowed: list[bytes]) -> m.Listening:
-        """Binds for other hosts, and watches the connection of the owner if that is on another one."""
+        """Bind for other hosts, and watch the connection of the owner if it is on another one."""
         listening = self.router.listen(address, owner, allowed)
         for socket in (self.router.owner_socket, self.router.peer_socket):
             assert socket is not None
@@ -449,7 +448,7 @@ class Agent:
             self.children.forget_early()
 
     def _end_orphans(self) -> None:
-        """Until those that tidy up after others have done so."""
+        """Until the cleanup processes are done."""
         self._tidying = bool(end_orphans())
         if self._tidying:
             self._later(_TIDY, self._end_orphans)
@@ -494,7 +493,7 @@ class Agent:
         for proc in self.children.watched_on(name):
             self._spread(m.Dead(proc, HostLost(name), False, []))
         if self.owner:
-            # Which may have both hosts still.
+            # It may still be connected to both hosts.
             self._tell(self.owner, m.Parted(self.proc, self.host, name))
 
     def _owner_died(self) -> None:
@@ -504,7 +503,7 @@ class Agent:
         self.closing = True
 
     def close(self) -> None:
-        """Ends all ranks and zygotes, and removes the session's folder."""
+        """End all ranks and zygotes, and remove the session's folder."""
         self.children.kill_all()
         self.forks.close()
         self.router.close()
@@ -521,11 +520,11 @@ A = TypeVar("A", bound=Agent)
 
 
 def run_agent(make: Callable[[], A], begin: Callable[[A], None]) -> None:
-    """Does the work of an agent in this process, until its end.
+    """Run an agent in this process, until its end.
 
     Args:
         make: makes the agent.
-        begin: called with it once, before it works.
+        begin: called with it once, before it runs.
     """
     raise_limit()
     set_child_subreaper()
@@ -544,11 +543,11 @@ def main() -> None:
 
 
 def serve(config: AgentConfig, zygote: Zygote | None = None) -> None:
-    """Works until the controller ends or says so.
+    """Run until the controller ends or says so.
 
     Args:
-        config: what it is to do.
-        zygote: one that there is already.
+        config: its configuration.
+        zygote: an existing one.
     """
 
     def begin(agent: Agent) -> None:

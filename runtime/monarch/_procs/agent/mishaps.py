@@ -1,4 +1,4 @@
-"""What goes wrong in a host agent's handlers: the caller is told; where nobody waits, the controller, in one line."""
+"""Errors in a host agent's handlers: the caller is told; if nobody waits, the controller, in one line."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class AgentMishaps:
         self._seldom = Seldom()
 
     def failed(self, owner: str, frames: Sequence[Any], error: Exception) -> None:
-        """Take note of frames that could not be handled; ``owner`` is the proc id of the controller, if it is known."""
+        """Note frames that could not be handled; ``owner`` is the proc id of the controller, if known."""
         try:
             message = m.decode(frames[0])
         except ProtocolError:
@@ -58,7 +58,7 @@ class AgentMishaps:
             self._note(owner, what, again)
 
     def _not_started(self, spawn: m.Spawn, error: Exception) -> None:
-        """Procs that were asked for will not come; those that have come already end."""
+        """Report requested procs as failed; those already forked end."""
         cause = NotStarted(_text(error))
         for proc in spawn.procs:
             child = self._children.by_proc.get(proc)
@@ -72,13 +72,13 @@ class AgentMishaps:
                 self._tell(spawn.src, m.Dead(proc, cause, False, []))
 
     def _refused(self, carrier: m.Cast | m.Route, frame: Any, error: Exception) -> bool:
-        """Answers the calls that a message carries; False if it carries none that wait for an answer."""
+        """Answer the calls that a message carries; False if none of them waits for an answer."""
         carried = m.decode(frame)
         if not isinstance(carried, (m.Call, m.Create, m.Halt, m.Ask)) or not carried.port:
             return False
         procs = carrier.procs if isinstance(carrier, m.Cast) else [carrier.dst]
         for proc in procs:
-            text = f"the host agent {self._proc} could not pass a message on to {proc}: {_text(error)}"
+            text = f"the host agent {self._proc} could not forward a message to {proc}: {_text(error)}"
             known = pickle.dumps(SupervisionError(text))
             failure = m.Failure("SupervisionError", text, "", f"SupervisionError: {text}", known, True)
             self._tell(carried.src, m.Reply(proc, carried.port, m.NOWHERE, m.ERROR, 0, m.encode(failure)))
@@ -90,11 +90,11 @@ class AgentMishaps:
         count = self._seldom.count(f"{what} {type(error).__name__} {where}")
         if not count:
             return
-        text = f"{what} was dropped: {_text(error)}" + (f"; {count:,} of this kind by now" if count > 1 else "")
+        text = f"{what} was dropped: {_text(error)}" + (f"; {count:,} of this kind so far" if count > 1 else "")
         print(f"{self._proc}: {text} ({where})", file=sys.stderr, flush=True)
         if owner:
             failure = m.Failure("internal", text, where, traceback.format_exc()[-10_000:], None, False)
-            # The controller may be out of reach, which is no reason to end everybody's ranks.
+            # The controller may be out of reach; that must not end everyone's ranks.
             with suppress(Exception):
                 self._tell(owner, m.Fault(self._proc, m.INTERNAL, 0, m.encode(failure)))
 

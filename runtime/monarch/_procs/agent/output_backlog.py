@@ -1,4 +1,4 @@
-"""What ranks of a kept mesh print while no program listens, up to a bound: of more, what is oldest goes."""
+"""The output of ranks of a detached mesh while no program is attached; beyond a limit, the oldest is dropped."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from monarch._wire.messages import Output, encode
 
 LIMIT = 64 << 20
-"""Bytes of output that wait for a program."""
+"""Maximum bytes of waiting output."""
 
 
 class OutputBacklog:
-    """Messages for a program that is not there, and how far each rank's output has got.
+    """Messages for an absent program, and each rank's output offsets.
 
     Args:
-        limit: bytes that are kept.
+        limit: bytes to keep.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -23,15 +23,15 @@ class OutputBacklog:
         self._waiting: deque[tuple[bytes, int]] = deque()
         self._size = 0
         self.dropped = 0
-        """Bytes of output that there was no room for, since the last program took what there was."""
+        """Bytes of output dropped since the last program took the backlog."""
         self.passed: dict[tuple[str, str], int] = {}
-        """Of each proc and stream, where the output begins that no program was sent yet."""
+        """By proc and stream, the offset of the first output that no program was sent."""
 
     def put(self, message: bytes, printed: int) -> None:
-        """Keeps a message.
+        """Keep a message.
 
         Args:
-            message: encoded.
+            message: as encoded.
             printed: bytes of output in it.
         """
         self._waiting.append((message, printed))
@@ -42,26 +42,26 @@ class OutputBacklog:
             self.dropped += lost
 
     def keep(self, output: Output) -> None:
-        """Keeps output."""
+        """Keep output."""
         self.put(encode(output), printed_in(output))
 
     def passes(self, output: Output) -> None:
-        """Output goes to the program."""
+        """Note that output goes to the program."""
         for stream, offset, data in output.pieces:
             self.passed[output.src, stream] = offset + len(data)
 
     def forget(self, places: Iterable[tuple[str, str]]) -> None:
-        """Nobody will ask how far these procs and streams have got."""
+        """Forget these procs and streams."""
         for place in places:
             self.passed.pop(place, None)
 
     def take(self) -> list[bytes]:
-        """Takes out all that waits, in the order in which it came."""
+        """Take out the backlog, in arrival order."""
         waiting, self._waiting = self._waiting, deque()
         self._size = self.dropped = 0
         return [message for message, _ in waiting]
 
 
 def printed_in(output: Output) -> int:
-    """Bytes of output in a message."""
+    """Return the bytes of output in a message."""
     return sum(len(data) for _, _, data in output.pieces)

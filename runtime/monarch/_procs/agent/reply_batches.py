@@ -1,4 +1,4 @@
-"""Replies that an agent gathers, so that the caller on another host gets one message of them and not one a rank."""
+"""Replies that an agent gathers, so that a caller on another host gets one message instead of one a rank."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class _Gathering:
 
 
 class ReplyBatches:
-    """What is gathered for whom: by the caller's proc and its port."""
+    """Gathered replies, by the caller's proc and its port."""
 
     def __init__(self, proc: str) -> None:
         self._proc = proc
         self._open: dict[tuple[str, int], _Gathering] = {}
 
     def begin(self, src: str, port: int, procs: Iterable[str]) -> None:
-        """Replies of these procs to this port are to go together."""
+        """Gather the replies of these procs to this port."""
         gathering = _Gathering(procs)
         if gathering.missing:
             self._open[src, port] = gathering
 
     def add(self, dst: str, port: int, src: str, frames: list[bytes | memoryview]) -> list[bytes | memoryview] | None:
-        """Takes a reply: none to send yet is an empty list, None if it is not one to be gathered."""
+        """Add a reply: an empty list if there is none to send yet, None if it is not to be gathered."""
         gathering = self._open.get((dst, port))
         if gathering is None or src not in gathering.missing:
             return None
@@ -40,12 +40,12 @@ class ReplyBatches:
         return self._close(dst, port, gathering)
 
     def waiting(self, dst: str, port: int) -> int:
-        """How many replies to a port wait for others."""
+        """Return how many replies to a port are waiting."""
         gathering = self._open.get((dst, port))
         return len(gathering.parts) if gathering is not None else 0
 
     def take(self, dst: str, port: int) -> list[bytes | memoryview]:
-        """Takes out the replies that wait for slower ones; those are gathered further."""
+        """Take out the waiting replies; slower ones are still gathered."""
         gathering = self._open.get((dst, port))
         if gathering is None or not gathering.parts:
             return []
@@ -55,7 +55,8 @@ class ReplyBatches:
         return frames
 
     def died(self, proc: str) -> list[tuple[str, list[bytes | memoryview]]]:
-        """A proc will answer nothing any more: what is complete without it, with its receiver."""
+        """Note that a proc will not answer any more; return the batches that are complete without it, with their
+        receivers."""
         complete: list[tuple[str, list[bytes | memoryview]]] = []
         for (dst, port), gathering in list(self._open.items()):
             if dst == proc:

@@ -1,4 +1,4 @@
-"""What a controller says when it wants a host agent, to the fork server or to a process of the agent's own.
+"""What a controller sends to get a host agent: to the fork server, or to an agent process of its own.
 
 A program that has a fork server imports this and nothing of the agent itself.
 """
@@ -14,7 +14,7 @@ from monarch._procs.os import posix
 from monarch._wire.links import LEASE_S
 
 READY = "ready"
-"""A file in the server's folder, from when on requests are answered at once."""
+"""A file in the server's folder; once it exists, requests are answered immediately."""
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
@@ -22,13 +22,13 @@ class AgentConfig(msgspec.Struct):
     """What an agent is started with."""
 
     host: str
-    """Id of its host; empty for one of its own making."""
+    """Id of its host; empty to make one up."""
     folder: str
-    """Session folder; empty for one of its own making."""
+    """Session folder; empty to create one."""
     owner: str
-    """Proc id of the controller; empty if that says so when it connects."""
+    """Proc id of the controller; empty if it identifies itself when it connects."""
     owner_pid: int
-    """Pid of the process that the agent is to end with: the controller, or who has started it for one."""
+    """Pid of the process that the agent ends with: the controller, or the process that started it."""
     owner_start: int
     preload: list[str]
     listen: str = ""
@@ -36,29 +36,29 @@ class AgentConfig(msgspec.Struct):
     owner_public: str = ""
     """Public key of the controller."""
     keys: tuple[str, str] | None = None
-    """Its own key pair, public and secret; a new one if there is none."""
+    """Its own key pair, public and secret; empty to create one."""
     lease: float = LEASE_S
     """Seconds of silence after which another host counts as lost."""
     later: list[str] = []
-    """Modules that ranks need, but not at once: they have them if they start a while after the agent has."""
+    """Modules that ranks need soon but not at once: they have them if they start a while after the agent."""
 
 
 class Launch(msgspec.Struct):
-    """What a controller asks the fork server for: an agent that is as if it had started it itself."""
+    """A request to the fork server for an agent as if the controller had started it."""
 
     config: AgentConfig
     ticket: str
-    """A file in the session folder, which the agent renames to say that it is there: only one can."""
+    """A file in the session folder that the agent renames to claim the request: only one agent can."""
     env: dict[str, str]
     cwd: str
     cores: list[int]
     umask: int
     limits: list[tuple[int, int]]
-    """Soft limits of resources, by their numbers."""
+    """Soft limits of resources, by number."""
 
 
 def launch(config: AgentConfig, ticket: str) -> Launch:
-    """What this process asks for."""
+    """Return the request of this process."""
     limits = [(number, resource.getrlimit(number)[0]) for number in _LIMITS]
     try:
         cwd = os.getcwd()
@@ -75,13 +75,13 @@ class Setting(msgspec.Struct):
 
 
 class Launched(msgspec.Struct, tag=True):
-    """The agent is there."""
+    """The agent has started."""
 
     pid: int
 
 
 class Refused(msgspec.Struct, tag=True):
-    """There will be no agent from here."""
+    """The server will not start an agent."""
 
     reason: str
 
@@ -90,7 +90,7 @@ class Ended(msgspec.Struct, tag=True):
     """The agent has ended."""
 
     status: int
-    """As ``waitpid`` gives it."""
+    """As ``waitpid`` returns it."""
 
 
 Report = Launched | Refused | Ended

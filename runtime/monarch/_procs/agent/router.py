@@ -1,4 +1,4 @@
-"""How an agent sends: to procs of its host by ipc, to everybody else through the agent of their host by tcp."""
+"""How an agent sends: to procs of its host by ipc, to all others through the agent of their host by tcp."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Router:
     """The sockets of an agent.
 
     Args:
-        context: of this process.
+        context: that of this process.
         proc: id of the agent, ``<host id>/agent``.
-        folder: where the ipc sockets of this host are.
+        folder: of the ipc sockets of this host.
         keys: its key pair, for tcp.
         lease: seconds of silence after which another host counts as lost.
     """
@@ -42,15 +42,15 @@ class Router:
         self._hosts: dict[str, tuple[str, str]] = {}
         self._links: dict[str, Link] = {}
         self._lost: dict[zmq.Socket[bytes], tuple[str, Link]] = {}
-        # Descriptors of connections to the owner's socket: those there are, and among which the owner's is.
+        # Descriptors of connections to the owner's socket: all of them, and the candidates for the owner's.
         self._accepted: set[int] = set()
         self._owned: set[int] | None = None
         self._earlier: list[zmq.Socket[bytes]] = []
 
     def listen(self, address: str, owner: bytes, allowed: list[bytes]) -> Listening:
-        """Binds the tcp sockets; ZMQError if the address is not one of this host.
+        """Bind the tcp sockets; ZMQError if the address is not one of this host.
 
-        What was bound before, at another address of this host, stays.
+        Sockets bound before, at another address of this host, stay.
         """
         if self.door is None:
             self.door = CurveAuthenticator(self.context)
@@ -58,7 +58,7 @@ class Router:
         self.door.allow("peers", [owner, *allowed])
         owners, peers = (self._tcp_socket() for _ in range(2))
         monitor = owners.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
-        # A port that was named is the owner's; the other one is free to be any.
+        # A given port is the owner's; the other one may be any free port.
         bare = address if not address.rpartition(":")[2].isdigit() else address.rpartition(":")[0]
         try:
             listening = Listening(
@@ -82,37 +82,37 @@ class Router:
         return socket
 
     def learn(self, hosts: Hosts) -> None:
-        """Takes note of where other hosts listen, and lets them in."""
+        """Note where other hosts listen, and authorize them."""
         self._hosts.update(hosts.hosts)
         if self.door is not None:
             self.door.allow("peers", [public.encode() for _, public in hosts.hosts.values()])
 
     def way_to(self, name: str) -> Hosts:
-        """Where a host or a controller listens."""
+        """Return the address of a host or a controller."""
         return Hosts({name: self._hosts[name]} if name in self._hosts else {})
 
     def forget(self) -> None:
-        """The controller is gone, and with it all that it had said of other hosts."""
+        """The controller is gone, and with it all that it announced of other hosts."""
         self._hosts.clear()
 
     def forget_way(self, name: str) -> None:
-        """Nothing goes to a host or a controller any more."""
+        """Drop the links to a host or a controller."""
         self._hosts.pop(name, None)
         self.drop(name)
 
     def is_here(self, proc: str) -> bool:
-        """Whether a proc is of this host and has a socket in its folder."""
+        """Return whether a proc belongs to this host and has a socket in its folder."""
         return host_of(proc) == self.host
 
     def knows(self, proc: str) -> bool:
-        """Whether there is a way to a proc."""
+        """Return whether a proc is reachable."""
         return self.is_here(proc) or proc in self._hosts or host_of(proc) in self._hosts
 
     def send(self, dst: str, frames: Frames) -> bool:
         """Send a message to any proc of the session.
 
         Returns:
-            False if there is no way to it: its host was lost, or is not in this session. Nothing was sent then.
+            False if it is unreachable: its host was lost, or is not in this session. Nothing was sent then.
         """
         if self.is_here(dst):
             self._local(dst).send(bytes(frames[0]), frames[1:])
@@ -143,7 +143,7 @@ class Router:
         return link
 
     def drop(self, name: str) -> None:
-        """A proc has died: nothing more goes there."""
+        """Drop the link to a dead proc."""
         link = self._links.pop(name, None)
         if link is not None:
             link.close()
@@ -153,12 +153,13 @@ class Router:
         return list(self._lost)
 
     def lost(self, monitor: zmq.Socket[bytes]) -> str:
-        """The host id, or proc id of the controller, whose connection such a socket reports as lost; now dropped.
+        """Return the host id, or proc id of the controller, whose connection such a socket reports as lost; it is
+        dropped.
 
-        Empty if that was dropped before, for another one or for none.
+        Empty if it was dropped before, in favor of another connection or none.
         """
         name, link = self._lost.pop(monitor)
-        # First the link: ZeroMQ blocks where it cannot tell of an event.
+        # The link first: ZeroMQ blocks where it cannot deliver an event.
         link.close()
         monitor.close(0)
         if self._links.get(name) is not link:
@@ -167,7 +168,8 @@ class Router:
         return name
 
     def owner_lost(self) -> bool:
-        """Takes the news of the owner's socket: whether its connection is lost. A stranger may knock, and leave."""
+        """Handle events of the owner's socket; return whether its connection is lost. A stranger may connect and
+        leave."""
         from zmq.utils.monitor import recv_monitor_message
 
         lost = False
@@ -177,7 +179,7 @@ class Router:
             if event == zmq.EVENT_ACCEPTED:
                 self._accepted.add(fd)
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                # It does not say whose; those that do not hold the key are closed soon.
+                # The event does not say whose; connections without the key are closed soon.
                 if self._owned is None:
                     self._owned = set(self._accepted)
             elif event == zmq.EVENT_DISCONNECTED:
@@ -190,11 +192,11 @@ class Router:
         return lost
 
     def own(self) -> None:
-        """Another owner has said who it is: its connection is among those that there are."""
+        """Another owner has identified itself: its connection is among the current ones."""
         self._owned = set(self._accepted)
 
     def close(self) -> None:
-        """Closes everything; waits a moment for what was sent last."""
+        """Close everything; wait a moment for the last messages."""
         for link in self._links.values():
             link.close(200)
         self.inbox.close()

@@ -1,4 +1,4 @@
-"""What a host agent can be asked for: requests by name, with plain values as arguments and answers."""
+"""The services of a host agent: requests by name, with plain values as arguments and answers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class AgentRequest(NamedTuple):
     argument: Any
 
     def frame(self, proc: str, port: int) -> bytes:
-        """Return the message that asks for it.
+        """Return the request message.
 
         Args:
-            proc: that asks.
-            port: that waits for the answer; 0 if nobody does.
+            proc: the sender.
+            port: waits for the answer; 0 for none.
         """
         return m.encode(m.Ask(proc, port, b"", self.name, m.pack(self.argument)))
 
@@ -36,12 +36,13 @@ def states(procs: Sequence[str] = ()) -> AgentRequest:
 
 
 def claim(pid: int) -> AgentRequest:
-    """Ask a detached mesh to take the asking process, of that pid, as its controller; a dict of what runs there."""
+    """Ask a detached mesh to make the asking process, of that pid, its controller; returns a dict of what runs
+    there."""
     return AgentRequest(CLAIM, pid)
 
 
 def listen() -> AgentRequest:
-    """Tell a detached mesh that its controller is ready for the output that was held back."""
+    """Tell a detached mesh that its controller is ready for the kept output."""
     return AgentRequest(LISTEN, None)
 
 

@@ -15,13 +15,13 @@ from monarch._procs.os.gpus import visible_gpus
 from monarch._wire.messages import Dead, Spawn
 
 _SPARE_AFTER = 0.2
-"""Seconds after which a zygote forks a spare: not while the ranks of a first mesh may be asked for."""
+"""Seconds until a zygote forks a spare: not while the ranks of a first mesh may be requested."""
 _COLD = 3
-"""Zygotes with an environment of their own that are kept for another use; each has torch in its memory."""
+"""How many zygotes with an environment of their own are kept for reuse; each has torch in its memory."""
 
 
 class _Request(NamedTuple):
-    """What a zygote was asked for."""
+    """A request to a zygote."""
 
     spawn: Spawn
     zygote: Zygote
@@ -38,10 +38,10 @@ class Forks:
         preload: modules that a zygote imports before it forks.
         later: modules that the usual zygote's successor imports.
         folder: session folder.
-        controller: its pid and start time, for the last one to clean up after.
-        died: told of ranks that could not be started.
-        call_later: has a function called after so many seconds.
-        zygote: the usual one, if there is one already.
+        controller: its pid and start time, so that the last process can clean up after it.
+        died: called for ranks that could not be started.
+        call_later: schedules a function after so many seconds.
+        zygote: the usual one, if it exists already.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class Forks:
         self._token = 0
         self._call_later = call_later
         self._spare: Zygote | None = None
-        """Takes the place of the usual zygote if that dies. Without a pid, it is being forked."""
+        """Replaces the usual zygote if it dies. Without a pid, it is being forked."""
         self._spare_token = 0
-        # The usual one warms up while nobody has asked yet.
+        # The usual one warms up before the first request.
         if zygote is None:
             self._zygote({})
         else:
@@ -85,12 +85,12 @@ class Forks:
                 controller=self._controller,
                 later=[] if env else self._later,
             )
-        # Kept in the order of use.
+        # In order of use.
         self._zygotes[key] = zygote
         return zygote
 
     def _make_room(self) -> None:
-        """Ends the zygote with an environment of its own that was not used for longest, if there are many."""
+        """End the least recently used zygote with an environment of its own, if there are many."""
         busy = {id(request.zygote) for request in self._waiting.values()}
         idle = [key for key, zygote in self._zygotes.items() if key and id(zygote) not in busy]
         if len(self._zygotes) > _COLD and idle:
@@ -99,7 +99,7 @@ class Forks:
             zygote.close()
 
     def spawn(self, spawn: Spawn, fds: list[tuple[int, int]]) -> None:
-        """Has the ranks of a request forked."""
+        """Fork the ranks of a request."""
         zygote = self._zygote(needs_cold_zygote(spawn.env))
         count = spawn.count
         cores = sorted(os.sched_getaffinity(0))
@@ -128,19 +128,19 @@ class Forks:
         zygote.fork(self._token, spawn.entry, ranks, fds)
 
     def busy(self) -> bool:
-        """Whether forks are under way, so that pids may be met that are not known yet."""
+        """Return whether forks are under way, so that unknown pids may end."""
         return bool(self._waiting or (self._spare is not None and not self._spare.pid))
 
     def filenos(self) -> list[int]:
-        """What to poll."""
+        """Return the descriptors to poll."""
         return [zygote.fileno() for zygote in self._zygotes.values()]
 
     def wants_write(self, fd: int) -> bool:
-        """Whether a zygote has not taken all of a request yet."""
+        """Return whether a zygote has not taken all of a request yet."""
         return any(zygote.fileno() == fd and zygote.wants_write() for zygote in self._zygotes.values())
 
     def ended(self, pid: int, status: int) -> bool:
-        """Whether a child process that has ended was a zygote."""
+        """Return whether an ended child process was a zygote."""
         for zygote in self._zygotes.values():
             if zygote.pid == pid:
                 zygote.note_exit(os.waitstatus_to_exitcode(status))
@@ -152,7 +152,7 @@ class Forks:
         return pid in self._ended
 
     def _have_spare(self) -> None:
-        """Has a spare forked by the usual zygote, if there is none."""
+        """Have the usual zygote fork a spare, if there is none."""
         zygote = self._zygotes.get(())
         if zygote is not None and self._spare is None:
             self._token += 1
@@ -160,14 +160,14 @@ class Forks:
             self._spare = zygote.spare(self._token)
 
     def _drop_spare(self) -> None:
-        """Ends the spare; one that is being forked ends by itself, as its socket is closed."""
+        """End the spare; one that is being forked ends by itself, as its socket is closed."""
         if self._spare is not None:
             self._ended.add(self._spare.pid)
             self._spare.close()
             self._spare = None
 
     def _succeed(self) -> None:
-        """The usual zygote has died: its spare takes over, or another one is started, which takes an import."""
+        """Replace the usual zygote, which has died, by its spare or by a new one, which takes an import."""
         spare, self._spare = self._spare, None
         if spare is not None and spare.pid:
             self._zygotes[()] = spare
@@ -176,7 +176,7 @@ class Forks:
             spare.close()
 
     def work(self, children: Children) -> None:
-        """Takes what the zygotes have to say."""
+        """Handle the messages of the zygotes."""
         for key, zygote in list(self._zygotes.items()):
             if zygote.wants_write():
                 with suppress(OSError):
@@ -185,7 +185,7 @@ class Forks:
             for event in zygote.receive():
                 if isinstance(event, Succeeded):
                     self._ended.add(before)
-                    # The one that there is has imported less.
+                    # The existing one has imported less.
                     self._drop_spare()
                     self._call_later(_SPARE_AFTER, self._have_spare)
                 elif isinstance(event, (Forked, Failed)) and event.token not in self._waiting:
@@ -214,7 +214,7 @@ class Forks:
                         self._call_later(_SPARE_AFTER, self._have_spare)
 
     def _repeat(self, children: Children, token: int, request: _Request, reason: str) -> None:
-        """Asks the spare for what the zygote has died of, or with; once."""
+        """Ask the spare once for what killed the zygote."""
         zygote = self._zygotes.get(())
         if zygote is None:
             self._failed(children, request.spawn, reason, [])
@@ -227,7 +227,7 @@ class Forks:
         if spare is not None and isinstance(event, Forked):
             (spare.pid,) = event.pids
             return
-        # Nobody wants it any more, or it could not be forked: it has no other end to its socket.
+        # It is no longer needed, or could not be forked: its socket has no other end.
         self._ended.update(event.pids)
         if spare is not None:
             spare.close()
@@ -247,12 +247,12 @@ class Forks:
             self._died(dead)
 
     def close(self) -> None:
-        """Ends the zygotes."""
+        """End the zygotes."""
         self._drop_spare()
         for zygote in self._zygotes.values():
             zygote.close()
 
 
 def _with_place(config: bytes, proc: str, place: int, folder: str) -> bytes:
-    """The config of one rank: its proc id, place and folder in front of what is common to all."""
+    """Return the config of one rank: its proc id, place and folder before the common part."""
     return b"\0".join([proc.encode(), str(place).encode(), folder.encode(), config])

@@ -1,4 +1,4 @@
-"""The host agent's side of a zygote: starts it, asks it for ranks, hears of its end. Nothing here waits."""
+"""The host agent's side of a zygote: starts it, asks it for ranks, learns of its end. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STDERR_LINES = 20
 
 
 class Gone(msgspec.Struct, frozen=True):
-    """The zygote has died; its ranks live on. Every request has been answered before this, if by Failed."""
+    """The zygote has died; its ranks live on. Every request was answered before this, if only by Failed."""
 
     reason: str
 
@@ -38,18 +38,18 @@ class Gone(msgspec.Struct, frozen=True):
 class Zygote:
     """A zygote process. It must be a child of a single-threaded agent, which this makes a child subreaper.
 
-    Every ``fork`` is answered by one Forked or Failed. Ranks become children of the agent a moment after that
-    answer, never before it: reap them by ``waitpid(-1)``, and call ``receive`` after it, so that every pid that
-    was reaped is known. The agent also gets, and reaps, orphans of other kinds.
+    Each ``fork`` is answered by one Forked or Failed. Ranks become children of the agent a moment after that answer,
+    never before it: reap them by ``waitpid(-1)``, and call ``receive`` after it, so that every reaped pid is known. The
+    agent also gets, and reaps, other orphans.
 
     Args:
-        preload: names of modules to import; those that are not installed are skipped.
+        preload: names of modules to import; missing ones are skipped.
         env: changes to this process's environment, None removes a variable; its ranks inherit them.
         session_dir: the folder that the zygote removes if both agent and controller have died.
         controller: pid and start time of the controller; zeros if it is on another host.
-        later: modules that ranks need, but not at once: when nothing is asked for, another process that has imported
-            them takes the zygote's place, and ``receive`` gives Succeeded; its pid is ``pid`` from then on.
-        python: the interpreter; this one if not given.
+        later: modules that ranks need soon: when idle, a successor that has imported them replaces the zygote, and
+            ``receive`` returns Succeeded; its pid is ``pid`` from then on.
+        python: the interpreter; by default this one.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Zygote:
                     # Not the user's folder: nothing there may be taken for a module of the library.
                     cwd="/",
                     env=environ,
-                    # An interrupt from a terminal is not for the zygote and its ranks.
+                    # Terminal interrupts are not meant for the zygote and its ranks.
                     start_new_session=True,
                 )
         except BaseException:
@@ -87,7 +87,7 @@ class Zygote:
         self.pid = self._process.pid
 
     def _begin(self, setup: Setup) -> socket.socket:
-        """Sets up this side; returns the other end of the socket."""
+        """Set up this side; return the other end of the socket."""
         self._setup = setup
         self._process: subprocess.Popen[bytes] | None = None
         self._pending: set[int] = set()
@@ -113,13 +113,13 @@ class Zygote:
         environ: Mapping[str, str] | None = None,
         restore: dict[str, str | None] | None = None,
     ) -> Zygote:
-        """One that is a fork of this process, which must be fit for that: it has what this one has imported.
+        """Return a zygote that is a fork of this process, which must be fit to fork: it has this one's imports.
 
         Args:
-            preload: see above, and so for those that are not here.
-            title: what ``ps`` shows.
-            environ: its environment; that of this process if not given.
-            restore: variables that are as they should be for the imports only, and their values after that.
+            preload: see above; imported where missing here.
+            title: name in ``ps``.
+            environ: its environment; by default that of this process.
+            restore: variables set for the imports only, and their values after that.
         """
         posix.set_child_subreaper()
         zygote = cls.__new__(cls)
@@ -132,7 +132,7 @@ class Zygote:
         return zygote
 
     def spare(self, token: int) -> Zygote:
-        """Has a zygote like this one forked, to take its place if it dies; its ``pid`` is that of its Forked."""
+        """Fork a spare of this zygote, to replace it if it dies; its ``pid`` is that of its Forked."""
         other = Zygote.__new__(Zygote)
         with other._begin(self._setup) as theirs:
             spec = RankSpec({}, None, None, msgspec.msgpack.encode(self._setup), "monarch-spare", [], "/")
@@ -141,7 +141,7 @@ class Zygote:
         return other
 
     def fileno(self) -> int:
-        """Readable when ``receive`` has something."""
+        """Return a descriptor that is readable when ``receive`` has something."""
         return self._socket.fileno()
 
     def fork(self, token: int, entry: str, ranks: list[RankSpec], fds: list[tuple[int, int]]) -> None:
@@ -150,16 +150,16 @@ class Zygote:
         The caller may close ``fds`` when this returns. A zygote that is not ready answers when it is.
 
         Raises:
-            ValueError: there is not one pair of files for each rank.
+            ValueError: the numbers of ranks and of file pairs differ.
         """
         if len(ranks) != len(fds):
-            raise ValueError(f"{len(ranks)} ranks with {len(fds)} pairs of files")
+            raise ValueError(f"expected {len(ranks)} pairs of files, got {len(fds)}")
         self._pending.add(token)
         text = msgspec.msgpack.encode(ForkRequest(token, entry, ranks))
         self._queue(text, [fd for pair in fds for fd in pair])
 
     def receive(self) -> list[Ready | Succeeded | Forked | Failed | Gone]:
-        """What the zygote has to say; empty if nothing. After Gone, only what ``fork`` was asked since."""
+        """Return the zygote's messages; empty if none. After Gone, only answers to later ``fork`` calls."""
         reports: list[Ready | Succeeded | Forked | Failed | Gone] = []
         ended = False
         while not self._gone and not ended:
@@ -175,13 +175,13 @@ class Zygote:
                 if isinstance(report, Ready):
                     reports.append(report)
                 elif isinstance(report, Succeeded):
-                    # Nobody has to wait for the one before, which had ended when this was sent.
+                    # No wait for the previous process, which had ended when this was sent.
                     if self._process is not None:
                         self._process.returncode = 0
                     self.pid, self._exit_code = report.pid, None
                     reports.append(report)
                 elif report.token in self._pending:
-                    # The first answer counts: a maker that was killed may have given one before that.
+                    # The first answer counts: a killed fork helper may have answered before.
                     self._pending.discard(report.token)
                     reports.append(report)
         if ended:
@@ -193,16 +193,16 @@ class Zygote:
             self._pending.clear()
         if ended:
             reports.append(Gone(self._reason))
-        # The zygote has taken what it was sent, so there may be room for more.
+        # The zygote has read its messages, so there may be room for more.
         self.flush()
         return reports
 
     def wants_write(self) -> bool:
-        """Whether to call ``flush`` once ``fileno`` is writable."""
+        """Return whether to call ``flush`` once ``fileno`` is writable."""
         return bool(self._unsent) and not self._gone
 
     def flush(self) -> None:
-        """Send what has been waiting for room."""
+        """Send messages that waited for room."""
         while self._unsent and not self._gone:
             kind, fds = self._unsent[0]
             if not self._send(kind, fds):
@@ -211,14 +211,14 @@ class Zygote:
             _close_all(fds)
 
     def note_exit(self, code: int) -> None:
-        """Tell it the exit code that an agent reaped (negative: the signal), for Gone to say."""
+        """Report the exit code that an agent reaped (negative: the signal), for Gone."""
         self._exit_code = code
         if self._process is not None:
             # Popen would try to reap it again.
             self._process.returncode = code
 
     def close(self) -> None:
-        """End it and reap it. Its ranks live on; requests without an answer get none."""
+        """End it and reap it. Its ranks live on; open requests are never answered."""
         self._gone = True
         self._pending.clear()
         self._drop()
@@ -226,7 +226,7 @@ class Zygote:
             # It has ended; or it has just handed over, and its successor ends with the socket.
             return
         try:
-            # Not Popen.kill: a pid that the agent has reaped may be another process's by now.
+            # Not Popen.kill: a pid that the agent has reaped may belong to another process by now.
             os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             os.kill(self.pid, signal.SIGKILL)
             _, status = os.waitpid(self.pid, 0)
@@ -235,7 +235,7 @@ class Zygote:
             self.note_exit(0)
 
     def _queue(self, text: bytes, fds: list[int]) -> None:
-        """Send a request, or keep it until there is room: in a file, so that a packet is small, whole or not."""
+        """Send a request, or queue it until there is room: in a file, so that a packet is small, whole or not."""
         file = posix.memfd("monarch-request")
         try:
             _write_all(file, text)
@@ -249,7 +249,7 @@ class Zygote:
             os.close(file)
 
     def _send(self, kind: bytes, fds: list[int]) -> bool:
-        """Whether it is done with; also if the zygote is dead, which ``receive`` finds out."""
+        """Return whether it was sent; also True if the zygote is dead, which ``receive`` finds out."""
         if self._gone:
             return True
         try:
@@ -259,29 +259,29 @@ class Zygote:
         except BlockingIOError:
             return False
         except OSError as error:
-            # Too many descriptors are under way, or no memory for them: both pass as the zygote takes some.
+            # Too many descriptors in flight, or no memory for them: both pass as the zygote takes some.
             if error.errno in (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM):
                 return False
             raise
         return True
 
     def _describe_end(self) -> str:
-        """How the zygote ended, and its last words. Leaves it to be reaped."""
+        """Return how the zygote ended, and its last words. Leaves it to be reaped."""
         code = self._exit_code
         if code is None:
             try:
-                # Its socket is closed, which only its end does: this takes no time.
+                # Its socket is closed, which only happens at its end: this does not block.
                 result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
             except ChildProcessError:
                 result = None
             if result is not None:
                 code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
         if code is None:
-            how = "has died"
+            how = "died"
         elif code < 0:
             how = f"was killed by {_signal_name(-code)}"
         else:
-            how = f"ended with status {code}"
+            how = f"exited with code {code}"
         words = output.read_tail(self._stderr).data.decode("utf-8", "replace").splitlines()[-_STDERR_LINES:]
         return "\n".join([f"the zygote (pid {self.pid}) {how}", *words])
 
@@ -298,7 +298,7 @@ class Zygote:
 
 
 def _become_zygote(agent: int, stderr: int, environ: Mapping[str, str] | None) -> NoReturn:
-    """In a fork of the future agent: serves, with nothing left of that but its memory, and ends."""
+    """In a fork that becomes the agent: serve, with nothing left of the agent but its memory, and exit."""
     status = 1
     try:
         os.setsid()

@@ -1,4 +1,4 @@
-"""The controller's side of its host agent: the fork server forks one if it can, else one is started as a process."""
+"""The controller's side of its host agent: forked by the fork server if possible, else started as a process."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from monarch._procs.zygote.identity import session_key
 from monarch.exceptions import SpawnError
 
 VARIABLE = "MONARCH_SHARED_ZYGOTE"
-"""Environment variable; 0 has each session start processes of its own."""
+"""Environment variable; with 0, each session starts its own processes."""
 _BACKLOG = 1024
 _LOCK = 1.0
-"""Seconds to wait for others that start a fork server."""
+"""Seconds to wait for another session that starts a fork server."""
 _IMPORT = 60.0
-"""Seconds that a fork server may take to import what it is for."""
+"""Seconds that a fork server may take for its imports."""
 _ANSWER = 5.0
-"""Seconds that it may take for an answer once it has."""
+"""Seconds that it may take to answer after that."""
 _TICK = 0.05
 _PACKET = 1 << 16
 
@@ -39,12 +39,12 @@ _PACKET = 1 << 16
 class HostAgent:
     """The host agent of this program.
 
-    ``attend`` runs in a thread of its own. The fields below are its, until ``_ended`` is set; ``_pidfd`` is only ever
-    set once, under ``_lock``.
+    ``attend`` runs in its own thread and owns the fields below until ``_ended`` is set; ``_pidfd`` is only set once,
+    under ``_lock``.
 
     Args:
-        config: what it is to do.
-        errors: the file that it writes errors to.
+        config: its configuration.
+        errors: the file for its stderr.
     """
 
     def __init__(self, config: AgentConfig, errors: int) -> None:
@@ -56,15 +56,15 @@ class HostAgent:
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         self.pid = 0
-        """0 until it is known. Set under ``_lock``."""
+        """0 until known. Set under ``_lock``."""
         self.status: int | None = None
-        """As ``waitpid`` gives it, once it has ended; None if nobody has told."""
+        """As ``waitpid`` returns it, once it has ended; None if unknown."""
         self._server = _Server.reach(config, errors)
         if self._server is None:
             self._start()
 
     def attend(self) -> None:
-        """Sees to it that there is an agent, and waits for its end."""
+        """Start an agent, and wait for its end."""
         try:
             if self._server is not None:
                 self._await_launch(self._server)
@@ -77,7 +77,7 @@ class HostAgent:
             self._ended.set()
 
     def close(self, timeout: float) -> None:
-        """Waits for its end, which it has been told to come to; ends it if it does not."""
+        """Wait for the end that was asked of it; kill it if it does not come."""
         self._closing.set()
         if not self._ended.wait(timeout):
             self._signal(signal.SIGTERM)
@@ -87,7 +87,7 @@ class HostAgent:
         self.release()
 
     def release(self) -> None:
-        """Lets go of the fork server. Until then it cleans up after this session, also if all else has been killed."""
+        """Release the fork server. Until then it cleans up after this session, even if all else was killed."""
         if self._server is not None:
             self._server.close()
 
@@ -97,7 +97,7 @@ class HostAgent:
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def _start(self) -> None:
-        """Starts it as a process of its own."""
+        """Start it as a process of its own."""
         process = subprocess.Popen(
             [sys.executable, "-m", "monarch._procs.agent.main"],
             stdin=subprocess.PIPE,
@@ -117,11 +117,11 @@ class HostAgent:
     def _await_launch(self, server: _Server) -> None:
         pid = server.answer(self._closing)
         if not pid and server.take_back():
-            # Nobody else will start one.
+            # No other process will start one.
             if not self._closing.is_set():
                 self._start()
             return
-        # The server may be stuck or dead when it has forked the agent already.
+        # The server may be stuck or dead although it has forked the agent already.
         pid = pid or _claimed_by(self._config.folder)
         if pid:
             self._adopt(pid)
@@ -151,7 +151,7 @@ class HostAgent:
 
 
 class _Server:
-    """A connection to a fork server, by which it has been asked for an agent."""
+    """A connection to a fork server that was asked for an agent."""
 
     def __init__(self, connection: socket.socket, folder: str, ticket: str, starter: subprocess.Popen[bytes] | None):
         self.connection = connection
@@ -161,7 +161,8 @@ class _Server:
 
     @classmethod
     def reach(cls, config: AgentConfig, errors: int) -> _Server | None:
-        """One that is asked for an agent, and is started if there is none; None if that cannot be."""
+        """Return a connection to a fork server that was asked for an agent, starting one if needed; None if that
+        fails."""
         if os.environ.get(VARIABLE) == "0":
             return None
         connection = starter = None
@@ -176,7 +177,7 @@ class _Server:
             os.close(os.open(ticket, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             _send(connection, msgspec.msgpack.encode(launch(config, ticket)), errors)
         except (OSError, ValueError):
-            # Whatever it is, an agent of its own is always possible, or says what is wrong.
+            # Whatever it is, an own agent is always possible, or reports the problem.
             if connection is not None:
                 connection.close()
             with suppress(OSError):
@@ -187,7 +188,7 @@ class _Server:
         return cls(connection, folder, ticket, starter)
 
     def answer(self, closing: threading.Event) -> int:
-        """The pid of the agent; 0 if there will be none, or none in time."""
+        """Return the pid of the agent; 0 if there will be none, or none in time."""
         latest = time.monotonic() + _IMPORT
         while not closing.is_set() and time.monotonic() < latest:
             report = self.receive(wait=_TICK)
@@ -201,7 +202,7 @@ class _Server:
         return 0
 
     def receive(self, wait: float = 0.0) -> Report | bool | None:
-        """What the server says; False if nothing in time, None if it has ended."""
+        """Return the server's message; False if none in time, None if it has ended."""
         poller = select.poll()
         poller.register(self.connection, select.POLLIN)
         if not poller.poll(wait * 1000):
@@ -215,7 +216,7 @@ class _Server:
         return _decoder.decode(packet) if packet else None
 
     def take_back(self) -> bool:
-        """Whether no agent comes from there any more; else there is one by now."""
+        """Return whether no agent will come from there; otherwise one exists by now."""
         try:
             os.unlink(self._ticket)
         except FileNotFoundError:
@@ -229,7 +230,7 @@ class _Server:
         return False
 
     def _reap(self) -> None:
-        # It ends as soon as its child, the server, is a process of nobody.
+        # It ends as soon as its child, the server, is orphaned.
         if self._starter is not None and self._starter.poll() is not None:
             self._starter = None
 
@@ -245,7 +246,7 @@ _decoder = msgspec.msgpack.Decoder(Report)
 
 
 def hand_over(process: subprocess.Popen[bytes], config: bytes) -> None:
-    """Gives a process its configuration, on its standard input: keys must not be seen in a process list.
+    """Send a process its configuration on standard input: keys must not appear in a process list.
 
     Raises:
         SpawnError: it has ended.
@@ -255,11 +256,11 @@ def hand_over(process: subprocess.Popen[bytes], config: bytes) -> None:
         process.stdin.write(config)
         process.stdin.close()
     except BrokenPipeError as error:
-        raise SpawnError("the host agent ended as it was started") from error
+        raise SpawnError("the host agent ended during startup") from error
 
 
 def _connect(base: str, key: str) -> tuple[socket.socket, str] | None:
-    """A connection to a fork server that runs, and its folder."""
+    """Return a connection to a running fork server, and its folder."""
     for folder in sorted(glob.glob(f"{glob.escape(base)}/f{key}*")):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.setblocking(False)
@@ -275,7 +276,7 @@ def _connect(base: str, key: str) -> tuple[socket.socket, str] | None:
 def _start_server(
     base: str, key: str, config: AgentConfig
 ) -> tuple[tuple[socket.socket, str], subprocess.Popen[bytes] | None]:
-    """A connection to a new fork server, or to one that another session has just started.
+    """Return a connection to a new fork server, or to one that another session has just started.
 
     Raises:
         OSError: it cannot be started.
@@ -290,7 +291,7 @@ def _start_server(
         folder = f"{base}/f{key}{secrets.token_hex(2)}-{own}-{posix.proc_start_time(own)}"
         os.mkdir(folder, 0o700)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
-            # It listens before there is a server, so that nobody has to try again.
+            # It listens before there is a server, so that nobody has to retry.
             listening.bind(f"{folder}/socket")
             listening.listen(_BACKLOG)
             starter = subprocess.Popen(
@@ -303,13 +304,13 @@ def _start_server(
                 env=environment({})[0],
                 start_new_session=True,
             )
-        # Before it begins, which it does when it has its setting: it ends when nobody is connected.
+        # Connect before it begins, which it does on its Setting: it ends when nobody is connected.
         found = _connect(base, key)
         with suppress(SpawnError):
             hand_over(starter, msgspec.msgpack.encode(Setting(config.preload, config.later)))
         if found is None:
             starter.wait()
-            raise ConnectionError("the fork server has ended as it was started")
+            raise ConnectionError("the fork server ended during startup")
         return found, starter
     finally:
         os.close(lock)
@@ -328,7 +329,7 @@ def _take(lock: int) -> None:
 
 
 def _send(connection: socket.socket, request: bytes, errors: int) -> None:
-    # In a file, since a packet has a limit.
+    # In a file, since packets have a size limit.
     file, null = posix.memfd("monarch-launch"), os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         view = memoryview(request)
@@ -341,7 +342,7 @@ def _send(connection: socket.socket, request: bytes, errors: int) -> None:
 
 
 def _claimed_by(folder: str) -> int:
-    """The pid of the living process that has claimed a folder; 0 if there is none."""
+    """Return the pid of the live process that has claimed a folder; 0 if there is none."""
     for path in glob.glob(f"{glob.escape(folder)}/pid-*-*"):
         _, pid, start = os.path.basename(path).split("-")
         if posix.proc_start_time(int(pid)) == int(start):

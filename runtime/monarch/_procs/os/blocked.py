@@ -1,4 +1,4 @@
-"""What a thread of this process waits in, as the kernel of the machine sees it."""
+"""What a thread of this process waits in, as the kernel sees it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Wait(Enum):
     """Kinds of waits."""
 
     NONE = auto()
-    """It runs, or what it does cannot be seen."""
+    """It runs, or its state cannot be seen."""
     SLEEP = auto()
     """A sleep, which ends by itself."""
     SOCKET = auto()
@@ -49,10 +49,10 @@ _CALLS = {"x86_64": _X86, "aarch64": _ARM}.get(platform.machine())
 
 
 def blocked(ident: int) -> Blocked:
-    """What a thread waits in.
+    """Return what a thread waits in.
 
     Args:
-        ident: of the thread, as ``threading.get_ident`` has it.
+        ident: of the thread, as ``threading.get_ident`` returns it.
     """
     tid = _tid(ident)
     if tid is None or _CALLS is None:
@@ -62,7 +62,7 @@ def blocked(ident: int) -> Blocked:
             words = file.read().split()
     except OSError:
         return Blocked(Wait.NONE)
-    # The kernel says "running" of one that runs, and -1 of one that waits in no system call.
+    # The kernel reports "running" for a running thread, and -1 for one that waits outside system calls.
     if len(words) < 3 or words[0].startswith("-"):
         return Blocked(Wait.NONE)
     number, first, second = int(words[0]), int(words[1], 16), int(words[2], 16)
@@ -77,16 +77,16 @@ def blocked(ident: int) -> Blocked:
 
 def _tid(ident: int) -> int | None:
     if ident == threading.main_thread().ident:
-        # In a fork, Python still has the one of the process that forked.
+        # In a fork, Python still has the id of the forking process.
         return os.getpid()
     return next((thread.native_id for thread in threading.enumerate() if thread.ident == ident), None)
 
 
 def _polled(address: int, count: int) -> tuple[int, ...]:
-    """The descriptors of a poll, from its argument in the memory of this process."""
+    """Return the descriptors of a poll, from its argument in the memory of this process."""
     count = min(count, _MOST_POLLED)
     try:
-        # Read as a file, which fails where the memory is gone by now.
+        # Read as a file, which fails cleanly if the memory is gone.
         memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
         try:
             data = os.pread(memory, count * _POLLFD.size, address)
@@ -100,7 +100,7 @@ def _polled(address: int, count: int) -> tuple[int, ...]:
 
 
 def process_state(pid: int) -> str:
-    """The state of a process by its letter in /proc, such as ``T`` for one that is suspended; empty if it is gone."""
+    """Return the state of a process as its letter in /proc, such as ``T`` for a suspended one; empty if it is gone."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0]

@@ -1,4 +1,4 @@
-"""How ranks share the cores of a host, and which variables a running zygote cannot give to them. Pure."""
+"""How ranks share the cores of a host, and which variables take effect only in a new zygote. Pure."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ LOAD_TIME_KEYS: tuple[str, ...] = (
     "ATEN_*",
     "THP_MEM_ALLOC_ENABLE",
 )
-"""Variables that a program reads only when it is started or loaded; a star stands for any ending."""
+"""Variables that a program reads only when it is started or loaded; a star matches any ending."""
 
 RUN_TIME_KEYS: tuple[str, ...] = (
-    # torch.set_num_threads does what this asks for.
+    # torch.set_num_threads does the same.
     "OMP_NUM_THREADS",
-    # Read when they are needed, or without meaning for a rank, whose streams and modules are made by us.
+    # Read on demand, or meaningless for a rank, whose streams and modules are made by this package.
     "PYTHONASYNCIODEBUG",
     "PYTHONBREAKPOINT",
     "PYTHONINSPECT",
@@ -47,22 +47,22 @@ RUN_TIME_KEYS: tuple[str, ...] = (
     "TORCH_HOME",
     # Read by what is imported when a model is compiled.
     "TORCHINDUCTOR_*",
-    # Read when a process group is made.
+    # Read when a process group is created.
     "TORCHELASTIC_*",
     "TORCH_FR_*",
     "TORCH_GLOO_*",
     "TORCH_NCCL_*",
-    # What torchrun tells its workers.
+    # What torchrun sets for its workers.
     "TORCHELASTIC_*",
 )
-"""Exceptions to LOAD_TIME_KEYS: these work in a process that runs already."""
+"""Exceptions to LOAD_TIME_KEYS: these take effect in a running process."""
 
 
 def affinity_plan(n: int, cores: list[int]) -> list[list[int]]:
-    """The cores of each of ``n`` ranks.
+    """Return the cores of each of ``n`` ranks.
 
-    With a core or more for each, every rank gets a run of its own, all cores are used, and sizes differ by at
-    most one. Otherwise every rank gets all cores, and the scheduler shares them out.
+    If there are enough cores, each rank gets a contiguous run, all cores are used, and sizes differ by at most one.
+    Otherwise every rank gets all cores, and the scheduler shares them out.
     """
     if n > len(cores):
         return [list(cores) for _ in range(n)]
@@ -71,19 +71,18 @@ def affinity_plan(n: int, cores: list[int]) -> list[list[int]]:
 
 
 def threads_plan(n: int, cores: list[int]) -> int:
-    """How many threads each of ``n`` ranks should compute with: its share of the cores, and at least one."""
+    """Return how many compute threads each of ``n`` ranks should use: its share of the cores, and at least one."""
     return max(1, len(cores) // max(1, n))
 
 
 def needs_cold_zygote(env: Mapping[str, str | None], base: Mapping[str, str] | None = None) -> dict[str, str | None]:
-    """The part of ``env`` that takes effect only in a process started with it; None removes a variable.
+    """Return the part of ``env`` that takes effect only in a process started with it; None removes a variable.
 
-    Ranks that want such variables have to be forks of a zygote that was started with them.
+    Ranks that want such variables must be forks of a zygote that was started with them.
 
     Args:
-        env: what a user wants to set.
-        base: the environment that the zygote at hand was started with; what ``env`` would not change there is
-            left out.
+        env: the user's variables.
+        base: the environment of the current zygote; variables that ``env`` would not change there are omitted.
     """
     wanted = {key: value for key, value in env.items() if is_load_time(key)}
     if base is not None:
@@ -92,7 +91,7 @@ def needs_cold_zygote(env: Mapping[str, str | None], base: Mapping[str, str] | N
 
 
 def is_load_time(key: str) -> bool:
-    """Whether a program reads this variable only when it is started or loaded."""
+    """Return whether a program reads this variable only when it is started or loaded."""
     return _matches(key, LOAD_TIME_KEYS) and not _matches(key, RUN_TIME_KEYS)
 
 

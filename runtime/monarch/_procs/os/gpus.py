@@ -1,4 +1,4 @@
-"""Which GPUs there are, without touching CUDA: a process that has must not fork."""
+"""The GPUs of this machine, found without touching CUDA: a process that uses CUDA must not fork."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from functools import cache
 
 
 def visible_gpus(environment: Mapping[str, str] | None = None) -> list[str]:
-    """Names of the GPUs that this process may use, or one with another environment, as CUDA_VISIBLE_DEVICES has it."""
+    """Return the names of the GPUs that this process may use, or one with another environment, as in
+    CUDA_VISIBLE_DEVICES."""
     chosen = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip() and name.strip() != "-1"]
@@ -17,7 +18,7 @@ def visible_gpus(environment: Mapping[str, str] | None = None) -> list[str]:
 
 
 def has_touched_gpus(pid: int | str = "self") -> bool:
-    """Whether a process has GPUs open, as CUDA has once it was asked anything: forks of it cannot use them."""
+    """Return whether a process has GPUs open, as after any CUDA query: its forks cannot use them."""
     folder = f"/proc/{pid}/fd"
     for fd in os.listdir(folder):
         with suppress(OSError):
@@ -27,7 +28,7 @@ def has_touched_gpus(pid: int | str = "self") -> bool:
 
 
 def environment_of(pid: int) -> dict[str, str]:
-    """What a process of this user was started with; nothing if it cannot be read."""
+    """Return the initial environment of a process of this user; empty if it cannot be read."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             pairs = [item.partition(b"=") for item in file.read().split(b"\0") if item]
@@ -49,5 +50,5 @@ def _count() -> int:
         finally:
             pynvml.nvmlShutdown()
     except Exception:
-        # No driver, or no library: then no rank is given a GPU, and CUDA sees what it sees.
+        # No driver, or no library: then ranks are not assigned GPUs, and CUDA sees all.
         return 0

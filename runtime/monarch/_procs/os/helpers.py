@@ -1,7 +1,7 @@
-"""Threads that help a rank, with communication or copies: they may run on any core, where its own code has a share.
+"""Helper threads of a rank, for communication or copies: they may run on any core, while its own code has a share.
 
 A rank's code is bound to its share of the cores, which may be one. Threads that its libraries start inherit that, and
-then take turns with it on this core while others idle: two ranks on two cores made half as many training steps.
+then compete with it for this core while others idle: two ranks on two cores made half as many training steps.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ _cores: set[int] | None = None
 
 
 def let_helpers_use(cores: set[int]) -> None:
-    """Says on which cores helping threads of this process may run; without this, where its code may."""
+    """Set the cores for helper threads of this process; by default, those of its code."""
     global _cores
     _cores = set(cores)
 
 
 def helper_cores() -> int:
-    """On how many cores helping threads may run."""
+    """Return the number of cores for helper threads."""
     return len(_cores or os.sched_getaffinity(0))
 
 
 def be_helper() -> None:
-    """The thread that calls this is a helping one from now on, and so are those that it starts."""
+    """Make the calling thread a helper from now on, and the threads that it starts."""
     if _cores:
-        # Cores may be taken away while a process runs.
+        # Cores may be removed while a process runs.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, _cores)
 
 
 @contextlib.contextmanager
 def as_helper() -> Iterator[None]:
-    """The same for a while, and for threads that are started meanwhile."""
+    """Make it a helper for a while, and threads that are started meanwhile."""
     before = os.sched_getaffinity(0)
     be_helper()
     try:
@@ -49,7 +49,7 @@ def as_helper() -> Iterator[None]:
 
 
 def in_helper(work: Callable[[], R]) -> R:
-    """What a function returns, or raises, that runs in a helping thread."""
+    """Call a function in a helper thread; return or raise its outcome."""
     if not _cores or _cores == os.sched_getaffinity(0):
         return work()
     found: list[Any] = []

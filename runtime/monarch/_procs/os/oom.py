@@ -1,4 +1,4 @@
-"""Whether the kernel has ended processes for lack of memory: it sends SIGKILL, and tells nobody why."""
+"""Whether the kernel killed processes for lack of memory: it sends SIGKILL, and gives no reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _COUNTS = "/proc/vmstat"
 
 
 class OomWatch:
-    """Counts what the kernel's OOM killer has ended since it was last asked; on the whole machine, all containers."""
+    """Counts kills of the OOM killer since the last check; on the whole machine, all containers."""
 
     def __init__(self, counts: str = _COUNTS) -> None:
         self._counts = counts
@@ -23,6 +23,6 @@ class OomWatch:
         return 0
 
     def has_struck(self) -> bool:
-        """Return whether it has ended a process since the last time that this was asked."""
+        """Return whether it has killed a process since the last call."""
         before, self._seen = self._seen, self._count()
         return self._seen > before

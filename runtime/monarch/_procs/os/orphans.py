@@ -1,8 +1,9 @@
-"""Orphans: what ranks have started, by a mark that survives setsid, double forks and exec with a clean environment.
+"""Orphans: descendants of dead ranks, found by a marker that survives setsid, double forks and exec with a clean
+environment.
 
-The mark is a resource limit, since nothing else is inherited in all of these cases and can be read by other processes:
-the soft limit of real-time CPU time holds the pid and start time of the rank, as a number of microseconds so large
-that it limits nothing. A process whose rank is dead is an orphan, whoever looks and whichever session it was of.
+The marker is a resource limit, since nothing else is inherited in all of these cases and readable by other processes:
+the soft limit of real-time CPU time holds the pid and start time of the rank, as a number of microseconds too large to
+limit anything. A process whose rank is dead is an orphan, whoever looks and whichever session it belonged to.
 """
 
 from __future__ import annotations
@@ -17,33 +18,33 @@ from functools import cache
 from monarch._procs.os.posix import proc_start_time
 
 TRACKER_GRACE = 5.0
-"""Seconds in which those that tidy up after others, such as multiprocessing's resource tracker, may do so and end."""
+"""Seconds that cleanup processes, such as multiprocessing's resource tracker, have to finish."""
 _FLAG = 1 << 62
-# The kernel has no pids above 2 ** 22.
+# Kernel pids never exceed 2 ** 22.
 _PID_BITS = 22
 _START_BITS = 62 - _PID_BITS
 _SLOW_TRACKER = b"torch_shm_manager"
-"""It waits for 2 s, before it removes the shared memory of processes that have died; nobody waits for that."""
+"""It waits for 2 s before it removes the shared memory of dead processes; nobody waits for that."""
 _TRACKERS = (b"multiprocessing.resource_tracker", _SLOW_TRACKER)
 _PAUSE = 0.005
 _seen: dict[int, float] = {}
-"""When this process first saw each tracker that is an orphan; of the one thread that ends orphans here."""
+"""When this process first saw each orphaned tracker; used by the one thread that ends orphans here."""
 
 
 def mark_rank() -> None:
-    """Mark this process and its descendants to come as those of a rank, which is this process."""
+    """Mark this process and its future descendants as those of a rank, which is this process."""
     pid = os.getpid()
-    # Without a mark, orphans in a group of their own end with the session, as children of the agent.
+    # Without a marker, orphans in a group of their own end with the session, as children of the agent.
     if can_mark():
         _set(_FLAG | pid << _START_BITS | (proc_start_time(pid) or 0))
 
 
 @cache
 def can_mark() -> bool:
-    """Whether ranks that descend from this process can have a mark."""
+    """Return whether descendants of this process can carry a marker."""
     limits = resource.getrlimit(resource.RLIMIT_RTTIME)
     try:
-        # To what it is already, so nothing changes; some sandboxes know no such limit.
+        # Set to its current value, so nothing changes; some sandboxes lack this limit.
         resource.setrlimit(resource.RLIMIT_RTTIME, limits)
     except (OSError, ValueError):
         return False
@@ -51,7 +52,7 @@ def can_mark() -> bool:
 
 
 def unmark() -> None:
-    """Take away a mark that this process has inherited: it is to outlive the rank that it descends from."""
+    """Remove an inherited marker: this process must outlive the rank that it descends from."""
     if rank_of(os.getpid()) is not None:
         _set(resource.RLIM_INFINITY)
 
@@ -61,7 +62,8 @@ def _set(limit: int) -> None:
 
 
 def rank_of(pid: int) -> tuple[int, int] | None:
-    """The pid and start time of the rank that a process descends from or is; None if of none, or not readable."""
+    """Return the pid and start time of the rank that a process descends from or is; None if there is none, or it is
+    unreadable."""
     try:
         limit = resource.prlimit(pid, resource.RLIMIT_RTTIME)[0]
     except (OSError, ValueError):
@@ -73,7 +75,7 @@ def rank_of(pid: int) -> tuple[int, int] | None:
 
 
 def find_orphans() -> list[int]:
-    """Pids of this user's processes whose rank is dead, in this PID namespace."""
+    """Return the pids of this user's processes whose rank is dead, in this PID namespace."""
     alive: dict[tuple[int, int], bool] = {}
     user, namespace, found = os.geteuid(), _namespace("self"), []
     for name in os.listdir("/proc"):
@@ -84,19 +86,19 @@ def find_orphans() -> list[int]:
             continue
         if rank not in alive:
             alive[rank] = proc_start_time(rank[0]) == rank[1]
-        # In another namespace the pid of the mark is another process's, so nothing is known of its rank.
+        # In another namespace the pid of the marker means another process, so its rank is unknown.
         if not alive[rank] and _owner(name) == user and _namespace(name) == namespace and proc_start_time(int(name)):
             found.append(int(name))
     return found
 
 
 def end_orphans() -> list[int]:
-    """Kill orphans until there are no more, but for those that tidy up after others: they get TRACKER_GRACE.
+    """Kill orphans until there are no more, except cleanup processes, which get TRACKER_GRACE.
 
     Returns:
         Pids of those that were spared; call this again while there are some.
     """
-    # A process may fork while /proc is read, so one look that finds nothing is not enough.
+    # A process may fork while /proc is read, so one empty scan is not enough.
     quiet, spared = 0, list[int]()
     killed: set[int] = set()
     while quiet < 2:
@@ -112,7 +114,7 @@ def end_orphans() -> list[int]:
 
 
 def _young_trackers(found: list[int]) -> list[int]:
-    """Those of some orphans that tidy up after others and still may."""
+    """Return the orphans that are cleanup processes with time left."""
     now = time.monotonic()
     since = {pid: _seen.get(pid, now) for pid in found if is_tracker(pid)}
     _seen.clear()
@@ -121,7 +123,7 @@ def _young_trackers(found: list[int]) -> list[int]:
 
 
 def end_orphans_in_time() -> None:
-    """Kill orphans, and wait for quick ones of those that tidy up after others. Takes no time where there are none."""
+    """Kill orphans, and wait for quick cleanup processes. Takes no time if there are none."""
     while any(not is_slow_tracker(pid) for pid in end_orphans()):
         time.sleep(_PAUSE)
 
@@ -136,7 +138,7 @@ def end_descendants() -> None:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         for pid in found:
-            # One by one: when a child ends, its own become children of this process, and nobody has killed those yet.
+            # One by one: when a child ends, its own children become ours, and are not killed yet.
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG if pid in spared else 0)
         if spared and len(spared) == len(found):
@@ -144,7 +146,7 @@ def end_descendants() -> None:
 
 
 def children(pid: int, thread: int = 0) -> list[int]:
-    """Children of a process that its main thread has forked or adopted, or another one by its native id."""
+    """Return the children of a process that its main thread, or the one of this native id, has forked or adopted."""
     try:
         with open(f"/proc/{pid}/task/{thread or pid}/children") as file:
             return [int(child) for child in file.read().split()]
@@ -153,13 +155,13 @@ def children(pid: int, thread: int = 0) -> list[int]:
 
 
 def is_tracker(pid: int) -> bool:
-    """Whether a process tidies up after others that have died, and ends then by itself."""
+    """Return whether a process cleans up after dead ones and then ends by itself."""
     command = _command(pid)
     return any(name in command for name in _TRACKERS)
 
 
 def is_slow_tracker(pid: int) -> bool:
-    """Whether it takes seconds for that, in which nobody needs to wait for it."""
+    """Return whether its cleanup takes seconds that nobody needs to wait for."""
     return _SLOW_TRACKER in _command(pid)
 
 

@@ -1,4 +1,4 @@
-"""What Linux offers and the standard library does not: thin wrappers, each one call."""
+"""Linux functions that the standard library lacks: thin wrappers, one call each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
-# The kernel names the new parent before it sends the signal, so it can come late: one that by default does nothing.
+# The kernel assigns the new parent before it sends the signal, so it can come late: use one that is ignored by default.
 _PARENT_DIED = signal.SIGURG
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -22,10 +22,10 @@ _prctl = _libc.prctl
 _prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
 _fallocate = _libc.fallocate
 _fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-# Without the GIL: fd 1 may have become a pipe that another thread of this process has to empty.
+# Without the GIL: fd 1 may be a pipe that another thread of this process has to drain.
 _fflush = _libc.fflush
 _fflush.argtypes = [ctypes.c_void_p]
-# With the GIL: it only reads a field, and giving the GIL away could cost a switch interval.
+# With the GIL: it only reads a field, and releasing the GIL could cost a switch interval.
 _fpending = ctypes.PyDLL(None)["__fpending"]
 _fpending.argtypes = [ctypes.c_void_p]
 _fpending.restype = ctypes.c_size_t
@@ -51,16 +51,16 @@ def set_child_subreaper(on: bool = True) -> None:
 
 
 def hold_parent_signal() -> None:
-    """To be called before ``await_new_parent`` where there may be threads by then: each would take its signal away."""
+    """Call this before ``await_new_parent`` if there may be threads by then: any of them would take its signal."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {_PARENT_DIED})
 
 
 def await_new_parent(parent: int, timeout: float) -> bool:
     """Wait until the process ``parent`` has died and this one has another parent.
 
-    A parent's files are closed a moment before its children change hands, so the end of a pipe is not
-    enough; the signal at the parent's death comes right after. Clears the signal of ``set_pdeathsig``.
-    For the main thread only; for a process with more of them, see ``hold_parent_signal``.
+    A parent's files are closed a moment before its children are reparented, so the end of a pipe is not enough; the
+    signal at the parent's death comes right after. Clears the signal of ``set_pdeathsig``. For single-threaded
+    processes only; for others, see ``hold_parent_signal``.
 
     Returns:
         False if ``parent`` still is the parent after ``timeout`` seconds.
@@ -73,7 +73,7 @@ def await_new_parent(parent: int, timeout: float) -> bool:
         if remaining <= 0 or signal.sigtimedwait({_PARENT_DIED}, remaining) is None:
             break
     set_pdeathsig(0)
-    # To ignore a signal drops one that is pending: the parent may have died just before the loop.
+    # Ignoring a signal drops a pending one: the parent may have died just before the loop.
     handler = signal.signal(_PARENT_DIED, signal.SIG_IGN)
     signal.signal(_PARENT_DIED, handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {_PARENT_DIED})
@@ -81,21 +81,21 @@ def await_new_parent(parent: int, timeout: float) -> bool:
 
 
 def memfd(name: str) -> int:
-    """A file in memory with no name in any folder; several writers append and do not overwrite each other."""
+    """Return a file in memory without a name; several writers append and do not overwrite each other."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
     return fd
 
 
 def punch_hole(fd: int, offset: int, length: int) -> None:
-    """Free the memory of a part of a file; its size stays, and whole pages of that part read as zeros."""
+    """Free the memory of a range of a file; its size stays, and whole pages of that range read as zeros."""
     _check(_fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, offset, length))
 
 
 def flush_c_stdio() -> None:
     """Write out what C code has printed to stdout and stderr.
 
-    Not ``fflush(NULL)``: that waits for the lock of every stream, also of one that a thread reads from.
+    Not ``fflush(NULL)``: that waits for the lock of every stream, including one that a thread reads from.
     """
     for stream in _C_STREAMS:
         if _fpending(stream):
@@ -103,17 +103,17 @@ def flush_c_stdio() -> None:
 
 
 def c_stdio_holds() -> bool:
-    """Whether C code has printed something to stdout or stderr that was not written out."""
+    """Return whether C code has buffered output for stdout or stderr."""
     return any(map(_fpending, _C_STREAMS))
 
 
 def unbuffer_c_stdout() -> None:
-    """Have C's stdout write at once, so that nobody has to ask at each answer of a rank whether it holds something."""
+    """Make C's stdout unbuffered, so that replies of a rank need not check it."""
     _libc.setvbuf(_STDOUT, None, _IONBF, ctypes.c_size_t(0))
 
 
 def release_free_memory() -> None:
-    """Give memory back to the system that C's allocator keeps for later."""
+    """Return memory that C's allocator caches to the system."""
     trim = getattr(_libc, "malloc_trim", None)
     if trim is not None:
         trim(ctypes.c_size_t(0))
@@ -129,25 +129,25 @@ def set_comm(title: str) -> None:
 
 
 def umask() -> int:
-    """The mode bits that new files of this process do not get; ``os.umask`` would change them for a moment."""
+    """Return the umask of this process; ``os.umask`` would change it for a moment."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))
 
 
 def thread_count() -> int:
-    """Threads of this process, those of C libraries included."""
+    """Return the number of threads of this process, those of C libraries included."""
     return len(os.listdir("/proc/self/task"))
 
 
 def proc_start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot: with its pid, a name that is never used again.
+    """Return the start time of a process, in clock ticks since boot: together with its pid, a unique name.
 
     Returns:
-        None if there is no such process, or it has ended and only waits to be reaped.
+        None if there is no such process, or it has ended and awaits reaping.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The second field is the title in parentheses, which may hold spaces and parentheses.
+            # The second field is the title in parentheses, which may contain spaces and parentheses.
             fields = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
@@ -155,14 +155,14 @@ def proc_start_time(pid: int) -> int | None:
 
 
 def outlives(pid: int, start_time: int, timeout: float) -> bool:
-    """Whether the process ``pid`` that started at ``start_time`` is still alive after ``timeout`` seconds.
+    """Return whether the process ``pid`` that started at ``start_time`` is still alive after ``timeout`` seconds.
 
-    Returns at once where it is dead, and as soon as it dies.
+    Returns immediately if it is dead, and as soon as it dies.
     """
     try:
         handle = os.pidfd_open(pid)
     except OSError:
-        # No such process, or a kernel older than 5.3: then what it is now has to do.
+        # No such process, or a kernel older than 5.3: use its current state.
         return proc_start_time(pid) == start_time
     try:
         if proc_start_time(pid) != start_time:
@@ -175,6 +175,6 @@ def outlives(pid: int, start_time: int, timeout: float) -> bool:
 
 
 def allow_reading_by(pid: int) -> None:
-    """Let a process and its descendants read the memory of this one, where the kernel asks for such a permission."""
-    # EINVAL where it does not.
+    """Allow a process and its descendants to read the memory of this one, where the kernel requires permission."""
+    # EINVAL elsewhere.
     _prctl(_PR_SET_PTRACER, pid, 0, 0, 0)

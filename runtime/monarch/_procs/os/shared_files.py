@@ -1,4 +1,4 @@
-"""What /dev/shm says about a process that has died, and the names that torch has left there for it."""
+"""What /dev/shm reveals about a dead process, and the names that torch has left there for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SCARCE = 64 << 10
 def full_shared_memory(folder: str = FOLDER) -> str:
     """Return the size of the folder if it is full, as in ``64 MiB``; empty if it is not.
 
-    Who writes to memory that the folder has no room for is killed by SIGBUS, and the kernel tells nobody why.
+    A write to memory that the folder has no room for is killed by SIGBUS, and the kernel gives no reason.
     """
     with suppress(OSError):
         known = os.statvfs(folder)
@@ -23,7 +23,7 @@ def full_shared_memory(folder: str = FOLDER) -> str:
 
 
 def remove_torn(pid: int, folder: str = FOLDER) -> None:
-    """Remove what torch leaves of a process that has died if there was no room: names without any memory."""
+    """Remove names without memory, which torch leaves for a process that died from lack of room."""
     with suppress(OSError):
         for entry in os.scandir(folder):
             if entry.name.startswith(f"torch_{pid}_"):

@@ -1,7 +1,7 @@
-"""Names of shared memory and semaphores that a rank has, as files that outlive it, so that they can be removed for it.
+"""Names of shared memory and semaphores of a rank, as files that outlive it, so that they can be removed for it.
 
 multiprocessing has a resource tracker for that, which is a process too: killed together with its rank, it removes
-nothing. A file is there for each name that the tracker of a rank knows.
+nothing. Each name that the tracker of a rank knows has a file.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from monarch._procs.os.shared_files import FOLDER
 
 _SUFFIX = ".names"
 _PREFIXES = {"shared_memory": "", "semaphore": "sem."}
-"""What the files in the folder begin with, by kind of resource; the tracker's others are not in memory."""
+"""File name prefixes, by kind of resource; the tracker's others are not in memory."""
 
 
 def keep_names(folder: str, proc: str) -> None:
-    """Keep the names that this process and its forks register with multiprocessing's resource tracker.
+    """Record the names that this process and its forks register with multiprocessing's resource tracker.
 
     Args:
         folder: of the session.
@@ -33,12 +33,12 @@ def keep_names(folder: str, proc: str) -> None:
     tracker: Any = ResourceTracker
     send = getattr(tracker, "_send", None)
     if send is None:
-        # Of a version of Python that has it elsewhere: a rank has no need of it.
+        # A Python version with another layout: a rank can do without.
         return
 
     def keep(self: Any, command: str, name: str, kind: str) -> None:
         if kind in _PREFIXES:
-            # Where there is no room for it, the program goes on all the same.
+            # If there is no room for it, the program continues.
             with suppress(OSError):
                 _note(own, command, _PREFIXES[kind] + name.lstrip("/"))
         send(self, command, name, kind)
@@ -55,12 +55,12 @@ def _note(own: Path, command: str, name: str) -> None:
 
 
 def remove_names(folder: str, living: Collection[str] = (), memory: str = FOLDER) -> None:
-    """Remove what dead processes have left; call it when their trackers have ended.
+    """Remove the leftovers of dead processes; call it when their trackers have ended.
 
     Args:
         folder: of the session.
         living: processes that keep theirs.
-        memory: where the system has the names.
+        memory: folder of the system's names.
     """
     kept = {_folder_of(folder, proc) for proc in living}
     for own in Path(folder).glob(f"*{_SUFFIX}"):

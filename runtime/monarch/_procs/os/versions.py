@@ -1,7 +1,7 @@
-"""Folders of versions: a new one comes in one step when it is complete, and a crash leaves those before as they were.
+"""Versioned folders: a complete version appears in one step, and a crash leaves older ones unchanged.
 
 A folder has ``v000001``, ``v000002`` and so on, and a small file ``latest`` with the name of one of them. A version is
-written under another name, which no reader looks at, and renamed when all of it is on the disk.
+written under another name, which readers ignore, and renamed when all of it is on the disk.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from monarch.exceptions import ArgumentError, DeviceMeshError
 
 _NAME = re.compile(r"v\d{6,}")
 _LEFT = re.compile(r"v\d{6,}\.[0-9a-f]+\.(writing|removing)|latest\.[0-9a-f]+")
-"""What only an attempt that was cut off leaves there."""
+"""Prefix of unfinished attempts."""
 _COMPLETE = ".metadata"
-"""The file that a version gets last."""
+"""The last file written to a version."""
 _LOCKLESS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def versions_in(path: str) -> list[str]:
-    """The names of the complete versions in a folder, the oldest first."""
+    """Return the names of the complete versions in a folder, oldest first."""
     try:
         names = [name for name in os.listdir(path) if _NAME.fullmatch(name)]
     except (FileNotFoundError, NotADirectoryError):
@@ -34,22 +34,22 @@ def versions_in(path: str) -> list[str]:
 
 
 def find_version(path: str, version: str | int | None = None) -> str:
-    """The path of a version that is complete: of a given one, or of the latest.
+    """Return the path of a complete version: a given one, or the latest.
 
     Args:
-        path: of the folder.
+        path: the folder.
         version: its name or number; None for the latest.
 
     Raises:
-        ArgumentError: there is no such folder or version; it says what there is.
+        ArgumentError: the folder or version does not exist; it lists the existing ones.
     """
     there = versions_in(path)
     if not there:
-        what = "has no complete version" if os.path.isdir(path) else "is no folder that this host can see"
-        raise ArgumentError(f"there is no checkpoint to restore: {path} {what}")
+        what = "has no complete version" if os.path.isdir(path) else "is not a folder on this host"
+        raise ArgumentError(f"no checkpoint to restore: {path} {what}")
     if version is None:
         named = _read_latest(path)
-        # The file may be gone or of an older state of the folder, and the versions are there all the same.
+        # The file may be missing or outdated while the versions are fine.
         return os.path.join(path, named if named in there else there[-1])
     name = _name(version) if isinstance(version, int) else version
     if name not in there:
@@ -58,14 +58,14 @@ def find_version(path: str, version: str | int | None = None) -> str:
 
 
 class NewVersion:
-    """A version that is being written. Others that want to write to the folder are kept out until it ends.
+    """A version that is being written. Other writers to the folder are locked out until it ends.
 
     Args:
-        path: of the folder, which is made if it is not there.
-        token: hexadecimal digits that no other attempt has.
+        path: the folder, created if missing.
+        token: hexadecimal digits, unique to this attempt.
 
     Raises:
-        DeviceMeshError: another process writes a version there.
+        DeviceMeshError: another process is writing a version there.
         OSError: the folder cannot be written.
     """
 
@@ -82,17 +82,17 @@ class NewVersion:
             numbers = [_number(name) for name in os.listdir(path) if _NAME.fullmatch(name)]
             self.name = _name(max(numbers, default=0) + 1)
             self.folder = os.path.join(path, f"{self.name}.{token}.writing")
-            """Where its files are to be written."""
+            """The folder for its files."""
             os.mkdir(self.folder)
         except BaseException:
             os.close(self._lock)
             raise
 
     def commit(self, keep: int) -> str:
-        """All files are there, and on the disk: makes it the latest version.
+        """Publish it as the latest version, once all files are on disk.
 
         Args:
-            keep: how many versions stay; the oldest go.
+            keep: how many versions to keep; the oldest are removed.
 
         Returns:
             Its path.
@@ -102,7 +102,7 @@ class NewVersion:
         """
         with self._turn:
             if self._ended:
-                raise DeviceMeshError(f"version {self.name} of {self._path} was given up before it was complete")
+                raise DeviceMeshError(f"version {self.name} of {self._path} was abandoned before it was complete")
             done = os.path.join(self._path, self.name)
             _sync(self.folder)
             os.rename(self.folder, done)
@@ -114,7 +114,7 @@ class NewVersion:
             return done
 
     def abandon(self) -> None:
-        """It is not to be: removes what was written, unless it is complete already."""
+        """Abandon it: remove the files written so far, unless it is complete already."""
         with self._turn:
             if not self._ended:
                 shutil.rmtree(self.folder, ignore_errors=True)
@@ -137,7 +137,7 @@ class NewVersion:
 
     def _end(self) -> None:
         self._ended = True
-        # A child that was forked meanwhile has a copy of the descriptor.
+        # A child forked meanwhile has a copy of the descriptor.
         try:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
         except OSError:
@@ -146,7 +146,7 @@ class NewVersion:
 
 
 def _lock(path: str) -> tuple[int, bool]:
-    """Keeps others out, where the file system can do so; its descriptor, and whether it could."""
+    """Lock the folder, if its file system supports locks; return the descriptor, and whether it is locked."""
     lock = os.open(os.path.join(path, ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -157,7 +157,7 @@ def _lock(path: str) -> tuple[int, bool]:
         who = os.pread(lock, 200, 0).decode(errors="replace").strip() or "another process"
         os.close(lock)
         raise DeviceMeshError(
-            f"{who} writes a checkpoint to {path} now; wait until that is complete, or write to another folder"
+            f"{who} is writing a checkpoint to {path}; wait until it is complete, or use another folder"
         ) from None
     except OSError as error:
         if error.errno in _LOCKLESS:
@@ -185,7 +185,7 @@ def _sync(folder: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some file systems of networks cannot, and need not.
+        # Some network file systems cannot, and need not.
         if error.errno not in (errno.EINVAL, *_LOCKLESS):
             raise
     finally:

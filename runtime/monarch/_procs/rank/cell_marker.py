@@ -1,4 +1,4 @@
-"""Where in a cell a rank is, and whether it ends as it was told to: in a file that its host agent reads in the end."""
+"""The cell line that a rank runs, and whether it ends on request: in a file that its host agent reads after its end."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from monarch._core.causes import CellRef
 _SIZE = 8
 _SHIFT = 32
 _STOPPED = -0x73746F70706564
-"""In place of a line: the process ends since its owner has stopped it. No line of a cell is negative."""
+"""In place of a line: the process ends because its owner stopped it. No line of a cell is negative."""
 
 
 class Last(NamedTuple):
-    """What the file of a process says when the process has died."""
+    """What the marker file of a dead process says."""
 
     place: CellRef | None
-    """Where in a cell it was; None if it ran none."""
+    """The cell line that it ran; None if none."""
     stopped: bool
-    """Whether it has ended since its owner has stopped it."""
+    """Whether it ended because its owner stopped it."""
 
 
 class Mark:
-    """The file of this process. To say where it is costs a store into memory."""
+    """The marker file of this process. An update costs one store to memory."""
 
     def __init__(self, folder: str, proc: str) -> None:
         self.slot = memoryview(_memory(_path(folder, proc))).cast("q")
-        """Its one element is what ``at`` gives, or 0 between cells."""
+        """One element: the result of ``at``, or 0 between cells."""
 
     @staticmethod
     def at(cell: int, line: int) -> int:
-        """A line of a cell as one number."""
+        """Encode a cell line as one number."""
         return (cell << _SHIFT) + line
 
 
 def _memory(path: str) -> mmap.mmap:
-    """A file as memory. Where there is no room for it, memory that nobody else sees: cells run all the same."""
+    """Map a file. If there is no room for it, use private memory: cells run all the same."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # A store to a page that the disk has no room for would end the process by SIGBUS.
+            # A store to a page without room on disk would kill the process by SIGBUS.
             os.posix_fallocate(fd, 0, _SIZE)
             return mmap.mmap(fd, _SIZE)
         finally:
@@ -52,7 +52,7 @@ def _memory(path: str) -> mmap.mmap:
 
 
 def mark_stopped(folder: str, proc: str) -> None:
-    """Notes that this process ends because it was told to. An exit code would not do: any program may have that too."""
+    """Note that this process ends on request. An exit code would not do: any program may use it."""
     fd = os.open(_path(folder, proc), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(fd, struct.pack("q", _STOPPED), 0)
@@ -61,7 +61,7 @@ def mark_stopped(folder: str, proc: str) -> None:
 
 
 def take_mark(folder: str, proc: str) -> Last:
-    """What a process that has died has noted last; its file is removed."""
+    """Return the last marker of a dead process; its file is removed."""
     path = _path(folder, proc)
     try:
         with open(path, "rb") as file:

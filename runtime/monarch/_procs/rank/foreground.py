@@ -1,4 +1,4 @@
-"""Programs that the code of a rank has started: an interrupt reaches them too, as Ctrl-C at a terminal does."""
+"""Programs started by a rank's code: an interrupt reaches them too, like Ctrl-C in a terminal."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from monarch._procs.os.orphans import children, is_tracker
 
 
 def interrupt_programs(thread: int) -> None:
-    """Send SIGINT to the programs that a thread of this process has started, and to what those have started.
+    """Send SIGINT to the programs that a thread of this process has started, and to their descendants.
 
-    Workers of multiprocessing, such as those of a DataLoader, are spared: variables that are kept may need them.
+    Workers of multiprocessing, such as those of a DataLoader, are spared: kept variables may need them.
 
     Args:
         thread: its native id.
@@ -29,7 +29,7 @@ def interrupt_programs(thread: int) -> None:
 
 def _descendants(pids: list[int]) -> Iterator[int]:
     for pid in pids:
-        # Its children first: they are nobody's once it has ended.
+        # Its children first: they are orphans once it has ended.
         yield from _descendants(children(pid))
         yield pid
 

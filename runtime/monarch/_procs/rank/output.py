@@ -1,9 +1,9 @@
-"""What a rank prints, also from C code and subprocesses.
+"""The output of a rank, including C code and subprocesses.
 
-Descriptors 1 and 2 of a rank are files in memory: a write never waits for a reader, and what was written is
-still there when the rank has died. The rank itself takes what is new and sends it on; the host agent, which
-holds the files too, reads what is left after a death. What nobody has taken yet is bounded: beyond ``limit()`` a
-Python writer is slowed down for a moment, and then the middle is left out; offsets tell the reader how much.
+Descriptors 1 and 2 of a rank are files in memory: a write never waits for a reader, and output is still there when the
+rank has died. The rank itself reads new output and sends it; the host agent, which has the files open too, reads the
+rest after a death. Unread output is bounded: beyond ``limit()`` a Python writer is slowed down for a moment, and then
+the middle is dropped; offsets tell the reader how much.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from monarch._procs.rank.text_streams import RankText
 CHUNK_LIMIT = 1 << 20
 LIMIT_VARIABLE = "MONARCH_OUTPUT_LIMIT_MB"
 LIMIT_MB = 16
-"""Megabytes of each output stream of a rank that wait to be sent; the variable above sets another number."""
+"""Megabytes of each output stream of a rank that may wait to be sent; the variable above overrides it."""
 TAIL = 32 << 10
-"""Bytes of each stream that are kept of what there is no time to send."""
+"""Bytes of each stream to keep when there is no time to send all."""
 LINE_COST = 512
-"""Bytes that a line counts for, beside those that it has, in what a rank may send ahead."""
+"""Bytes that each line costs, in addition to its own, of what a rank may send ahead."""
 _PAGE = os.sysconf("SC_PAGESIZE")
-# A hole costs a call and a lock of the file; so not for every line.
+# A hole costs a call and a file lock; so not for every line.
 _HOLE_STEP = 16 * _PAGE
 _BRIEF = 8192
 _LINE_SEARCH = 65536
-"""Bytes within which a new beginning is moved to the beginning of a line."""
+"""Bytes within which a new beginning is moved to the start of a line."""
 _PACE_S = 0.1
-"""Seconds for which a writer that is too far ahead is slowed down, before the middle is left out."""
+"""Maximum seconds to slow down a writer that is too far ahead, before the middle is dropped."""
 _PACE_STEP_S = 0.005
 _lseek, _SEEK_END = os.lseek, os.SEEK_END
 
 
 def limit() -> int:
-    """Bytes of each output stream that may wait, as the environment of this process says."""
+    """Return how many bytes of each output stream may wait, by the environment of this process."""
     text = os.environ.get(LIMIT_VARIABLE, "")
     return (int(text) if text.isdecimal() and int(text) else LIMIT_MB) << 20
 
 
 def cost_of(data: bytes) -> int:
-    """What output takes of the window of its sender: short lines are more work than long ones."""
+    """Return what output takes of the window of its sender: short lines are more work than long ones."""
     return len(data) + LINE_COST * data.count(b"\n")
 
 
@@ -58,7 +58,7 @@ class Chunk(NamedTuple):
     stream: str
     """``stdout`` or ``stderr``."""
     offset: int
-    """Where in the stream it begins, in bytes. It may begin and end within a character."""
+    """Offset in the stream, in bytes. It may begin and end within a character."""
     data: bytes
 
 
@@ -70,45 +70,45 @@ class Tail(NamedTuple):
 
 
 class Capture:
-    """Takes the output of this process as it comes; for any thread.
+    """Reads the output of this process; for any thread.
 
-    The files are to be open for appending, so that their position, which a subprocess shares, means nothing. What is
-    put in the place of a descriptor later, such as a pipe, is none of this.
+    The files must be open for appending, so that their position, which a subprocess shares, means nothing. A later
+    replacement of a descriptor, such as a pipe, is not captured.
 
     Args:
         fds: output files by stream.
-        most: bytes of each stream that may wait to be taken; None for what the environment says.
+        most: bytes of each stream that may wait; None for the limit from the environment.
     """
 
     def __init__(self, fds: Mapping[str, int] | None = None, most: int | None = None) -> None:
         self.most = most or limit()
-        # Guarded by _lock: how far each source was taken.
+        # Guarded by _lock: how far each source was read.
         self._sources = [
             _Source(name, fd)
             for name, fd in (fds or {"stdout": 1, "stderr": 2}).items()
-            # In a process that is no rank it may be a pipe or a terminal.
+            # In a process other than a rank it may be a pipe or a terminal.
             if stat.S_ISREG(os.fstat(fd).st_mode)
         ]
         self._lock = threading.Lock()
         self._taken = 0
-        # What that was when a writer was slowed down in vain. Writers only.
+        # The position when a writer was slowed down in vain. Writers only.
         self._stalled_at = -1
         self.left = 0
-        """Bytes that the last ``take`` has left behind, because there was no room for them."""
+        """Bytes that the last ``take`` left behind for lack of room."""
 
     def take(self, room: int | None = None, flush: bool = True) -> list[Chunk]:
-        """Take what was printed since the last call, at most 1 MB a chunk; the memory it was kept in is freed.
+        """Take new output, at most 1 MB a chunk; its memory is freed.
 
         Args:
-            room: cost of what is taken at most, or a chunk more (see ``cost_of``); None for all.
-            flush: whether to write out first what Python and C hold in buffers, which may run the user's code.
+            room: maximum cost of the output, or a chunk more (see ``cost_of``); None for all.
+            flush: whether to write out buffers of Python and C first, which may run user code.
         """
         if flush:
             flush_streams()
         with self._lock:
             self.left = 0
             for source in self._sources:
-                # The quickest way to ask.
+                # The fastest check.
                 if _lseek(source.fd, 0, _SEEK_END) != source.taken:
                     break
             else:
@@ -120,7 +120,7 @@ class Capture:
                 if size != source.taken:
                     behind.append((source, size))
             for number, (source, size) in enumerate(behind):
-                # A flood of one stream leaves the other its half.
+                # A flood on one stream leaves the other its half.
                 share = None if room is None else room // (len(behind) - number)
                 spent = source.take(size, share, chunks)
                 self._taken += spent
@@ -130,12 +130,12 @@ class Capture:
             return chunks
 
     def behind(self) -> int:
-        """Bytes that wait in the longer of the streams. Takes no lock."""
+        """Return the waiting bytes of the longer stream. Takes no lock."""
         return max((source.behind() for source in self._sources), default=0)
 
     def trim(self, keep: int, wait: bool = False) -> None:
-        """Leave out all but the last bytes of each stream, ``keep`` at most, from the beginning of a line."""
-        # A signal handler that prints may come here from within, and another thread that is here does the same work.
+        """Drop all but the last bytes of each stream, ``keep`` at most, from the start of a line."""
+        # A signal handler that prints may come here from within; another thread that is here does the same work.
         if self._lock.acquire(blocking=wait):
             try:
                 for source in self._sources:
@@ -144,15 +144,15 @@ class Capture:
                 self._lock.release()
 
     def pace(self, ask: Callable[[], None]) -> None:
-        """Slow down a writer that is too far ahead of what was taken; if that does not help, leave out the middle.
+        """Slow down a writer that is too far ahead of the reader; if that does not help, drop the middle.
 
         Args:
-            ask: has somebody take what there is.
+            ask: requests a read of the waiting output.
         """
         if self.behind() <= self.most:
             return
         ask()
-        # Where nobody has taken anything since it was in vain, it is again.
+        # If nothing was read since a slowdown in vain, do not slow down again.
         deadline = time.monotonic() + (_PACE_S if self._stalled_at != self._taken else 0.0)
         while time.monotonic() < deadline:
             time.sleep(_PACE_STEP_S)
@@ -163,7 +163,7 @@ class Capture:
 
 
 class _Source:
-    """One output file and how far it has been taken."""
+    """One output file and how far it has been read."""
 
     def __init__(self, name: str, fd: int) -> None:
         self.name = name
@@ -174,17 +174,17 @@ class _Source:
         self.freed = 0
 
     def behind(self) -> int:
-        """Bytes that were written and not taken."""
+        """Return the bytes that were written and not read."""
         return max(0, self.size() - self.taken)
 
     def size(self) -> int:
-        """Bytes that were written in all."""
+        """Return the bytes written in all."""
         return _lseek(self.fd, 0, _SEEK_END)
 
     def take(self, size: int, room: int | None, chunks: list[Chunk]) -> int:
-        """Append what is new to the chunks; what it costs."""
+        """Append new output to the chunks; return its cost."""
         if size < self.taken:
-            # A program that opens /dev/stdout anew truncates the file and begins at its start.
+            # A program that opens /dev/stdout itself truncates the file and begins at its start.
             self.taken = self.freed = 0
         spent = 0
         while self.taken < size and (room is None or spent < room):
@@ -192,20 +192,20 @@ class _Source:
             data = os.pread(self.fd, min(CHUNK_LIMIT, length), self.taken)
             if not data:
                 break
-            # A hole reads as zeros. To ask for one waits for writers, so that is for output that looks like it.
+            # A hole reads as zeros. Looking for one waits for writers, so only do it for output that looks like one.
             good = self._before_hole(len(data)) if 0 in data else len(data)
             if good:
                 chunks.append(Chunk(self.name, self.taken, data if good == len(data) else data[:good]))
                 self.taken += good
                 spent += cost_of(chunks[-1].data)
             else:
-                # The agent has left out what this process was too busy to take.
+                # The agent has dropped what this process was too busy to read.
                 self.taken = self._next_data(size)
         self._free()
         return spent
 
     def _before_hole(self, length: int) -> int:
-        """How much of what was just read was there: a hole, which reads as zeros, never becomes data again."""
+        """Return how much of the bytes just read is data: a hole, which reads as zeros, never becomes data again."""
         try:
             return min(length, max(0, _lseek(self.fd, self.taken, os.SEEK_HOLE) - self.taken))
         except OSError:
@@ -221,12 +221,12 @@ class _Source:
             return size
 
     def trim(self, keep: int) -> None:
-        """Leave out all but the last bytes."""
+        """Drop all but the last bytes."""
         size = self.size()
         start = size - keep
         if start <= self.taken or size < self.taken:
             return
-        # Something is kept in any case, so that what was left out is told with it.
+        # Keep something in any case, so that the loss is reported with it.
         start += os.pread(self.fd, min(_LINE_SEARCH, keep // 2), start).find(b"\n") + 1
         self.taken = start
         self._free(0)
@@ -243,11 +243,11 @@ class _Source:
 
 
 def relieve(fd: int, most: int) -> int:
-    """Leave out the oldest of a file that its rank does not take; for the agent. How many bytes of memory it has.
+    """Drop the oldest output of a file that its rank does not read; for the agent. Return its bytes of memory.
 
     Args:
         fd: output file of a rank.
-        most: bytes that may wait; where it is twice as much, the last half of that is kept.
+        most: bytes that may wait; at twice as much, the last half of that is kept.
     """
     try:
         known = os.fstat(fd)
@@ -262,8 +262,8 @@ def relieve(fd: int, most: int) -> int:
 
 
 def flush_streams() -> None:
-    """Bring to the files what Python and C still hold in buffers."""
-    # Runs after every message, so as little as can be: no loop, no call of a function of its own.
+    """Write out what Python and C still buffer."""
+    # Runs after every message, so as little as possible: no loop, no function call of its own.
     stdout, stderr = sys.stdout, sys.stderr
     try:
         stdout.flush()
@@ -275,9 +275,9 @@ def flush_streams() -> None:
     except Exception:
         pass
     if isinstance(stdout, RankText) and isinstance(stderr, RankText):
-        # They have no others below, and C's stdout has no buffer in a rank.
+        # They wrap no others, and C's stdout has no buffer in a rank.
         return
-    # The user's code has put a stream of its own in place; what was printed before may be held still.
+    # User code has replaced the stream; earlier output may still be buffered.
     for original in (sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(Exception):
             original.flush()  # type: ignore[union-attr]
@@ -285,7 +285,7 @@ def flush_streams() -> None:
 
 
 def flush_own() -> None:
-    """Do the same for the streams that are this package's own; runs no code of the user."""
+    """Flush the streams that are this package's own; runs no user code."""
     for stream in _own_streams():
         with contextlib.suppress(Exception):
             stream.flush_held()
@@ -293,22 +293,22 @@ def flush_own() -> None:
 
 
 def own_may_hold() -> bool:
-    """Whether one of those may hold something. Takes no lock of a stream, and runs no code of the user."""
+    """Return whether one of those may have buffered output. Takes no lock of a stream, and runs no user code."""
     return any(stream.may_hold for stream in _own_streams()) or posix.c_stdio_holds()
 
 
 def _own_streams() -> list[RankText]:
     streams = {id(stream): stream for stream in (sys.__stdout__, sys.__stderr__, sys.stdout, sys.stderr)}
-    # Not isinstance, which asks an object of the user's for its class.
+    # Not isinstance, which asks a user's object for its class.
     return [cast("RankText", stream) for stream in streams.values() if issubclass(type(stream), RankText)]
 
 
 def read_tail(fd: int, limit: int = 65536, since: int = 0) -> Tail:
-    """The last bytes of an output file, at most ``limit``, from ``since`` on.
+    """Return the last bytes of an output file, at most ``limit``, from ``since`` on.
 
-    Leaves out pages that a Capture has taken and freed. Does not move the position of ``fd``.
+    Skips pages that a Capture has read and freed. Does not move the position of ``fd``.
     """
-    # Opened anew: to look for data moves a position, and this one is nobody else's.
+    # Opened again: looking for data moves a position, and this one is private.
     own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(own).st_size
@@ -318,7 +318,7 @@ def read_tail(fd: int, limit: int = 65536, since: int = 0) -> Tail:
         try:
             start = os.lseek(own, start, os.SEEK_DATA)
         except OSError:
-            # All that is left was freed, so it was taken.
+            # All the rest was freed, so it was read.
             return Tail(size, b"")
         parts: list[bytes] = []
         position = start
@@ -331,7 +331,7 @@ def read_tail(fd: int, limit: int = 65536, since: int = 0) -> Tail:
 
 
 def brief(tails: list[tuple[str, int, bytes]]) -> list[tuple[str, int, bytes]]:
-    """Of the ends of outputs that are told with a death, the part that errors quote: the last of stderr."""
+    """Return the end of the output to quote in errors: the last of stderr."""
     return [
         (stream, offset + max(0, len(data) - _BRIEF), data[-_BRIEF:])
         for stream, offset, data in tails

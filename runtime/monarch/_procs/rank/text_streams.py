@@ -1,4 +1,4 @@
-"""stdout and stderr of a rank as Python writes to them."""
+"""stdout and stderr of a rank, as Python writes to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 STEP = 1 << 20
-"""Bytes after which a writer looks whether it is too far ahead of what is read; and that it writes at once."""
+"""Bytes after which a writer checks whether it is too far ahead of the reader; also its write size."""
 _pace: Callable[[], None] | None = None
 _write = io.FileIO.write
 _write_text = io.TextIOWrapper.write
@@ -16,26 +16,26 @@ _buffer: Callable[[io.TextIOWrapper], Any] = io.TextIOWrapper.buffer.__get__
 
 
 class RankFile(io.FileIO):
-    """A descriptor that a rank captures. A writer that is far ahead of the reader is slowed down."""
+    """A captured descriptor of a rank. A writer far ahead of the reader is slowed down."""
 
-    # Bytes since the last look. Threads that write at once may count less, which does no harm.
+    # Bytes since the last check. Concurrent writers may count less, which is harmless.
     _since = 0
 
     def write(self, data: Any, /) -> int:
-        """Write some bytes, not necessarily all, as a raw file may."""
-        # This runs for each line that is printed, so as little as can be.
+        """Write some bytes, not necessarily all, like a raw file."""
+        # This runs for each printed line, so as little as possible.
         self._since += len(data)
         if self._since >= STEP:
             self._since = 0
             if _pace is not None:
-                # Before anything is written: an interrupt that comes here leaves nothing half done.
+                # Before anything is written: an interrupt here leaves nothing half done.
                 _pace()
             data = memoryview(data)[:STEP]
         return _write(self, data)
 
 
 class RankText(io.TextIOWrapper):
-    """Text to such a descriptor. All of it is C, up to the end of each line, but for the length of what is written."""
+    """Text to such a descriptor. All of it is C, up to the end of each line, except the length of writes."""
 
     # Any thread sets them. The first is cleared before a flush, and set after a write, so that none is missed.
     _unflushed = False
@@ -43,21 +43,21 @@ class RankText(io.TextIOWrapper):
 
     @property
     def buffer(self) -> Any:
-        """The binary stream below, which holds what others write to it."""
+        """Return the binary stream below, which buffers direct writes."""
         self._taken = True
         return _buffer(self)
 
     def succeed(self) -> Any:
-        """The binary stream below, for another text stream of this class that takes the place of this one."""
+        """Return the binary stream below, for another text stream of this class that replaces this one."""
         return _buffer(self)
 
     @property
     def may_hold(self) -> bool:
-        """Whether there may be something that was written to this stream and not to the descriptor. Takes no lock."""
+        """Return whether this stream may hold text that is not written to the descriptor. Takes no lock."""
         return self._unflushed or self._taken
 
     def write(self, text: str, /) -> int:
-        """Write a text; a long one in pieces, between which an interrupt comes and a writer is slowed down."""
+        """Write a text; a long one in pieces, between which interrupts run and a writer is slowed down."""
         # This runs twice for each print.
         if len(text) <= STEP:
             _write_text(self, text)
@@ -69,13 +69,13 @@ class RankText(io.TextIOWrapper):
         return len(text)
 
     def flush_held(self) -> None:
-        """Write out what is held."""
+        """Write out the buffer."""
         self._unflushed = False
         self.flush()
 
 
 def rank_text(fd: int) -> RankText:
-    """Text to a descriptor, by lines: what is still in a buffer is lost when the rank is killed."""
+    """Line-buffered text to a descriptor: buffered text is lost when the rank is killed."""
     # Closing it leaves the descriptor open, as other code writes to it too.
     buffer = io.BufferedWriter(RankFile(fd, "wb", closefd=False))
     text = RankText(buffer, "utf-8", "backslashreplace", line_buffering=True)
@@ -84,10 +84,10 @@ def rank_text(fd: int) -> RankText:
 
 
 def set_pace(pace: Callable[[], None] | None) -> None:
-    """Have something slow down the writers of this process where that is necessary."""
+    """Set the function that slows down writers of this process when necessary."""
     global _pace
     _pace = pace
 
 
-# A fork of a rank has nobody who takes what it prints.
+# A fork of a rank has no reader for its output.
 os.register_at_fork(after_in_child=lambda: set_pace(None))

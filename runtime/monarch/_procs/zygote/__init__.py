@@ -1,1 +1,1 @@
-"""The fork server, zygotes and what a fork goes through."""
+"""The fork server, zygotes and the start of forks."""

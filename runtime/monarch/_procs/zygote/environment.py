@@ -1,4 +1,4 @@
-"""The environment that a zygote is started with."""
+"""The initial environment of a zygote."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-# What is above the package, for the zygote to find it in.
+# The folder of the package, for the zygote to import it.
 _ROOT = Path(__file__).resolve().parents[3]
 
 
 def environment(changes: Mapping[str, str | None]) -> tuple[dict[str, str], dict[str, str | None]]:
-    """The environment of a zygote, and what it has to restore when its imports are done."""
-    # Large tensors in huge pages, where the system has these: other processes read such memory twice as fast.
+    """Return the environment of a zygote, and the values to restore after its imports."""
+    # Large tensors in huge pages, if available: other processes read such memory twice as fast.
     wanted = {"THP_MEM_ALLOC_ENABLE": "1", **os.environ, **changes}
     ours: dict[str, str] = {}
-    # numpy's BLAS starts its threads when it is loaded, and a fork would not have them.
+    # numpy's BLAS starts its threads when loaded, and a fork would not have them.
     if wanted.get("OPENBLAS_NUM_THREADS") is None:
         ours["OPENBLAS_NUM_THREADS"] = "1"
     if _ROOT.name not in ("site-packages", "dist-packages"):

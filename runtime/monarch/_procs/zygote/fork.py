@@ -19,40 +19,40 @@ from monarch._procs.os import posix
 from monarch._procs.os.orphans import mark_rank
 from monarch._procs.rank.text_streams import rank_text
 
-# The fork that makes a rank ends right after it; this only bounds the wait where somebody has stopped it.
+# The fork that makes a rank ends right after it; this only bounds the wait in case it was suspended.
 _RELEASE_TIMEOUT = 600.0
 
 
 class RankSpec(msgspec.Struct):
-    """What one rank is to be like."""
+    """The specification of one rank."""
 
     env: dict[str, str | None]
-    """Changes to the environment that the zygote was started with; None removes a variable."""
+    """Changes to the zygote's environment; None removes a variable."""
     affinity: list[int] | None
     """The cores it may run on; None for any."""
     threads: int | None
-    """How many threads it computes with; None leaves that to torch. OMP_NUM_THREADS, where set, wins."""
+    """Number of compute threads; None leaves it to torch. OMP_NUM_THREADS, if set, wins."""
     config: bytes
     """The argument of its entry point."""
     title: str
-    """What ``ps`` and ``top`` show; 15 bytes at most."""
+    """Name in ``ps`` and ``top``; 15 bytes at most."""
     path: list[str]
-    """``sys.path``; none leaves it as it is in the zygote."""
+    """``sys.path``; if empty, that of the zygote."""
     cwd: str
-    """Working folder; one that is gone is ignored."""
+    """Working folder; a missing one is ignored."""
     leads: bool = False
-    """Whether it is of a session of its own, and not only of a group."""
+    """Whether it leads a session of its own, not only a group."""
 
 
 class Birth(msgspec.Struct):
-    """What a new fork knows of where it comes from."""
+    """What a new fork knows of its origin."""
 
     agent: int
-    """Pid of the host agent, which becomes its parent."""
+    """Pid of the host agent, its future parent."""
     fork_helper: int
-    """Pid of the process that forked it, and ends when all ranks of the request are there."""
+    """Pid of the fork helper, which ends when all ranks of the request are there."""
     release: int
-    """Read end of a pipe: one byte for each rank once the agent has been told of all of them."""
+    """Read end of a pipe: one byte for each rank once the agent knows all of them."""
 
 
 def run_rank(birth: Birth, spec: RankSpec, entry: str, stdout: int, stderr: int) -> NoReturn:
@@ -65,7 +65,7 @@ def run_rank(birth: Birth, spec: RankSpec, entry: str, stdout: int, stderr: int)
     except BaseException as error:
         status = _status_of(error)
     finally:
-        # Nothing may come in between here and the end: the frames below are the zygote's.
+        # Nothing may run between here and the end: the frames below are the zygote's.
         for flush in (sys.stdout.flush, sys.stderr.flush, posix.flush_c_stdio):
             try:
                 flush()
@@ -75,45 +75,45 @@ def run_rank(birth: Birth, spec: RankSpec, entry: str, stdout: int, stderr: int)
 
 
 def _run(birth: Birth, spec: RankSpec, entry: str) -> int:
-    # torch may start threads as it is set up.
+    # torch may start threads during setup.
     posix.hold_parent_signal()
     _set_up(spec)
     function = find_entry(entry)
     if not posix.await_new_parent(birth.fork_helper, _RELEASE_TIMEOUT) or not os.read(birth.release, 1):
-        # The agent does not know of this rank, so nobody would ever end it.
+        # The agent does not know this rank, so nothing would ever end it.
         return 1
     os.close(birth.release)
     posix.set_pdeathsig(signal.SIGKILL)
-    # It counts from the call on, so an agent that was dead by then is looked for after it.
+    # The signal works from this call on, so check after it for an agent that was dead by then.
     if os.getppid() != birth.agent:
-        print(f"the host agent ({birth.agent}) is not the parent of this rank; it ends", file=sys.stderr)
+        print(f"the host agent (pid {birth.agent}) is not the parent of this rank; exiting", file=sys.stderr)
         return 1
     result = function(spec.config)
     return 0 if result is None else int(result) & 0xFF
 
 
 def find_entry(entry: str) -> Callable[[bytes], int | None]:
-    """The function that ``module:function`` names.
+    """Import the function that ``module:function`` names.
 
     Raises:
-        ImportError: there is none; the text says which name was looked for.
+        ImportError: it does not exist; the text has the name.
     """
     module_name, colon, name = entry.partition(":")
     if not colon or not module_name or not name:
-        raise ImportError(f"a rank's entry point is named as 'module:function', not {entry!r}")
+        raise ImportError(f"rank entry point: expected 'module:function', got {entry!r}")
     try:
         function: Any = importlib.import_module(module_name)
         for part in name.split("."):
             function = getattr(function, part)
     except (ModuleNotFoundError, AttributeError) as error:
-        raise ImportError(f"no entry point {entry!r} for this rank: {error}") from error
+        raise ImportError(f"cannot import rank entry point {entry!r}: {error}") from error
     if not callable(function):
-        raise ImportError(f"the entry point {entry!r} of this rank is no function but {function!r}")
+        raise ImportError(f"rank entry point {entry!r}: expected a function, got {function!r}")
     return cast(Callable[[bytes], "int | None"], function)
 
 
 def _leave_zygote(stdout: int, stderr: int, keep: int, leads: bool) -> None:
-    """Have nothing in common with the zygote but memory: group, signals, descriptors, streams."""
+    """Share nothing but memory with the zygote: reset group, signals, descriptors, streams."""
     if leads:
         os.setsid()
     else:
@@ -131,7 +131,7 @@ def _leave_zygote(stdout: int, stderr: int, keep: int, leads: bool) -> None:
 
 
 def default_signals() -> None:
-    """Have each signal do what it does in a fresh Python process."""
+    """Reset each signal to its state in a fresh Python process."""
     for number in signal.valid_signals():
         handler = signal.getsignal(number)
         # Python ignores SIGPIPE and SIGXFSZ, so that the calls fail instead.
@@ -155,7 +155,7 @@ def _set_up(spec: RankSpec) -> None:
     sys.argv = [""]
     if spec.path:
         for new in set(spec.path).difference(sys.path):
-            # The zygote may have looked when there was nothing.
+            # The zygote may have checked when there was nothing.
             sys.path_importer_cache.pop(new, None)
         sys.path[:] = spec.path
     try:
@@ -167,8 +167,8 @@ def _set_up(spec: RankSpec) -> None:
         try:
             os.sched_setaffinity(0, spec.affinity)
         except OSError as error:
-            # Cores come and go with the limits of a container: slower, and no reason not to run.
-            print(f"this rank is not bound to cores {spec.affinity}: {error}", file=sys.stderr)
+            # Cores come and go with the limits of a container: slower, but no reason not to run.
+            print(f"cannot bind this rank to cores {spec.affinity}: {error}", file=sys.stderr)
     _set_threads(spec.threads)
     posix.set_comm(spec.title)
     gc.enable()
@@ -185,7 +185,7 @@ def _reseed() -> None:
 def _set_threads(threads: int | None) -> None:
     wish = os.environ.get("OMP_NUM_THREADS")
     if wish is None and threads is not None:
-        # For what is loaded later and for subprocesses.
+        # For later imports and for subprocesses.
         os.environ["OMP_NUM_THREADS"] = str(threads)
     elif wish is not None:
         # A list has one number for each level of nesting.
@@ -197,7 +197,7 @@ def _set_threads(threads: int | None) -> None:
 
 
 def _status_of(error: BaseException) -> int:
-    """The exit status that Python would give; the error is shown on stderr as Python would show it."""
+    """Return the exit status that Python would give; print the error to stderr as Python would."""
     if isinstance(error, SystemExit):
         if error.code is None:
             return 0
@@ -207,7 +207,7 @@ def _status_of(error: BaseException) -> int:
         return 1
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        # It begins with the user's code, if it comes to that.
+        # It begins with user code, if any of that ran.
         trace = trace.tb_next
     error.__traceback__ = trace or error.__traceback__
     try:

@@ -1,11 +1,11 @@
-"""The fork server: shared by the sessions of one user and environment, it has torch imported once for all of them.
+"""The fork server: shared by the sessions of one user and environment, it imports torch once for all of them.
 
 Run as ``python -m monarch._procs.zygote.fork_server FD FOLDER`` by the first session that needs it, with a listening
 socket, and a Setting on its standard input. It imports nothing large itself: its zygote does, and forks host agents,
-each for one connection. A connection stands for a session; when there is none left the server ends.
+each for one connection. A connection stands for a session; when none is left the server ends.
 
-Agents are children of the server, and do not end with it. What an agent leaves when it is killed comes to the server,
-which is its subreaper, so that it ends that, and removes the folder of a session whose controller is dead too.
+Agents are children of the server, and do not end with it. The descendants of a killed agent come to the server, which
+is its subreaper; it ends them, and removes the folder of a session whose controller is dead too.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from monarch._procs.zygote.fork import RankSpec
 
 _PACKET = 1 << 16
 _END = 3.0
-"""Seconds in which an agent ends that has lost its controller."""
+"""Seconds in which an agent that lost its controller ends."""
 _TICK = 0.02
 
 
 @dataclass
 class _Session:
-    """One connection, and what it is for."""
+    """One connection, and its purpose."""
 
     connection: socket.socket
     controller: int
     """A pidfd of the process at the other end."""
     folder: str = ""
     agent: int = 0
-    """Pid; 0 before it is there and after its end."""
+    """Pid; 0 before its start and after its end."""
     token: int = 0
-    """Of the fork under way."""
+    """The fork under way."""
     connected: bool = True
     deadline: float = 0.0
-    """When the agent is killed, after the end of the connection."""
+    """When to kill the agent after the end of the connection."""
 
     def controller_died(self) -> bool:
         poller = select.poll()
@@ -67,9 +67,9 @@ class Server:
     """The fork server.
 
     Args:
-        listening: where sessions connect.
-        folder: of the server: its socket is there.
-        setting: what is imported.
+        listening: accepts sessions.
+        folder: the server's; its socket is there.
+        setting: what to import.
     """
 
     def __init__(self, listening: socket.socket, folder: str, setting: Setting) -> None:
@@ -79,9 +79,9 @@ class Server:
         self._token = 0
         self._unfit = ""
         self._early: dict[int, int] = {}
-        """Statuses of children that had ended before the zygote said which session they are for."""
+        """Statuses of children that ended before the zygote reported which session they are for."""
         self._untidy = 0.0
-        """Until when those that tidy up after a dead agent may go on."""
+        """Deadline for cleanup processes of a dead agent."""
         environ, restore = environment({})
         self._zygote: Zygote | None = Zygote.forked(
             preload=[*setting.preload, launched.__name__],
@@ -95,11 +95,11 @@ class Server:
         self._zygotes = {self._zygote.pid}
 
     def run(self) -> None:
-        """Serves until there is no session left."""
+        """Serve until no session is left."""
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        # The session that has started it connected before it said what to import.
+        # The session that started it connected before it sent its Setting.
         self._accept()
         while self._sessions or self._last_call():
             poller = select.poll()
@@ -112,7 +112,7 @@ class Server:
             if reader in ready:
                 with suppress(BlockingIOError):
                     os.read(reader, 4096)
-            # Before what the zygote says of pids: each is known when its end is.
+            # Before the zygote's reports of pids: each is known when its end is.
             self._hear_zygote()
             self._reap()
             if self._listening is not None and self._listening.fileno() in ready:
@@ -125,7 +125,7 @@ class Server:
             self._tidy()
 
     def close(self) -> None:
-        """Ends the zygote, and removes the folder."""
+        """End the zygote, and remove the folder."""
         if self._zygote is not None:
             self._zygote.close()
         remove_folder(self._folder)
@@ -144,7 +144,7 @@ class Server:
         return None
 
     def _last_call(self) -> bool:
-        """Lets nobody find this server any more; whether somebody just has."""
+        """Stop listening; return whether a session has just connected."""
         if self._listening is not None:
             with suppress(OSError):
                 os.unlink(self._listening.getsockname())
@@ -161,7 +161,7 @@ class Server:
             try:
                 connection, _ = self._listening.accept()
             except OSError:
-                # Nobody more, or too many files: whoever waits starts an agent by itself.
+                # Nobody more, or too many files: the waiting session starts an agent itself.
                 return
             try:
                 pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -173,7 +173,7 @@ class Server:
             try:
                 controller = os.pidfd_open(pid)
             except OSError:
-                # It is dead, and readable as this is; what it has asked for says what it has left.
+                # It is dead, and readable as this is; its request shows what it has left.
                 controller = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
             connection.setblocking(False)
             self._sessions.append(_Session(connection, controller))
@@ -221,7 +221,7 @@ class Server:
             if session.controller_died():
                 remove_folder(session.folder)
             elif now < session.deadline:
-                # It removes that by itself, or is about to die: its files are closed a moment before that.
+                # It removes the folder itself, or is about to die: its files are closed a moment before that.
                 return
         os.close(session.controller)
         self._sessions.remove(session)
@@ -262,7 +262,7 @@ class Server:
             session.tell(Refused(event.reason))
 
     def _give_up(self, reason: str) -> None:
-        """Sessions that run go on; others are to find another server."""
+        """Running sessions continue; others must find another server."""
         self._unfit = reason or "the fork server cannot be used"
         self._last_call()
         for session in self._sessions:
@@ -291,11 +291,11 @@ class Server:
         self._untidy = time.monotonic()
 
     def _tidy(self) -> None:
-        """Ends what agents have left, and agents that were left."""
+        """End leftovers of agents, and abandoned agents."""
         now = time.monotonic()
         if not any(session.connected or session.agent for session in self._sessions):
             for session in self._sessions:
-                # The zygote may be importing still, and ends with the server: nobody waits for what it would fork.
+                # The zygote may still be importing, and ends with the server: nobody waits for its future forks.
                 if session.token:
                     session.token, self._untidy = 0, now
         for session in [each for each in self._sessions if not each.connected]:
@@ -315,7 +315,7 @@ class Server:
                 end_orphans()
 
     def _left(self) -> list[int]:
-        """Children that have come from agents that are dead."""
+        """Return children that came from dead agents."""
         if any(session.token for session in self._sessions):
             # One of them may be an agent that is not known yet.
             return []
@@ -328,7 +328,7 @@ class Server:
 def main(fd: int, folder: str) -> None:
     """Entry point of the process."""
     setting = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Setting)
-    # It goes on as a process that is nobody's, so that no session has to reap it.
+    # It continues as an orphan, so that no session has to reap it.
     if os.fork():
         os._exit(0)
     os.chdir("/")

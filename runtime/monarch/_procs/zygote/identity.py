@@ -1,7 +1,7 @@
-"""Which sessions can share a fork server: those for which a fork of it is as good as a process of their own.
+"""Which sessions can share a fork server: those for which its fork is as good as a process of their own.
 
-What a process can still change is not looked at: its environment, folder, cores, soft limits. What it cannot, or what
-is read when Python or torch is loaded, has to be the same.
+What a process can still change does not matter: its environment, folder, cores, soft limits. What it cannot change, or
+is read when Python or torch is loaded, has to match.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STATUS = ("Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "CapInh", "CapPrm", 
 
 
 def session_key(preload: Sequence[str], later: Sequence[str]) -> str:
-    """A name for all that sessions must have in common to share a fork server."""
+    """Return a name for all that sessions must have in common to share a fork server."""
     parts = [sys.executable, sys.version, *preload, "", *later, "", *_environment(), *_process(), *_files(preload)]
     return hashlib.blake2b("\0".join(parts).encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
@@ -47,7 +47,7 @@ def _process() -> Iterable[str]:
 
 
 def _files(preload: Sequence[str]) -> Iterable[str]:
-    """The files of this package, and where the others are: an update of either is another environment."""
+    """Yield the files of this package, and the locations of the others: an update of either is another environment."""
     for path in sorted(_PACKAGE.rglob("*.py")):
         yield f"{path} {path.stat().st_mtime_ns}"
     for name in sorted({name.partition(".")[0] for name in preload}):

@@ -1,14 +1,14 @@
-"""The zygote: imports what it is told to, then forks ranks on request.
+"""The zygote: imports modules, then forks ranks on request.
 
-Run as ``python -m monarch._procs.zygote.main <fd>`` by the host agent, with one end of a SOCK_SEQPACKET pair. It
-holds no thread, no ZeroMQ context and no CUDA state, because a fork copies none of these in a usable form.
+Run as ``python -m monarch._procs.zygote.main <fd>`` by the host agent, with one end of a SOCK_SEQPACKET pair. It has no
+thread, no ZeroMQ context and no CUDA state, because a fork copies none of these in a usable form.
 
-A request goes to one fork, the maker, which forks the ranks, tells the agent their pids, and ends; with that
-the ranks become children of the agent, which gets their exit statuses. A rank begins once the agent has been
-told of all ranks of its request; if the maker cannot do its work, the ranks that are there end by themselves.
-So the death of the zygote at any time neither ends a rank nor leaves one that nobody knows of.
+A request goes to one fork, the fork helper, which forks the ranks, tells the agent their pids, and ends; with that the
+ranks become children of the agent, which gets their exit statuses. A rank begins once the agent has been told of all
+ranks of its request; if the helper fails, its ranks end by themselves. So the death of the zygote at any time neither
+ends a rank nor leaves an unknown one.
 
-When nobody has asked for a while, a fork of it imports more and takes its place; see ``succession``.
+When there was no request for a while, a fork of it imports more and takes its place; see ``successor``.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from monarch._procs.session_folder import remove_folder, sweep
 from monarch._procs.zygote import fork as forks
 from monarch._procs.zygote import successor as succession
 
-# The kernel takes 253 descriptors with a message.
+# The kernel allows 253 descriptors in a message.
 FDS_A_PACKET = 250
 MORE, LAST = b"+", b"."
 _PACKET = 1 << 16
 # A controller that is killed together with its agent may be the second to die.
 _CONTROLLER_GRACE = 1.0
 _IDLE = 0.5
-"""Seconds without a request after which a successor is made ready."""
+"""Idle seconds until a successor is prepared."""
 
 
 class Setup(msgspec.Struct, tag=True):
@@ -53,11 +53,11 @@ class Setup(msgspec.Struct, tag=True):
     session_dir: str
     preload: list[str]
     restore: dict[str, str | None]
-    """Variables that are as they should be for the imports only, and their values after that; None for unset."""
+    """Variables set for the imports only, and their values after that; None for unset."""
     later: list[str] = []
     """Modules that a successor imports when there is time."""
     title: str = "monarch-zygote"
-    """What ``ps`` and ``top`` show."""
+    """Name in ``ps`` and ``top``."""
 
 
 class ForkRequest(msgspec.Struct, tag=True):
@@ -69,35 +69,35 @@ class ForkRequest(msgspec.Struct, tag=True):
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
-    """All is imported, and requests are answered from now on."""
+    """The imports are done; requests are answered from now on."""
 
     problems: list[str]
-    """Modules that raised when they were imported, with tracebacks, and threads that were found."""
+    """Modules that raised during import, with tracebacks, and leftover threads."""
     fit: bool = True
-    """Whether forks of it can do all that a process can: it has neither threads nor GPUs open."""
+    """Whether its forks are fully functional: it has neither threads nor GPUs open."""
 
 
 class Succeeded(msgspec.Struct, tag=True, frozen=True):
-    """Another process is the zygote now, as a child of the agent; the one before has ended."""
+    """Another process is the zygote now, as a child of the agent; the previous one has ended."""
 
     pid: int
 
 
 class Forked(msgspec.Struct, tag=True, frozen=True):
-    """The ranks of a request are there; they are, or will be in a moment, children of the agent."""
+    """The ranks of a request exist; they are, or will be in a moment, children of the agent."""
 
     token: int
     pids: list[int]
 
 
 class Failed(msgspec.Struct, tag=True, frozen=True):
-    """A request could not be met. The ranks in ``pids`` had been forked; they end without running their entry."""
+    """A request failed. The ranks in ``pids`` had been forked; they end without running their entry."""
 
     token: int
     reason: str
     pids: list[int]
     lost: bool = False
-    """Whether the zygote has died without an answer: then none of its ranks has begun, nor will."""
+    """Whether the zygote died without an answer: then none of its ranks has begun, nor will."""
 
 
 _decoder = msgspec.msgpack.Decoder(Setup | ForkRequest)
@@ -105,7 +105,7 @@ _decoder = msgspec.msgpack.Decoder(Setup | ForkRequest)
 
 def main(fd: int) -> int:
     """Serve the agent at the other end of ``fd`` until it closes its end."""
-    # First of all: until the imports are done, nobody looks at the socket for its end.
+    # First of all: until the imports are done, nobody checks the socket for its end.
     posix.set_pdeathsig(signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # sys.path begins with the folder that `-m` was run in, the root, where there is nothing to import.
@@ -167,7 +167,7 @@ def _reign(agent: socket.socket, setup: Setup, during: dict[str, str]) -> None:
 
 
 def stand_by(config: bytes) -> int:
-    """Entry point of a spare zygote, which is forked as a rank is: it serves once it is asked for something.
+    """Entry point of a spare zygote, which is forked like a rank: it serves from its first request.
 
     Its standard output is the socket to the agent.
 
@@ -183,7 +183,7 @@ def stand_by(config: bytes) -> int:
     gc.collect()
     gc.freeze()
     gc.disable()
-    # Whether or not it is ever asked: with the agent dead, it may be the last one to clean up.
+    # Even if it is never used: with the agent dead, it may be the last one to clean up.
     select.select([agent], [], [])
     posix.set_comm(setup.title)
     _reign(agent, setup, {})
@@ -192,7 +192,7 @@ def stand_by(config: bytes) -> int:
 
 
 def _preload(setup: Setup) -> Ready:
-    """Import what the ranks will need, and prepare memory for being shared with them."""
+    """Import what the ranks will need, and prepare memory for sharing with them."""
     problems: list[str] = []
     for name in setup.preload:
         try:
@@ -200,7 +200,7 @@ def _preload(setup: Setup) -> Ready:
         except (Exception, SystemExit) as error:
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             if missing and (name == missing or name.startswith(missing + ".")):
-                # Not installed: the ranks do without, or say so when they need it.
+                # Not installed: the ranks do without, or report it when they need it.
                 continue
             problems.append(f"import of {name} failed\n{traceback.format_exc().rstrip()}")
     for key, value in setup.restore.items():
@@ -212,7 +212,7 @@ def _preload(setup: Setup) -> Ready:
     if (threads := posix.thread_count()) > 1:
         problems.append(f"the zygote has {threads} threads after its imports; its forks have only one of them")
     if touched:
-        problems.append("an import has asked CUDA for its GPUs; ranks, which are forks, will not be able to use them")
+        problems.append("an import has initialized CUDA; ranks, which are forks, cannot use the GPUs")
     for problem in problems:
         print(problem, file=sys.stderr, flush=True)
     # A collection writes to every object, and a write unshares its page.
@@ -224,8 +224,8 @@ def _preload(setup: Setup) -> Ready:
 
 def _serve(agent: socket.socket, agent_pid: int, request: ForkRequest, fds: list[int]) -> None:
     if len(fds) != 2 * len(request.ranks):
-        # The kernel leaves out descriptors where the limit of open files is reached.
-        reason = f"{len(fds)} of {2 * len(request.ranks)} descriptors arrived; is the limit of open files low?"
+        # The kernel drops descriptors at the limit of open files.
+        reason = f"{len(fds)} of {2 * len(request.ranks)} descriptors arrived; is the limit of open files too low?"
         _send(agent, Failed(request.token, reason, []))
         return
     try:
@@ -245,11 +245,11 @@ def _serve(agent: socket.socket, agent_pid: int, request: ForkRequest, fds: list
     _, status = os.waitpid(fork_helper, 0)
     if status != 0:
         code = os.waitstatus_to_exitcode(status)
-        _send(agent, Failed(request.token, f"the process that forks the ranks ended with {code}", []))
+        _send(agent, Failed(request.token, f"the process that forks the ranks exited with code {code}", []))
 
 
 def _make_ranks(agent: socket.socket, agent_pid: int, request: ForkRequest, fds: list[int]) -> None:
-    """In the maker: fork the ranks, tell the agent, then let them go."""
+    """In the fork helper: fork the ranks, tell the agent, then release them."""
     reader, writer = os.pipe()
     birth = forks.Birth(agent_pid, os.getpid(), reader)
     pids: list[int] = []
@@ -271,7 +271,7 @@ def _make_ranks(agent: socket.socket, agent_pid: int, request: ForkRequest, fds:
 
 
 def _receive(agent: socket.socket) -> tuple[Setup | ForkRequest, list[int]] | None:
-    """The next request and its descriptors; None when the agent has closed its end."""
+    """Return the next request and its descriptors; None when the agent has closed its end."""
     fds: list[int] = []
     while True:
         try:
@@ -292,7 +292,7 @@ def _receive(agent: socket.socket) -> tuple[Setup | ForkRequest, list[int]] | No
 
 
 def _send(agent: socket.socket, report: Ready | Succeeded | Forked | Failed) -> bool:
-    """Whether there still was an agent to take it."""
+    """Send to the agent; return whether it was still there."""
     try:
         agent.send(msgspec.msgpack.encode(report))
     except (BrokenPipeError, ConnectionResetError):
@@ -306,7 +306,7 @@ def _close_all(fds: list[int]) -> None:
 
 
 def _farewell(setup: Setup) -> None:
-    """End what a dead agent has left, and remove the session's folder if the controller has died too."""
+    """Clean up after a dead agent, and remove the session's folder if the controller has died too."""
     if not posix.await_new_parent(setup.agent, timeout=5.0):
         return
     _end_session()
@@ -314,13 +314,13 @@ def _farewell(setup: Setup) -> None:
     pid, start_time = setup.controller
     if setup.session_dir and not (pid and posix.outlives(pid, start_time, _CONTROLLER_GRACE)):
         with contextlib.suppress(OSError):
-            # That of a fork server, which may have been killed with them.
+            # The group of a fork server, which may have been killed with them.
             sweep(Path(setup.session_dir).parent)
         remove_folder(setup.session_dir)
 
 
 def _end_session() -> None:
-    """Kill the ranks and what they have started, but for what has a session of its own, and wait for their ends."""
+    """Kill the ranks and their descendants, except those in a session of their own, and wait for their ends."""
     own, session = os.getpid(), os.getsid(0)
     found = True
     while found:
@@ -336,5 +336,5 @@ def _end_session() -> None:
 
 
 if __name__ == "__main__":
-    # Once more by its name, so that its classes are not there twice.
+    # Import it again by name, so that its classes do not exist twice.
     sys.exit(importlib.import_module("monarch._procs.zygote.main").main(int(sys.argv[1])))

@@ -1,9 +1,9 @@
-"""A zygote's successor: a fork that imports what takes long while the zygote serves on, and then takes its place.
+"""A zygote's successor: a fork that does the slow imports while the zygote serves on, and then replaces it.
 
-Ranks are wanted at once, and the zygote makes them as soon as it has imported the least that they need. What they
-need soon afterwards it would import while somebody waits, and each rank by itself once it gets there. So a fork of the
-zygote does it when nobody asks for anything. It has the zygote's end of the socket to the agent, and reads it when the
-zygote has ended; the agent is told the new pid and loses nothing.
+Ranks are wanted quickly, so the zygote forks them as soon as it has the minimal imports. What they need soon afterwards
+would be imported while somebody waits, and by each rank separately. So an idle zygote has a fork do it. The successor
+has the zygote's end of the socket to the agent, and reads it when the zygote has ended; the agent is told the new pid
+and loses nothing.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _GRACE = 5.0
 
 
 class Successor:
-    """It, as the zygote sees it.
+    """The successor, as the zygote sees it.
 
     Args:
         pid: of the fork.
         done: a descriptor, readable once it has imported all, or has failed.
-        go: the other way: a byte has it take over.
+        go: the reverse direction: a byte makes it take over.
     """
 
     def __init__(self, pid: int, done: int, go: int) -> None:
@@ -38,7 +38,7 @@ class Successor:
         self._go = go
 
     def hand_over(self) -> bool:
-        """Lets it go on, to be called when ``done`` is readable; False if it has failed, and is reaped."""
+        """Let it take over, once ``done`` is readable; False if it failed, in which case it is reaped."""
         if os.read(self.done, 1):
             os.write(self._go, b"\0")
             return True
@@ -49,9 +49,9 @@ class Successor:
 
 
 def take_turn() -> int | None:
-    """A descriptor that keeps others from making a successor while any process has it open; None if another's is made.
+    """Return a descriptor that locks out other successors while any process has it open; None if one is being made.
 
-    Each takes a core for a second: thirty sessions that start at the same time would keep each other waiting.
+    Each takes a core for a second: thirty sessions that start together would slow each other down.
     """
     turn = os.open(__file__, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -60,23 +60,23 @@ def take_turn() -> int | None:
         os.close(turn)
         return None
     except OSError:
-        # Some file systems have no locks; then all take their turns at once.
+        # Some file systems have no locks; then nobody waits for a turn.
         pass
     return turn
 
 
 def begin(modules: Sequence[str], during: Mapping[str, str], title: str, turn: int) -> Successor | None:
-    """Forks a successor.
+    """Fork a successor.
 
     Args:
-        modules: what it imports; those that are not there are left out.
-        during: environment variables that hold for the imports.
-        title: what ``ps`` shows once it has taken over.
-        turn: from ``take_turn``; it is closed when the imports are done.
+        modules: to import; missing ones are skipped.
+        during: environment variables for the imports.
+        title: name in ``ps`` once it has taken over.
+        turn: from ``take_turn``; closed when the imports are done.
 
     Returns:
-        In the zygote the successor; None if none can be forked. In the fork it returns None as well, when the zygote
-        has ended: ``os.getpid()`` is another one then, and the agent is its parent. One that cannot take over ends.
+        In the zygote the successor; None if none can be forked. In the fork also None, when the zygote
+        has ended: ``os.getpid()`` differs then, and the agent is its parent. One that cannot take over exits.
     """
     zygote = os.getpid()
     done, told = os.pipe()
@@ -111,7 +111,7 @@ def begin(modules: Sequence[str], during: Mapping[str, str], title: str, turn: i
 
 
 def _prepare(zygote: int, modules: Sequence[str], during: Mapping[str, str]) -> bool:
-    """Imports; whether this process is fit to be forked from, and its zygote is still there."""
+    """Import; return whether this process is fit to be forked from, and its zygote is still there."""
     posix.set_pdeathsig(signal.SIGKILL)
     if os.getppid() != zygote:
         return False
@@ -119,7 +119,7 @@ def _prepare(zygote: int, modules: Sequence[str], during: Mapping[str, str]) -> 
     after = {key: os.environ.get(key) for key in during}
     os.environ.update(during)
     for name in modules:
-        # Ranks import it by themselves then, and say what is wrong.
+        # Ranks import it themselves then, and report the problem.
         with suppress(Exception, SystemExit):
             importlib.import_module(name)
     for key, value in after.items():

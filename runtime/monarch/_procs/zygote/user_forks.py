@@ -1,4 +1,4 @@
-"""Children that code of the user forks from a process of ours: they are no ranks, and end where that code does."""
+"""Children that user code forks from a process of ours: they are not ranks, and end where that code does."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import threading
 from contextlib import suppress
 
 _child = False
-"""Whether this process was forked from one of ours by code of the user. Set before any other thread can run."""
+"""Whether user code forked this process from one of ours. Set before any other thread can run."""
 
 
 def watch_forks(*handled: int) -> None:
-    """From now on, a fork of this process knows that it is one.
+    """Detect forks of this process from now on.
 
     Args:
-        handled: signals that this process handles in its own way; a fork does what is usual.
+        handled: signals with handlers of ours; a fork resets them to their defaults.
     """
     os.register_at_fork(after_in_child=lambda: _begin(handled))
 
@@ -25,16 +25,16 @@ def _begin(handled: tuple[int, ...]) -> None:
     global _child
     _child = True
     if threading.current_thread() is threading.main_thread():
-        # A handler of ours would raise in the child; and a program that it starts would ignore what it ignores.
+        # Our handler would raise in the child; and a program that it starts would ignore what it ignores.
         for number in handled:
             signal.signal(number, signal.SIG_DFL)
 
 
 def leave_if_forked(error: BaseException | None = None) -> None:
-    """Ends this process if it is such a child, since its parent goes on with what comes now.
+    """End this process if it is such a child, since its parent continues from here.
 
     Args:
-        error: what the code of the user has raised; its traceback is written by the parent, if that raises it too.
+        error: raised by user code; its traceback is printed by the parent, if it raises it too.
     """
     if not _child:
         return
