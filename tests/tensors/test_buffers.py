@@ -265,20 +265,20 @@ def test_a_buffer_ends_with_its_actor(procs: Callable[..., Any]) -> None:
 def test_bounds_and_types(procs: Callable[..., Any]) -> None:
     (buffer,) = procs(1).spawn("owner", Owner).make.call_one(10).get()
     wrong: list[tuple[Callable[[], Any], str]] = [
-        (lambda: buffer.read_into(torch.zeros(9)), "the destination has 36 bytes, and the buffer 40"),
-        (lambda: buffer.write_from(torch.zeros(11)), "the source has 44 bytes, and the buffer only 40"),
-        (lambda: buffer.read_into(torch.zeros(10, dtype=torch.int32)), "is of int32 and the buffer of float32"),
-        (lambda: buffer.write_from(torch.zeros(5, dtype=torch.float64)), "is of float64 and the buffer of float32"),
-        (lambda: buffer.read_into(torch.zeros(10, 2)), "contiguous and of one dimension.*view"),
+        (lambda: buffer.read_into(torch.zeros(9)), "the destination has 36 bytes, but the buffer has 40"),
+        (lambda: buffer.write_from(torch.zeros(11)), "the source has 44 bytes, but the buffer only 40"),
+        (lambda: buffer.read_into(torch.zeros(10, dtype=torch.int32)), "has dtype int32, the buffer float32"),
+        (lambda: buffer.write_from(torch.zeros(5, dtype=torch.float64)), "has dtype float64, the buffer float32"),
+        (lambda: buffer.read_into(torch.zeros(10, 2)), "contiguous and one-dimensional.*view"),
         (lambda: buffer.read_into(torch.zeros(20)[::2]), "not contiguous"),
-        (lambda: buffer.read_into(bytes(40)), "bytes, which cannot be written to"),
+        (lambda: buffer.read_into(bytes(40)), "bytes, which is read-only"),
         (lambda: buffer.read_into(memoryview(bytes(40))), "read-only memoryview"),
         (lambda: buffer.read_into([0.0] * 10), "a tensor or a memoryview, and not list"),
         (lambda: buffer.read_into(torch.zeros(10), timeout=0), "timeout is a number of seconds above 0"),
         (lambda: buffer.part(36, 8), "bytes 36 to 44 are not within a buffer of 40 bytes"),
         (lambda: buffer.part(-1, 8), "not within"),
         (lambda: RDMABuffer(torch.zeros(0)), "is empty"),
-        (lambda: RDMABuffer(torch.zeros(2, 2)), "has to be contiguous and of one dimension"),
+        (lambda: RDMABuffer(torch.zeros(2, 2)), "must be contiguous and one-dimensional"),
         (lambda: RDMABuffer(torch.zeros(2).to_sparse()), "plain tensor"),
         (lambda: RDMABuffer(7), "a tensor or a memoryview, and not int"),
     ]
@@ -345,7 +345,7 @@ def test_the_stream_takes_nobody_without_the_secret() -> None:
     try:
         found = memory_of(torch.zeros(10), "there")
         stranger = Stream(b"wrong", lambda proc, timeout: server.address)
-        with pytest.raises(TransferError, match="does not take this process for one of its session"):
+        with pytest.raises(TransferError, match="rejects this process as a stranger to its session"):
             stranger.move([Move(remote, found)], False, 5.0)
         friend = Stream(b"right", lambda proc, timeout: server.address)
         friend.move([Move(remote, found)], False, 5.0)

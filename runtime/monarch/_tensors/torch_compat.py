@@ -1,7 +1,7 @@
 """Every private name of torch that the package uses, except those of ``_wire/tensor_compat.py``.
 
-Nothing of torch is imported before a function needs it: rank processes import this file before torch.
-Tests call each function, so that a version of torch without one of the names fails there and not in a training.
+Nothing of torch is imported before a function needs it: rank processes import this file before torch. Tests call each
+function, so a torch version without one of the names fails there and not in a training run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, cast
 
 _C10D = "torch.distributed.distributed_c10d"
 _MAKER = "_new_process_group_helper"
-"""The function that makes each group: ``init_process_group``, ``new_group`` and DeviceMesh call it."""
+"""The function that creates each group: ``init_process_group``, ``new_group`` and DeviceMesh call it."""
 
 
 def _c10d() -> Any:
@@ -54,13 +54,13 @@ def backend_of(group: Any, device: str) -> Any:
 def make_group(
     members: Sequence[int], rank: int, backend: str, store: Any, name: str, timeout: datetime.timedelta
 ) -> Any:
-    """Make a process group of some ranks of the default one, as ``dist.new_group`` does, under a name of ours.
+    """Create a process group of some ranks of the default one, like ``dist.new_group``, under a given name.
 
     Args:
         members: ranks in the default group.
-        rank: of this process, one of them.
+        rank: that of this process, one of them.
         backend: as ``dist.new_group`` takes it.
-        store: by which the members find each other.
+        store: for the rendezvous of the members.
         name: the same on all members.
         timeout: of its collectives.
     """
@@ -73,7 +73,7 @@ def make_group(
 
 
 def wrap_group_maker(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
-    """Replace the function that makes each process group by ``wrap`` of it, once.
+    """Replace the function that creates each process group by ``wrap`` of it, once.
 
     Returns:
         Whether it is replaced; False where torch.distributed is not imported yet, or has no such function.
@@ -88,7 +88,7 @@ def wrap_group_maker(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -
 
 
 def local_box(shape: Iterable[int], mesh: Any, placements: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return shape and offset of the part that this rank has of a DTensor."""
+    """Return shape and offset of this rank's part of a DTensor."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     local, offset = compute_local_shape_and_global_offset(cast("Any", shape), mesh, placements)

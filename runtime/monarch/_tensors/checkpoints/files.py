@@ -1,7 +1,7 @@
-"""States on disk, by torch.distributed.checkpoint: what each rank has is written by it, and read in any layout.
+"""States on disk, by torch.distributed.checkpoint: each rank writes its part; any layout can be read back.
 
-Torch plans what each rank writes from what all of them have. Here the plans of the ranks are passed on by messages and
-not by collectives, so ranks that write need no process group, and a group that breaks does not end the writing.
+Torch plans what each rank writes from the plans of all. Here plans travel in messages, not collectives, so ranks that
+write need no process group, and a broken group does not stop the writing.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from torch.distributed.checkpoint.storage import WriteResult
 from monarch.exceptions import DeviceMeshError
 
 Path = tuple[Any, ...]
-"""Keys of dicts and indices of lists, from the outside in."""
+"""Keys of dicts and indices of lists, outermost first."""
 RANK = "@rank."
-"""Before the number of a rank: its own table, where values are kept by content."""
+"""Prefix of a rank number: the rank's own table, for values stored by content."""
 
 
 class Copy(DefaultSavePlanner):
-    """A copy of a state in memory of the CPU, and what is to be written of it.
+    """A copy of a state in CPU memory, and the plan of what to write of it.
 
     Args:
-        state: nested dicts and lists of tensors, DTensors and values that can be pickled. A value at the top that has
+        state: nested dicts and lists of tensors, DTensors and values that can be pickled. A top-level value that has
             ``state_dict`` and ``load_state_dict`` stands for its own state.
 
     Raises:
@@ -50,7 +50,7 @@ class Copy(DefaultSavePlanner):
         self.is_coordinator = False
         self._copies: dict[MetadataIndex, Any] = {}
         self.abandoned = False
-        """Whether nobody wants it any more."""
+        """Whether the copy was abandoned."""
         items: list[WriteItem] = []
         for name, value in self.state_dict.items():
             try:
@@ -62,7 +62,7 @@ class Copy(DefaultSavePlanner):
                 raise ValueError(
                     f"{name!r}, of type {type(value).__name__}, cannot be saved: {type(error).__name__}: {error}"
                 ) from error
-        # The tensors themselves belong to the actor, and change from now on.
+        # The tensors themselves belong to the actor, and may change from now on.
         self.state_dict = {}
         self._plan = SavePlan(items)
 
@@ -72,8 +72,8 @@ class Copy(DefaultSavePlanner):
         return create_default_local_save_plan({name: value}, False).items
 
     def key_by_content(self, rank: int) -> None:
-        """Gives each value that is not shared out a key with its content in it: equal ones of several ranks are kept
-        once, and others apart, where torch would keep any one of them. A table says which of them a rank has."""
+        """Key each unsharded value by its content: equal values of several ranks are stored once, and different ones
+        separately, where torch would keep any one of them. A table maps a rank to its values."""
         names: dict[str, tuple[str, Path]] = {}
         items: list[WriteItem] = []
         copies: dict[MetadataIndex, Any] = {}
@@ -86,7 +86,7 @@ class Copy(DefaultSavePlanner):
             names[name] = (key, self._paths[name])
             copies[item.index] = found
             items.append(item)
-        # A rank that has no part of a DTensor knows it all the same.
+        # A rank without a part of a DTensor still knows it.
         names.update((name, (name, path)) for name, path in self._paths.items() if name not in names)
         table = create_default_local_save_plan({f"{RANK}{rank}": names}, False).items[0]
         copies[table.index] = _bytes(names)
@@ -94,37 +94,37 @@ class Copy(DefaultSavePlanner):
         self.mappings = {item.index.fqn: (item.index.fqn,) for item in self._plan.items}
 
     def local_plan(self) -> bytes:
-        """What this rank has, to be put together with what the others have."""
+        """Return this rank's plan, to be merged with the others'."""
         return pickle.dumps(dataclasses.replace(self._plan, planner_data=self.mappings))
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """What is written for an item."""
+        """Return the data to write for an item."""
         if self.abandoned:
-            raise DeviceMeshError("the checkpoint was given up")
+            raise DeviceMeshError("the checkpoint was abandoned")
         return self._copies[index]
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
-        """It was done when the copy was made."""
+        """Already done when the copy was made."""
         return object
 
     def write(self, plan: bytes, folder: str) -> bytes:
-        """Writes this rank's part into a folder that is there, and on to the disk; what it has written."""
+        """Write this rank's part into an existing folder and sync it to disk; return what was written."""
         if not os.path.isdir(folder):
             raise FileNotFoundError(
-                f"{folder}, which the first rank has made, is not seen from {os.uname().nodename}; "
-                f"a checkpoint of several hosts goes to a folder that all of them share"
+                f"{folder}, created by the first rank, is not visible on {os.uname().nodename}; "
+                f"a checkpoint of several hosts needs a shared folder"
             )
         try:
             return pickle.dumps(_writer(folder).write_data(self.finish_plan(pickle.loads(plan)), self).wait())
         except Exception as error:
-            # Torch says of a full disk only that its file is not as long as it should be.
+            # For a full disk, torch reports only that its file is shorter than it should be.
             cause = _of_the_disk(error)
             if cause is None:
                 raise
-            raise OSError(cause.errno, f"{cause.strerror}, in writing to {folder}{self._room(folder)}") from error
+            raise OSError(cause.errno, f"{cause.strerror}, while writing to {folder}{self._room(folder)}") from error
 
     def _room(self, folder: str) -> str:
-        """How many bytes this copy has, and how many the disk has left, for an error."""
+        """Describe the size of this copy and the free disk space, for an error."""
         size = sum(
             each.nbytes if isinstance(each, torch.Tensor) else len(each.getbuffer()) for each in self._copies.values()
         )
@@ -132,16 +132,14 @@ class Copy(DefaultSavePlanner):
             disk = os.statvfs(folder)
         except OSError:
             return ""
-        return (
-            f": this rank has up to {size:,} bytes to write, and {disk.f_bavail * disk.f_frsize:,} bytes are free there"
-        )
+        return f": this rank has up to {size:,} bytes to write; {disk.f_bavail * disk.f_frsize:,} bytes are free there"
 
 
 class Whole:
-    """What all ranks are to write, as the first of them knows it.
+    """Merge the plans of all ranks; for the first of them.
 
     Args:
-        plans: what each has.
+        plans: one for each rank.
 
     Raises:
         ValueError: they do not fit together.
@@ -153,41 +151,41 @@ class Whole:
             made, self._metadata = planner.create_global_plan([pickle.loads(plan) for plan in plans])
         except (ValueError, AssertionError) as error:
             raise ValueError(
-                f"the states of these {len(plans)} ranks do not make up a whole: {error}; a DTensor is saved by all "
-                f"ranks that it is shared out over, and a key means a tensor on all ranks or on none"
+                f"the states of these {len(plans)} ranks do not fit together: {error}; save a DTensor on all "
+                f"ranks that hold a shard of it, and use a key for a tensor on all ranks or on none"
             ) from error
         self.plans = [pickle.dumps(plan) for plan in _writer("").prepare_global_plan(made)]
-        """What each is to write."""
+        """The plan of each rank."""
 
     def finish(self, results: list[bytes], folder: str) -> None:
-        """Writes what readers need, when all ranks have written their parts."""
+        """Write the metadata for readers, once all ranks have written their parts."""
         written: list[list[WriteResult]] = [pickle.loads(each) for each in results]
         for rank, several in enumerate(written):
             for name in {each.storage_data.relative_path for each in several}:
                 if not os.path.exists(os.path.join(folder, name)):
                     raise FileNotFoundError(
-                        f"{name}, which rank {rank} has written, is not in {folder} as {os.uname().nodename} sees it; "
-                        f"a checkpoint of several hosts goes to a folder that all of them share"
+                        f"{name}, written by rank {rank}, is not visible in {folder} on {os.uname().nodename}; "
+                        f"a checkpoint of several hosts needs a shared folder"
                     )
         _writer(folder).finish(self._metadata, written)
 
 
 def states_in(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    """A state with those of the objects at its top in their place."""
+    """Return a state with its top-level objects replaced by their states."""
     if not isinstance(state, Mapping):
-        raise ValueError(f"a state is a dict of names to tensors and values, and not {type(state).__name__}")
+        raise ValueError(f"state: expected a dict of names to tensors and values, got {type(state).__name__}")
     return {key: value.state_dict() if is_stateful(value) else value for key, value in state.items()}
 
 
 def is_stateful(value: Any) -> bool:
-    """Whether it is an object that gives its state and takes one."""
+    """Return whether an object has ``state_dict`` and ``load_state_dict``."""
     if isinstance(value, type):
         return False
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
 def leaves_of(state: Any, path: Path = ()) -> Iterator[tuple[str, tuple[Path, Any]]]:
-    """The parts of a state by the names that torch gives them; a list without tensors or dicts is one part."""
+    """Yield the parts of a state by torch's names for them; a list without tensors or dicts is one part."""
     for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
         here = (*path, key)
         if _has_parts(value):
@@ -232,7 +230,7 @@ def _digest(found: torch.Tensor | io.BytesIO) -> str:
         return made.hexdigest()
     found.seek(0)
     try:
-        # Equal values have one form here, where a pickle tells also which parts are the same object.
+        # Equal values have one form here, whereas a pickle also records which parts are the same object.
         made.update(marshal.dumps(torch.load(found, map_location="cpu", weights_only=False), 2))
     except ValueError:
         made.update(found.getbuffer())
@@ -240,7 +238,7 @@ def _digest(found: torch.Tensor | io.BytesIO) -> str:
 
 
 def _writer(folder: str) -> FileSystemWriter:
-    # Nothing is to be copied from a GPU any more.
+    # No more GPU copies are pending.
     writer = FileSystemWriter(folder, per_thread_copy_ahead=0)
     writer.set_up_storage_writer(False)
     return writer

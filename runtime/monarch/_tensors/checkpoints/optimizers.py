@@ -1,4 +1,4 @@
-"""Optimizers that take a state from disk: room for it, where they have made none."""
+"""Optimizers restored from disk: room for their state, before their first step."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import torch
 
 
 def is_optimizer(value: Any) -> bool:
-    """Whether it is one of torch's."""
+    """Return whether it is a torch optimizer."""
     return isinstance(value, torch.optim.Optimizer)
 
 
 def make_room(optimizer: torch.optim.Optimizer) -> None:
-    """Has an optimizer that was never used make its state, in the layout of its parameters, which stay as they are.
+    """Make an unused optimizer create its state, in the layout of its parameters, which stay unchanged.
 
     Raises:
-        ValueError: there are gradients, which would count.
+        ValueError: there are gradients, which would be applied.
     """
     groups = optimizer.param_groups
     parameters = [each for group in groups for each in group["params"]]
     if any(each.grad is not None for each in parameters):
-        raise ValueError("it has made no step yet, and there are gradients; call its zero_grad(), and restore it then")
+        raise ValueError("it has made no step yet, and there are gradients; call its zero_grad(), then restore it")
     rates = [group.get("lr") for group in groups]
     try:
         for each in parameters:

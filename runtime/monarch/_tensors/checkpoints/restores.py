@@ -1,4 +1,4 @@
-"""States that come back from disk: each rank reads what it needs of a version, whatever layout it was written in."""
+"""Restores: each rank reads the parts of a version that it needs, whatever layout it was written in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHOWN = 8
 
 
 class Version:
-    """A version on disk, to be read by this rank; no other is needed for that.
+    """A version on disk, read by this rank alone.
 
     Args:
         folder: its path.
@@ -31,34 +31,34 @@ class Version:
         self._reader = FileSystemReader(folder)
         self._metadata = self._reader.read_metadata()
         self.known: dict[str, Any] = self._metadata.state_dict_metadata
-        """What is known of each key."""
+        """Metadata of each key."""
 
     def tensor_size(self, key: str) -> torch.Size | None:
-        """The size of a tensor; None for what is none."""
+        """Return the size of a tensor; None for another value."""
         found = self.known[key]
         return found.size if isinstance(found, TensorStorageMetadata) else None
 
     def make(self, key: str, device: Any = "cpu") -> torch.Tensor:
-        """A tensor to read one into."""
+        """Return an empty tensor to read one into."""
         found = self.known[key]
         return torch.empty(found.size, dtype=found.properties.dtype, device=device)
 
     def check(self, wanted: Mapping[str, Any], names: Mapping[str, str] | None = None) -> None:
-        """Looks whether what is wanted can be read, without reading it.
+        """Check that the wanted keys can be read, without reading them.
 
         Args:
-            wanted: by key, what it is to be read into; for a value that is no tensor, anything.
-            names: what errors call some keys.
+            wanted: by key, the value to read into; anything for a value that is not a tensor.
+            names: names of some keys in errors.
 
         Raises:
-            ArgumentError: some of it is not there, or is of another size.
+            ArgumentError: a key is missing, or has another size.
         """
         called = names or {}
         missing = [called.get(key, key) for key in wanted if key not in self.known]
         if missing:
             there = [key for key in self.known if not key.startswith(RANK)]
             raise ArgumentError(
-                f"the checkpoint {self.folder} has no {_list(map(repr, missing))}, which the state has; "
+                f"the checkpoint {self.folder} lacks {_list(map(repr, missing))} of the state; "
                 f"it has {_list(map(repr, there)) or 'nothing'}"
             )
         for key, value in wanted.items():
@@ -68,18 +68,18 @@ class Version:
                 continue
             if not isinstance(value, torch.Tensor):
                 raise ArgumentError(
-                    f"{name!r} is a tensor in the checkpoint {self.folder}, and {type(value).__name__} in the state"
+                    f"{name!r} is a tensor in the checkpoint {self.folder}, but {type(value).__name__} in the state"
                 )
             if size != value.size():
                 raise ArgumentError(
-                    f"{name!r} has the size {tuple(size)} in the checkpoint {self.folder}, "
-                    f"and {tuple(value.size())} in the state"
+                    f"{name!r} has size {tuple(size)} in the checkpoint {self.folder}, "
+                    f"but {tuple(value.size())} in the state"
                 )
             if value.is_meta:
-                raise ArgumentError(f"{name!r} has no memory to be read into; call to_empty() of its model first")
+                raise ArgumentError(f"{name!r} is on the meta device; call to_empty() on its model first")
 
     def read(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Reads what is wanted: tensors into those that are given, and values as new ones, which it returns by key."""
+        """Read the wanted keys: tensors into the given ones; other values are returned by key."""
         planner = _Planner()
         planner.state_dict = dict(wanted)
         planner.metadata = self._metadata
@@ -88,10 +88,10 @@ class Version:
         return planner.values
 
     def load(self, state: Any) -> None:
-        """Reads a state into another one, in place; objects at its top that take a state get theirs.
+        """Read a state into another one, in place; top-level objects with ``load_state_dict`` get theirs.
 
         Raises:
-            ArgumentError: what the state has is not there, or is of another size; then nothing was read.
+            ArgumentError: a key of the state is missing, or has another size; then nothing was read.
         """
         parts = states_in(state)
         leaves = dict(leaves_of(parts))
@@ -107,20 +107,20 @@ class Version:
 
 
 class _Planner(DefaultLoadPlanner):
-    """Reads values where no part of the state has to be replaced for that."""
+    """Read values where no part of the state has to be replaced for that."""
 
     def __init__(self) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.values: dict[str, Any] = {}
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Takes a value."""
+        """Take a value."""
         where = None if torch.cuda.is_available() else "cpu"
         self.values[read_item.dest_index.fqn] = torch.load(value, map_location=where, weights_only=False)
 
 
 def put(state: Any, path: Path, value: Any) -> None:
-    """Sets a part of a state; dicts that are not there are made."""
+    """Set a part of a state, creating missing dicts."""
     for key in path[:-1]:
         if isinstance(state, dict) and key not in state:
             state[key] = {}

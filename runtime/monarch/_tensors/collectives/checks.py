@@ -1,6 +1,6 @@
-"""Checked collectives: ranks compare operation, shapes and dtypes before each, as torch does at the level DETAIL.
+"""Checked collectives: ranks compare operation, shapes and dtypes before each, as torch does at debug level DETAIL.
 
-torch wraps each process group that is made after that. A check is a collective of its own and takes milliseconds.
+torch wraps each process group created after that. A check is a collective of its own and takes milliseconds.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 
 from torch.distributed import DebugLevel, set_debug_level  # pyright: ignore[reportPrivateImportUsage]
 
-# Imported here, and not first by the receiving thread.
+# Imported here, so that the receiving thread is not the first to import it.
 from monarch._tensors.collectives import waiting as waiting
 
 _MISMATCH = re.compile(
@@ -22,27 +22,27 @@ _TYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "BFloat16"
 
 
 def check_collectives() -> None:
-    """Have the process groups that this process makes from now on check their collectives."""
+    """Make process groups created in this process from now on check their collectives."""
     set_debug_level(DebugLevel.DETAIL)
 
 
 def describe_mismatch(error: BaseException) -> str:
-    """Return what ranks have called that do not match; empty if the error says nothing of the kind."""
+    """Describe the mismatching collectives of ranks; empty if the error is of another kind."""
     found = _MISMATCH.search(str(error)) if isinstance(error, RuntimeError) else None
     if found is None:
         return ""
     own, other = _call(found[2]), _call(found[4])
-    # torch reads what another operation has sent in its own format, so only the names of equal operations are true.
+    # torch parses the data of another operation in its own format, so names are only right for equal operations.
     same = own[0] == other[0]
     sides = {int(found[1]): " ".join(own), int(found[3]): " ".join(other) if same else "another collective"}
     texts = [f"rank {rank} called {sides[rank]}" for rank in sorted(sides)]
-    return f"the ranks of a process group called collectives that do not match: {', '.join(texts)}; " + (
+    return f"ranks of a process group called mismatching collectives: {', '.join(texts)}; " + (
         "give all of them tensors of one shape and dtype" if same else "call the same one on all of them"
     )
 
 
 def _call(fingerprint: str) -> tuple[str, ...]:
-    """Operation, shapes and dtypes, as far as they are there."""
+    """Return operation, shapes and dtypes, as far as known."""
     operation = re.search(r"OpType=(\w+)", fingerprint)
     shapes = re.search(r"TensorShape=\[(.*?)\](?=, TensorDtypes)", fingerprint)
     types = re.search(r"TensorDtypes=([\w, ]*?)(?=, TensorDeviceTypes)", fingerprint)

@@ -1,7 +1,7 @@
-"""The TCP connections of collectives, so that a rank that waits in one can be freed.
+"""The TCP connections of collectives, closed to free a rank that waits in one.
 
-Aborting a gloo group does not free a rank that is inside a collective (tried with torch 2.13); shutting down the
-sockets of the group does, within milliseconds. Which these are is seen by looking before and after it is made.
+Aborting a gloo group does not free a rank inside a collective (tried with torch 2.13); shutting down the sockets of the
+group does, within milliseconds. They are found by comparing the open sockets before and after the group is created.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 
 def open_sockets() -> set[tuple[int, int]]:
-    """File descriptor and inode of each socket of this process, of any kind: to ask each for its kind takes longer."""
+    """Return file descriptor and inode of each socket of this process, of any kind: checking the kind takes longer."""
     found: set[tuple[int, int]] = set()
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -26,18 +26,18 @@ def open_sockets() -> set[tuple[int, int]]:
 
 
 def shut_down(sockets: set[tuple[int, int]]) -> int:
-    """Ends TCP connections of this process from both sides, without closing their descriptors.
+    """Shut down TCP connections of this process in both directions, without closing their descriptors.
 
     Args:
-        sockets: as ``open_sockets`` has them; others than those of TCP are left alone.
+        sockets: as from ``open_sockets``; other kinds than TCP are left alone.
 
     Returns:
-        How many connections there were.
+        The number of connections.
     """
     count = 0
     for number, inode in sockets:
         try:
-            # Its number may be another file's by now; the copy is of the one that is looked at.
+            # Its number may be another file's by now; the copy is of the file being checked.
             copy = os.dup(number)
         except OSError:
             continue
@@ -51,7 +51,7 @@ def shut_down(sockets: set[tuple[int, int]]) -> int:
                     connection.shutdown(socket.SHUT_RDWR)
                     count += 1
         except OSError:
-            # Not connected, or not any more.
+            # Not connected, or no longer.
             continue
     return count
 
@@ -61,9 +61,9 @@ def _is_tcp(any_socket: socket.socket) -> bool:
 
 
 def of_collectives(hosts: Sequence[str]) -> set[tuple[int, int]]:
-    """TCP sockets that may be those of a process group that the person's own code has made.
+    """Return TCP sockets that may belong to a process group that user code has created.
 
-    Those are connected to this machine or to another host of the mesh; what goes elsewhere is something else.
+    They are connected to this machine or to another host of the mesh; connections to elsewhere are not.
 
     Args:
         hosts: addresses of the hosts of the mesh.

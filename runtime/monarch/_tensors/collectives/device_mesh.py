@@ -1,4 +1,4 @@
-"""torch's DeviceMesh over process groups that are there already."""
+"""torch's DeviceMesh over existing process groups."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from monarch._tensors.collectives.world import BOTH, World
 def make_device_mesh(
     world: World, groups: Sequence[Any], ranks: Sequence[int], sizes: Sequence[int], labels: Sequence[str]
 ) -> DeviceMesh:
-    """A DeviceMesh of some ranks, with one group of this rank for each axis.
+    """Return a DeviceMesh of some ranks, with one group of this rank for each axis.
 
     Args:
-        world: the default group, in which the ranks count.
-        groups: of this rank along each axis.
+        world: the default group, which defines the rank numbers.
+        groups: this rank's, one along each axis.
         ranks: all ranks, in row-major order.
         sizes: of the axes.
         labels: names of the axes.

@@ -1,7 +1,7 @@
-"""The threads that communicate for a process group run on any core that helps the rank, not on the rank's own only.
+"""Let communication threads of process groups run on any core that helps the rank, not only on the rank's own.
 
-A thread inherits the cores of the thread that starts it, and a rank's code is bound to its share of them. With gloo's
-threads bound as well, two ranks on two cores make a quarter fewer training steps.
+A thread inherits the cores of its creator, and a rank's code is bound to its share of them. With gloo's threads bound
+as well, two ranks on two cores make a quarter fewer training steps.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from monarch._tensors.torch_compat import wrap_group_maker
 
 
 def free_gloo_threads() -> None:
-    """Have groups that the user's code makes in this process start their threads on any core that helps it.
+    """Make groups that user code creates in this process start their threads on any core that helps it.
 
-    Nothing changes where torch.distributed is not imported yet, or has no such function.
+    Does nothing if torch.distributed is not imported yet, or lacks the function.
     """
     wrap_group_maker(_as_helper)
 

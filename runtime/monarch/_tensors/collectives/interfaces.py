@@ -1,4 +1,4 @@
-"""Which network interface collectives go by: the one whose address the other hosts know this one by."""
+"""The network interface for collectives: the one whose address other hosts use for this one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import suppress
 
 LOOPBACK = "127.0.0.1"
 
-# Both libraries guess by the name of the host otherwise, which on many machines leads to an address nobody reaches.
+# Otherwise both libraries guess from the host name, which on many machines gives an unreachable address.
 _VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def choose_interface(address: str) -> None:
-    """Has gloo and NCCL use the interface that has an address; variables that are set already stay."""
+    """Make gloo and NCCL use the interface that has an address; variables that are already set stay."""
     name = interface_of(address)
     if name:
         for variable in _VARIABLES:
@@ -25,7 +25,7 @@ def choose_interface(address: str) -> None:
 
 
 def interface_of(address: str) -> str:
-    """The name of the interface with this IPv4 or IPv6 address, or of this host name; empty if there is none."""
+    """Return the name of the interface with this IPv4 or IPv6 address, or of this host name; empty if there is none."""
     known = _addresses(address)
     if not known:
         return ""
@@ -41,8 +41,8 @@ def interface_of(address: str) -> str:
 
 
 def _addresses(address: str) -> set[str]:
-    """What an address is known as; empty for a host name that nobody knows."""
-    # Looking up what is an address already imports the tables for host names, 5 ms in each rank.
+    """Return the numeric addresses of an address; empty for an unknown host name."""
+    # Looking up a numeric address imports the tables for host names, 5 ms in each rank.
     with suppress(ValueError):
         return {str(_parsed(address))}
     with suppress(OSError):

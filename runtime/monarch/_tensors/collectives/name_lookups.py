@@ -1,8 +1,8 @@
-"""Connecting to addresses without asking the name service for the names behind them.
+"""Connecting to addresses without reverse DNS lookups.
 
-torch's stores look up the name of each address that they connect to, only to mention it in their log. They connect to
-``127.0.0.1`` as ``::ffff:127.0.0.1``, which no hosts file names, so each rank sends a DNS query. Where no name server
-answers, that takes 5 to 10 s: on a laptop without a network, in a container, or if 64 ranks ask at once.
+torch's stores look up the name of each address that they connect to, only to log it. They connect to ``127.0.0.1`` as
+``::ffff:127.0.0.1``, which no hosts file names, so each rank sends a DNS query. Without a reachable name server, that
+takes 5 to 10 s: on a laptop without a network, in a container, or if 64 ranks ask at once.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 import torch
 
 _INITIALIZED = 1
-"""RES_INIT, among the options of a resolver's state."""
+"""RES_INIT, one of a resolver's option bits."""
 _ERROR = 2
-"""torch's log level that leaves out warnings."""
+"""torch's log level without warnings."""
 
 
 class _ResolverState(ctypes.Structure):
-    """The beginning of glibc's ``struct __res_state`` (resolv.h), of which each thread has its own."""
+    """The beginning of glibc's ``struct __res_state`` (resolv.h); each thread has its own."""
 
     _fields_ = [
         ("retrans", ctypes.c_int),
@@ -36,10 +36,10 @@ class _ResolverState(ctypes.Structure):
 
 @contextlib.contextmanager
 def no_name_lookups(address: str) -> Iterator[None]:
-    """Have no name server asked by this thread meanwhile, if the address needs none.
+    """Suppress DNS queries of this thread meanwhile, if the address needs none.
 
     Args:
-        address: what is connected to: with a host name nothing changes, since it has to be looked up.
+        address: the target; a host name has to be looked up, so for it nothing changes.
     """
     state = resolver_state() if _is_numeric(address) and _log_level() is not None else None
     if state is None:
@@ -54,7 +54,7 @@ def no_name_lookups(address: str) -> Iterator[None]:
 
 
 def resolver_state() -> _ResolverState | None:
-    """This thread's own state of the C library's resolver; None where the C library is not glibc."""
+    """Return this thread's state of the C library's resolver; None without glibc."""
     library = ctypes.CDLL(None)
     try:
         initialize, state = library.__res_init, library.__res_state
@@ -78,7 +78,7 @@ def _is_numeric(address: str) -> bool:
 
 @functools.cache
 def _log_level() -> ctypes.c_int | None:
-    """The variable of torch's C++ code that says what it logs; None if this build does not export it."""
+    """Return the log level variable of torch's C++ code; None if this build does not export it."""
     try:
         library = Path(torch.__file__).parent / "lib" / "libc10.so"
         return ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "FLAGS_caffe2_log_level")
@@ -87,7 +87,7 @@ def _log_level() -> ctypes.c_int | None:
 
 
 class _Warnings:
-    """torch's warnings, which say of each lookup that it failed. They are off while any thread wants them off."""
+    """torch's warnings about each failed lookup. They are off while any thread wants them off."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,9 +1,9 @@
-"""Process groups of some ranks, each made over a connection of its own to the store.
+"""Process groups of some ranks, each with its own connection to the store.
 
-``dist.new_group`` is no way to have several at once. It names a group that only its members make by how many groups a
-process has, so that ranks which have made others before wait for each other under different names. And all groups of a
-process share one connection, which is taken while one of them waits: ranks that are in several groups, and begin them
-in different orders, would wait for each other in a circle.
+``dist.new_group`` cannot create several at once. It names a group that only its members create by the number of groups
+of a process, so ranks that have created others before wait for each other under different names. And all groups of a
+process share one connection, which is locked while one of them waits: ranks in several groups that are created in
+different orders would deadlock.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from monarch._tensors.torch_compat import make_group
 
 
 def make_subgroup(ranks: Sequence[int], backend: str, store: Store, token: str, timeout: datetime.timedelta) -> Any:
-    """Makes the group of some ranks of the default one, together with its other members.
+    """Create the group of some ranks of the default one, together with its other members.
 
     Args:
-        ranks: in the default group; this process is one of them.
+        ranks: in the default group, including this process.
         backend: as ``dist.new_group`` takes it.
-        store: by which the members find each other; a connection that nobody else uses.
-        token: the same on all members, and another one for each default group.
+        store: for the rendezvous of the members; a connection of its own.
+        token: the same on all members, and unique to the default group.
         timeout: of its collectives.
     """
     members = sorted(ranks)
     text = ",".join(map(str, members))
-    # As torch's own names are: backends make keys and file names of it.
+    # In torch's own format: backends derive keys and file names from it.
     name = hashlib.sha1(f"{token} {text}".encode(), usedforsecurity=False).hexdigest()
     return make_group(members, dist.get_rank(), backend, PrefixStore(f"groups {token}", store), name, timeout)

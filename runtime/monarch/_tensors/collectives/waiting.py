@@ -1,4 +1,4 @@
-"""The collective that a thread waits in, as its Python frames show it."""
+"""The collective that a thread waits in, from its Python frames."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from monarch._tensors.torch_compat import begun, group_names
 _C10D = dist.distributed_c10d.__file__
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _DEPTH = 60
-"""Frames that are looked through at most."""
+"""Maximum number of frames to search."""
 _MAKERS = {"new_group", "init_process_group"}
 _PEERS = {
     "send": "dst", "send_object_list": "dst", "recv": "src", "recv_object_list": "src",
 }  # fmt: skip
-"""Point-to-point operations, and the parameter that names the other side."""
+"""Point-to-point operations, and the parameter that names the peer."""
 
 
 def waits_in(frame: FrameType | None, rank: int, place: tuple[int, ...], in_futex: bool) -> Waits | None:
@@ -30,9 +30,9 @@ def waits_in(frame: FrameType | None, rank: int, place: tuple[int, ...], in_fute
 
     Args:
         frame: the innermost frame of the thread.
-        rank: of this process.
-        place: of the frame.
-        in_futex: whether the thread waits for another one.
+        rank: that of this process.
+        place: that of the frame.
+        in_futex: whether the thread waits in a futex.
     """
     if frame is None or not dist.is_initialized():
         return None
@@ -46,9 +46,9 @@ def waits_in(frame: FrameType | None, rank: int, place: tuple[int, ...], in_fute
     if group is None:
         return None
     peers = _peers(name, values, group)
-    # The check of a collective comes before it is counted.
+    # The check of a collective runs before it is counted.
     number = begun(group) + (get_debug_level() == DebugLevel.DETAIL)
-    # A point-to-point operation whose other side is not known may be one with anybody.
+    # A point-to-point operation with an unknown peer may be with any rank.
     return None if peers is None else _waits(name, group, number, rank, place, peers)
 
 
@@ -61,7 +61,7 @@ def _frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _outermost(frame: FrameType) -> FrameType | None:
-    """The function of torch.distributed that the program has called, if the thread is inside one."""
+    """Return the torch.distributed function that the program has called, if the thread is inside one."""
     found: FrameType | None = None
     for each in _frames(frame):
         if not each.f_code.co_filename.startswith(_TORCH):
@@ -72,7 +72,8 @@ def _outermost(frame: FrameType) -> FrameType | None:
 
 
 def _waits_by_name(frame: FrameType) -> bool:
-    """Whether code waits for a Work, or in code of torch that does, such as the backward pass of a parallel module."""
+    """Return whether code waits for a Work, or in torch code that does, such as the backward pass of a parallel
+    module."""
     return frame.f_code.co_filename.startswith(_TORCH) or "wait" in frame.f_code.co_names
 
 
@@ -107,6 +108,6 @@ def _making(name: str, values: dict[str, Any], rank: int, place: tuple[int, ...]
 
 
 def _work_of_default(rank: int, place: tuple[int, ...]) -> Waits:
-    """A wait for a Work, which does not name its group: taken for one of the default group."""
+    """Return a wait for a Work, which does not name its group: taken as the default group."""
     group: Any = dist.group.WORLD
     return _waits("", group, begun(group), rank, place)

@@ -1,4 +1,4 @@
-"""The process groups of this process: one over all ranks of its mesh, and others within, made when first used."""
+"""The process groups of this process: one over all ranks of its mesh, and subgroups, created at first use."""
 
 from __future__ import annotations
 
@@ -26,47 +26,47 @@ BOTH = "cpu:gloo,cuda:nccl"
 _AT_ONCE = "GLOO_ENABLE_STORE_V2_API"
 """Environment variable: gloo asks the store for all addresses at once, where 64 ranks would ask it 8,000 times."""
 _TIMEOUT = datetime.timedelta(minutes=30)
-"""As torch has it; a rank that dies frees the others long before."""
+"""torch's default; a dead rank frees the others long before."""
 
 
 class Place(NamedTuple):
-    """What one rank needs in order to join."""
+    """What a rank needs to join."""
 
     rank: int
     size: int
     local_rank: int
     local_size: int
     address: str
-    """Of the machine that serves the store."""
+    """Address of the machine that serves the store."""
     port: int
     own_address: str
-    """Of this machine, as the others know it."""
+    """Address of this machine, as the others know it."""
     device: str
-    """What the rank computes on: ``cpu``, or the GPU by a name that no other GPU of the mesh has."""
+    """The rank's device: ``cpu``, or the GPU by a name that is unique in the mesh."""
 
 
 @dataclass
 class World:
-    """The default process group as it was formed once, and what was made within it."""
+    """One generation of the default process group, and the groups within it."""
 
     place: Place
     store: Store
     devices: list[str]
     token: str
-    """Of this round alone, the same on all ranks."""
+    """Unique to this generation, the same on all ranks."""
     sockets: set[tuple[int, int]] = field(default_factory=set)
     groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     turns: dict[tuple[int, ...], threading.Lock] = field(default_factory=dict)
     making: dict[tuple[int, ...], set[tuple[int, int]]] = field(default_factory=dict)
-    """Groups that are being made, with the connections that there were before."""
+    """Groups under creation, with the sockets from before."""
 
     def group(self, ranks: Sequence[int]) -> Any:
-        """The process group of some ranks, of which this is one; each of them is to ask for it."""
+        """Return the process group of some ranks, including this one; each of them must ask for it."""
         key = tuple(ranks)
         with self.lock:
             turn = self.turns.setdefault(key, threading.Lock())
-        # A turn for each group: another actor of this process may wait for the members of another one.
+        # One lock for each group: another actor of this process may wait for the members of another one.
         with turn:
             if key not in self.groups:
                 self.groups[key] = in_helper(lambda: self._make(key))
@@ -79,18 +79,18 @@ class World:
         try:
             store = find_store(self.place.address, self.place.port, self.place.size)
             store.set_timeout(_TIMEOUT)
-            # Only its members take part, so that the others may do something else.
+            # Only its members take part, so the others stay free.
             return make_subgroup(key, self.backend(key), store, self.token, _TIMEOUT)
         finally:
             self.sockets |= open_sockets() - before
             del self.making[key]
 
     def backend(self, ranks: Sequence[int]) -> str:
-        """What a group of these ranks communicates by."""
+        """Return the backend for a group of these ranks."""
         return choose_backend([self.devices[rank] for rank in ranks])
 
     def position(self) -> dict[str, int]:
-        """How many collectives this rank has begun in each group: equal in all that are in step."""
+        """Return how many collectives this rank has begun in each group: equal for all ranks in step."""
         counts: dict[str, int] = {}
         for ranks, group in list(self.groups.items()):
             with contextlib.suppress(RuntimeError):
@@ -98,32 +98,33 @@ class World:
         return counts
 
     def free(self) -> int:
-        """Frees whoever waits in a collective here, and with that spoils the groups; how many connections it cut."""
+        """Free any thread that waits in a collective here, which breaks the groups; return the number of closed
+        connections."""
         making = [open_sockets() - before for before in list(self.making.values())]
         return shut_down(self.sockets.union(*making)) + _abort_nccl()
 
 
 def counts() -> dict[str, tuple[tuple[int, ...], int]]:
-    """Of each process group of this process, by name: its members, and how many collectives were begun here."""
+    """Return by name, for each process group of this process: its members, and the collectives begun here."""
     found: dict[str, tuple[tuple[int, ...], int]] = {}
     for group, name in group_names():
-        # Backends that do not count are not compared.
+        # Backends without a count are not compared.
         with contextlib.suppress(RuntimeError):
             found[name] = tuple(dist.get_process_group_ranks(group)), begun(group)
     return found
 
 
 def choose_backend(devices: Sequence[str]) -> str:
-    """NCCL if each rank has a GPU of its own, beside gloo for tensors on the CPU; else gloo for all."""
+    """Return NCCL if each rank has a GPU of its own, plus gloo for CPU tensors; else gloo."""
     of_their_own = "cpu" not in devices and len(set(devices)) == len(devices)
     return BOTH if of_their_own and dist.is_nccl_available() else "gloo"
 
 
 def form(place: Place, store: Store) -> World:
-    """Joins the default process group, together with all other ranks of the mesh.
+    """Join the default process group, together with all other ranks of the mesh.
 
     Raises:
-        GroupError: others did not come, or the group could not be made.
+        GroupError: other ranks did not join, or the group could not be created.
     """
     choose_interface(place.own_address)
     os.environ.setdefault(_AT_ONCE, "1")
@@ -134,9 +135,9 @@ def form(place: Place, store: Store) -> World:
         wrong = [rank for rank, each in enumerate(theirs) if each != f"{rank} of {place.size}"]
         if wrong:
             raise GroupError(
-                f"the program has a default process group that is not that of all ranks of the mesh in their order: "
-                f"rank {wrong[0]} of {place.size} has place {theirs[wrong[0]] or 'none'} in it; end it by "
-                f"dist.destroy_process_group() to use those of the mesh"
+                f"the program's default process group does not match the ranks of the mesh: "
+                f"rank {wrong[0]} of {place.size} is rank {theirs[wrong[0]] or 'none'} in it; call "
+                f"dist.destroy_process_group() to use the mesh's groups"
             )
         world = World(place, store, devices, token, of_collectives([place.address, place.own_address]))
         world.group(range(place.size))
@@ -151,27 +152,27 @@ def form(place: Place, store: Store) -> World:
             timeout=_TIMEOUT,
         )
     except RuntimeError as error:
-        raise GroupError(f"the process group could not be made on rank {place.rank}: {error}") from error
+        raise GroupError(f"cannot create the process group on rank {place.rank}: {error}") from error
     world = World(place, store, devices, token, open_sockets() - before)
     world.group(range(place.size))
     return world
 
 
 def _default_group() -> str:
-    """Place in the default process group that the program has made by itself, as ``rank of size``; empty for none."""
+    """Return the place in a default process group that the program has created, as ``rank of size``; empty for none."""
     return f"{dist.get_rank()} of {dist.get_world_size()}" if dist.is_initialized() else ""
 
 
 def leave(world: World) -> None:
-    """Ends the groups, so that others can be made; a default group that the program has made since stays."""
+    """Destroy the groups, so that new ones can be created; a default group that the program has created since stays."""
     if dist.is_initialized() and dist.group.WORLD is world.groups.get(tuple(range(world.place.size))):
-        # Aborting it first, since destroying waits for what is under way.
+        # Abort first, since destroying waits for work in progress.
         world.free()
         dist.destroy_process_group()
 
 
 def torchrun_variables(place: Place) -> dict[str, str]:
-    """The environment that torchrun gives its workers, for programs that make their process group by themselves."""
+    """Return torchrun's environment for its workers, for programs that create their process group themselves."""
     return {
         "RANK": str(place.rank),
         "WORLD_SIZE": str(place.size),
@@ -188,13 +189,13 @@ def torchrun_variables(place: Place) -> dict[str, str]:
 
 
 def own_device() -> str:
-    """What this rank computes on, as ``Place.device`` has it."""
+    """Return this rank's device, as in ``Place.device``."""
     import torch
 
     if not torch.cuda.is_available():
         return "cpu"
     index = torch.cuda.current_device()
-    # Of the GPU itself: each process may count those that it sees by other numbers.
+    # The GPU's own id: the numbers depend on which GPUs a process sees.
     uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return f"cuda {uuid}" if uuid else f"cuda {os.uname().nodename} {visible} {index}"
@@ -205,7 +206,7 @@ def _abort_nccl() -> int:
     for group in groups():
         for backend in {id(each): each for each in _backends(group)}.values():
             if type(backend).__name__ == "ProcessGroupNCCL":
-                # Versions of torch before it had this wait for the watchdog.
+                # Versions of torch without it make this wait for the watchdog.
                 abort = getattr(backend, "abort", None)
                 if abort is not None:
                     abort()

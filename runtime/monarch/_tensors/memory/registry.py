@@ -1,7 +1,7 @@
-"""The memory of this process that others may read and write, and how they see that it still may be.
+"""The memory of this process that others may read and write, and how they check that it is still valid.
 
-Each piece has a slot, a word of this process's memory that holds the key of the piece, and zero once it is dropped. Who
-reads from outside looks at the slot before and after; so that costs the owner nothing, however busy it is.
+Each piece has a slot, a word of this process's memory that holds the key of the piece, and zero once it is dropped.
+Remote readers check the slot before and after; so that costs the owner nothing, however busy it is.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ _SLOTS = 512
 
 
 class Remote(NamedTuple):
-    """A piece of memory as other processes know it: what travels in messages."""
+    """A reference to exported memory, as it travels in messages."""
 
     proc: str
     """Proc id of its owner."""
     title: str
-    """The owner in words, such as ``rank 3 of trainers``."""
+    """Name of the owner, such as ``rank 3 of trainers``."""
     pid: int
     slot: int
     """Address of its slot in the owner."""
     key: int
     address: int
-    """In the owner, of the whole piece."""
+    """Address in the owner, of the whole piece."""
     offset: int
-    """Bytes from there to what is meant."""
+    """Offset in bytes of the referenced part."""
     size: int
-    """Bytes that are meant."""
+    """Size in bytes of the referenced part."""
     dtype: str
     device: str
     readonly: bool
     gpu: bytes = b""
-    """For memory of a GPU how another process of the host opens it; see cuda_ipc."""
+    """For GPU memory, how another process of the host opens it; see cuda_ipc."""
 
     @property
     def start(self) -> int:
-        """Address in the owner of what is meant."""
+        """Return the address of the referenced part in the owner."""
         return self.address + self.offset
 
 
 class Registry:
-    """The pieces of this process's memory that others may use."""
+    """The exported memory of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[int, tuple[Memory, ctypes.c_uint64]] = {}
         self._free: list[ctypes.c_uint64] = []
-        # Never freed: others may look at a slot at any time.
+        # Never freed: others may check a slot at any time.
         self._tables: list[ctypes.Array[ctypes.c_uint64]] = []
 
     def add(self, memory: Memory, proc: str, title: str, gpu: bytes = b"") -> Remote:
-        """Lets others use a piece of memory, which is kept until it is dropped."""
+        """Export a piece of memory, which is kept until dropped."""
         key = secrets.randbits(63) | 1
         with self._lock:
             slot = self._slot()
@@ -87,12 +87,12 @@ class Registry:
         return self._free.pop()
 
     def get(self, key: int) -> Memory | None:
-        """A piece by its key; None if it was dropped."""
+        """Return a piece by its key; None if it was dropped."""
         found = self._known.get(key)
         return found[0] if found is not None else None
 
     def slot_table(self, key: int) -> tuple[int, int] | None:
-        """Address and size of the table that has the slot of a piece; it stays when the piece is dropped."""
+        """Return address and size of the table with the slot of a piece; it stays when the piece is dropped."""
         found = self._known.get(key)
         if found is not None:
             slot = ctypes.addressof(found[1])
@@ -103,18 +103,18 @@ class Registry:
         return None
 
     def drop(self, key: int) -> bool:
-        """Lets nobody use a piece any more; whether there was one."""
+        """Withdraw a piece; return whether it existed."""
         with self._lock:
             found = self._known.pop(key, None)
             if found is None:
                 return False
-            # Before the memory goes: who reads it now will see that it has.
+            # Before the memory goes: concurrent readers then see that it has.
             found[1].value = 0
             self._free.append(found[1])
         return True
 
     def clear(self) -> None:
-        """Drops all."""
+        """Drop all."""
         for key in list(self._known):
             self.drop(key)
 

@@ -1,4 +1,4 @@
-"""The bytes of memory as sockets want them; those of a GPU by way of pinned memory of the host, piece by piece."""
+"""The bytes of memory in the form that sockets need; GPU memory goes through pinned host memory, in pieces."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _PIECE = 32 << 20
 
 
 def host_view(address: int, size: int) -> memoryview:
-    """Memory of the CPU as bytes that can be written to; who calls keeps it alive."""
+    """Return CPU memory as writable bytes; the caller keeps it alive."""
     return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
 
 
 def read_bytes(memory: Memory, offset: int, size: int) -> Iterator[memoryview]:
-    """The bytes of a part of some memory, in pieces."""
+    """Yield the bytes of a range of memory, in pieces."""
     if memory.device == "cpu":
         yield host_view(memory.address + offset, size)
         return
@@ -30,7 +30,7 @@ def read_bytes(memory: Memory, offset: int, size: int) -> Iterator[memoryview]:
 
 
 def write_bytes(memory: Memory, offset: int, size: int, fill: Callable[[memoryview], None]) -> None:
-    """Has a part of some memory written, in pieces, by a function that fills each."""
+    """Fill a range of memory, in pieces, by a function."""
     if memory.device == "cpu":
         fill(host_view(memory.address + offset, size))
         return

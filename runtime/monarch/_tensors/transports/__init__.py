@@ -1,1 +1,1 @@
-"""Ways to move bytes between processes; one file a transport."""
+"""Ways to move bytes between processes; one file for each transport."""

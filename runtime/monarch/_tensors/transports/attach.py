@@ -1,4 +1,4 @@
-"""Cross-memory attach: one process of a host reads and writes the memory of another by a system call, in one copy."""
+"""Cross-memory attach: one process of a host reads and writes another's memory by a system call, in one copy."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from monarch._tensors.transports.base import Move, dropped, lost_meanwhile
 from monarch.exceptions import TransferError
 
 _PIECES = 512
-"""Pieces of memory in one system call; the kernel takes 1024."""
+"""Pieces of memory in one system call; the kernel accepts 1024."""
 _CHUNK = 4 << 20
 _SHARED_OUT = 4 << 20
 """Bytes from which several threads copy."""
 _THREADS = 4
-"""More do not copy faster on any machine that was tried: memory is the limit."""
+"""More did not copy faster on any machine tried: memory is the limit."""
 _SMALL = 1 << 20
-"""Bytes up to which one piece is moved without numpy, which costs more than the copy."""
+"""Bytes up to which a single piece is moved without numpy, which costs more than the copy."""
 _WORD = 8
 _FAULT = OSError(errno.EFAULT, os.strerror(errno.EFAULT))
 
@@ -59,18 +59,18 @@ class Attach:
         if remote.proc.partition("/")[0] != self._host:
             return "the owner is on another host"
         if remote.device != "cpu" or local_device != "cpu":
-            return "it is between memory of CPUs only"
+            return "it supports CPU memory only"
         if remote.pid not in self._denied:
             try:
                 _keys_of([remote])
                 self._denied[remote.pid] = ""
             except OSError as error:
                 if error.errno == errno.ESRCH:
-                    # It has died, which is for the transfer to say.
+                    # It has died; the transfer reports that.
                     return ""
                 self._denied[remote.pid] = (
                     f"the kernel does not let this process read the memory of process {remote.pid} ({error.strerror}); "
-                    f"see /proc/sys/kernel/yama/ptrace_scope, or in a container the capability SYS_PTRACE"
+                    f"see /proc/sys/kernel/yama/ptrace_scope; in a container, add the capability SYS_PTRACE"
                 )
         return self._denied[remote.pid]
 
@@ -96,18 +96,18 @@ class Attach:
         self.check_after(remotes, writing)
 
     def check_after(self, remotes: list[Remote], writing: bool) -> None:
-        """Whether the pieces were there all the time that bytes were moved; TransferError if not."""
+        """Check that the pieces were valid during the whole transfer; TransferError if not."""
         try:
             keys = _keys_of(remotes)
         except OSError as error:
-            # After the last byte, but nobody knows whether that was still the owner's.
+            # All bytes were moved, but the memory may not have been the owner's any more.
             raise lost_meanwhile(remotes[0], writing, f"{remotes[0].title} {_what(error)}") from None
         for remote, key in zip(remotes, keys, strict=True):
             if key != remote.key:
                 raise lost_meanwhile(remote, writing, f"{remote.title} has dropped the buffer")
 
     def check(self, remotes: list[Remote]) -> None:
-        """Whether the pieces are there; TransferError if not."""
+        """Check that the pieces are valid; TransferError if not."""
         try:
             keys = _keys_of(remotes)
         except OSError as error:
@@ -118,7 +118,7 @@ class Attach:
 
 
 def _move_small(remote: Remote, address: int, size: int, writing: bool) -> None:
-    """One piece that is over in no time: the same steps, with as little Python as there can be."""
+    """Move a single small piece: the same steps, with as little Python as possible."""
     keys = array("Q", (0, 0))
     key = keys.buffer_info()[0]
     # Each two lists of struct iovec, an address and a length.
@@ -151,7 +151,7 @@ def _last_error() -> OSError:
 
 def _unreachable(remote: Remote, error: OSError) -> TransferError:
     return TransferError(
-        f"the memory of {remote.title} cannot be read: the process {_what(error)}. Nothing was written",
+        f"cannot read the memory of {remote.title}: the process {_what(error)}. Nothing was written",
         mesh=remote.proc,
     )
 
@@ -161,11 +161,11 @@ def _what(error: OSError) -> str:
         return "has died"
     if error.errno == errno.EFAULT:
         return "has freed the memory, or has died"
-    return f"does not let this one ({error.strerror})"
+    return f"denies access ({error.strerror})"
 
 
 def _keys_of(remotes: list[Remote]) -> list[int]:
-    """What the slots of some pieces of one process hold."""
+    """Read the slots of some pieces of one process."""
     keys = numpy.zeros(len(remotes), dtype=numpy.uint64)
     pieces = numpy.empty((len(remotes), 3), dtype=numpy.uint64)
     pieces[:, 0] = keys.ctypes.data + numpy.arange(len(remotes), dtype=numpy.uint64) * _WORD
@@ -177,7 +177,7 @@ def _keys_of(remotes: list[Remote]) -> list[int]:
 
 
 def _copy(pid: int, pieces: numpy.ndarray, writing: bool) -> None:
-    """Copies pieces, each a row of the address here, that in the other process, and a number of bytes."""
+    """Copy pieces: rows of local address, remote address and size in bytes."""
     total = int(pieces[:, 2].sum())
     workers = min(_THREADS, helper_cores()) if total >= _SHARED_OUT else 1
     if workers == 1:
@@ -212,7 +212,7 @@ def _copy(pid: int, pieces: numpy.ndarray, writing: bool) -> None:
 
 
 def _chunks(pieces: numpy.ndarray) -> numpy.ndarray:
-    """The same pieces, with those that are larger than a chunk cut."""
+    """Split pieces that are larger than a chunk."""
     if int(pieces[:, 2].max()) <= _CHUNK:
         return pieces
     cut: list[numpy.ndarray] = []
@@ -227,7 +227,7 @@ def _chunks(pieces: numpy.ndarray) -> numpy.ndarray:
 
 
 def _batches(pieces: numpy.ndarray) -> Iterator[numpy.ndarray]:
-    """Pieces for one system call each: not too many, and not much more than a chunk of bytes."""
+    """Group pieces for system calls: not too many, and not much more than a chunk of bytes each."""
     begun = 0
     ends = numpy.cumsum(pieces[:, 2])
     while begun < len(pieces):
@@ -239,10 +239,10 @@ def _batches(pieces: numpy.ndarray) -> Iterator[numpy.ndarray]:
 
 
 def _transfer(pid: int, pieces: numpy.ndarray, writing: bool) -> None:
-    """One system call, or more if the kernel takes the bytes in several."""
+    """Make one system call, or more if the kernel takes the bytes in several."""
     call = _write if writing else _read
     while len(pieces):
-        # Two arrays of struct iovec: address and length of each piece.
+        # Return two arrays of struct iovec: address and length of each piece.
         here, there = numpy.ascontiguousarray(pieces[:, ::2]), numpy.ascontiguousarray(pieces[:, 1:])
         moved = call(pid, here.ctypes.data, len(here), there.ctypes.data, len(there), 0)
         if moved <= 0:
@@ -251,7 +251,7 @@ def _transfer(pid: int, pieces: numpy.ndarray, writing: bool) -> None:
 
 
 def _rest(pieces: numpy.ndarray, moved: int) -> numpy.ndarray:
-    """What is left of some pieces when the first bytes are done."""
+    """Return the rest of some pieces after their first bytes."""
     ends = numpy.cumsum(pieces[:, 2])
     first = int(numpy.searchsorted(ends, moved, "right"))
     rest = pieces[first:].copy()

@@ -1,4 +1,4 @@
-"""What all ways of moving bytes between processes have in common."""
+"""The common part of all transports."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from monarch.exceptions import ArgumentError, TransferError
 
 
 class Move(NamedTuple):
-    """Bytes to be moved between a piece of another process's memory and one of this process."""
+    """A transfer between a piece of remote memory and one of this process."""
 
     remote: Remote
     local: Memory
     spans: numpy.ndarray | None = None
-    """Of each run of bytes a row: the offset in the remote piece, that in the local one, and how many; int64.
+    """Rows of remote offset, local offset and size in bytes; int64.
 
-    None for as many bytes as the local piece has, from the beginning of both.
+    None for the size of the local piece, from the beginning of both.
     """
 
     @property
     def rows(self) -> numpy.ndarray:
-        """The spans, also if there is one only."""
+        """Return the spans, also for a single one."""
         return self.spans if self.spans is not None else numpy.array([[0, 0, self.local.size]], dtype=numpy.int64)
 
     @property
     def size(self) -> int:
-        """Bytes in all."""
+        """Total bytes."""
         return self.local.size if self.spans is None else int(self.spans[:, 2].sum())
 
 
 def check_spans(move: Move) -> None:
-    """Whether all runs are within both pieces; ArgumentError if not. Before any byte moves."""
+    """Check that all runs are inside both pieces; raises ArgumentError before any byte moves."""
     if move.spans is None and move.local.size <= move.remote.size:
         return
     spans = move.rows
     for column, size, what in ((0, move.remote.size, "the buffer"), (1, move.local.size, "the memory here")):
         if len(spans) and (int(spans.min()) < 0 or int((spans[:, column] + spans[:, 2]).max()) > size):
-            raise ArgumentError(f"the bytes to be moved are not all within the {size} of {what}")
+            raise ArgumentError(f"the transfer exceeds the {size} bytes of {what}")
 
 
 class Transport(Protocol):
@@ -50,23 +50,23 @@ class Transport(Protocol):
     name: str
 
     def reason_against(self, remote: Remote, local_device: str) -> str:
-        """Why it cannot be used between this process and a piece of memory; empty if it can."""
+        """Return why it cannot reach a piece of memory from this process; empty if it can."""
         ...
 
     def forget(self, proc: str) -> None:
-        """Lets go of what it has of a process, which has died."""
+        """Release what it holds of a dead process."""
 
     def move(self, moves: Sequence[Move], writing: bool, timeout: float) -> None:
-        """Moves bytes of pieces that all belong to one process, and returns when all are there.
+        """Move bytes of pieces of one process, and return when all have arrived.
 
         Raises:
-            TransferError: the owner has died or dropped a piece; the text says whether bytes may have been written.
+            TransferError: the owner died or dropped a piece; the text says whether bytes may have been written.
         """
         ...
 
 
 def dropped(remote: Remote) -> TransferError:
-    """The error of a buffer that is not there any more, before any byte was moved."""
+    """Return the error for a buffer that was gone before any byte was moved."""
     return TransferError(
         f"the buffer of {remote.title} was dropped, or its actor was stopped; ask its owner for a new one. Nothing was "
         f"written",
@@ -75,10 +75,10 @@ def dropped(remote: Remote) -> TransferError:
 
 
 def lost_meanwhile(remote: Remote, writing: bool, why: str) -> TransferError:
-    """The error of a buffer that went while bytes were moved."""
+    """Return the error for a buffer that vanished during a transfer."""
     what = "the buffer" if writing else "the destination"
     return TransferError(
-        f"{why} while its memory was {'written' if writing else 'read'}: {what} may be partly written, so its content "
-        f"is not to be used",
+        f"{why} while its memory was {'written' if writing else 'read'}: {what} may be partly written, so do not use "
+        f"its content",
         mesh=remote.proc,
     )

@@ -1,7 +1,7 @@
-"""GPU memory of another process of this host, opened by CUDA's own handles: copied from GPU to GPU, not by the host.
+"""GPU memory of another process of this host, opened by CUDA handles: copied from GPU to GPU, not through the host.
 
-The driver is called directly. torch's own way counts references in files of shared memory, which a killed process
-leaves behind; here the slot of a buffer says whether it is still there, as for any other memory.
+The driver is called directly. torch's own method counts references in shared memory files, which a killed process
+leaves behind; here the slot of a buffer shows whether it is still valid, as for any other memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _IpcHandle(ctypes.Structure):
 
 @cache
 def _driver() -> Any:
-    """CUDA's driver library; None if there is none."""
+    """Return CUDA's driver library; None if there is none."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -45,11 +45,11 @@ class _CudaError(Exception):
 
 
 class _Opened(NamedTuple):
-    """Memory of another process, as it is in this one."""
+    """Memory of another process, mapped into this one."""
 
     base: int
     context: int
-    """Of CUDA, in which it was opened."""
+    """The CUDA context in which it was opened."""
 
 
 def _call(name: str, *arguments: Any) -> None:
@@ -62,20 +62,20 @@ def _call(name: str, *arguments: Any) -> None:
 
 @contextmanager
 def _on(device: str) -> Iterator[None]:
-    """What is under way on a GPU is done, and calls of the driver by this thread are for it."""
+    """Finish pending work on a GPU, and bind driver calls of this thread to it."""
     with torch.cuda.device(device):
-        # A thread that is new has no context before torch does something there.
+        # A new thread has no context before torch uses the GPU there.
         torch.cuda.synchronize()
         yield
 
 
 def open_handle_of(memory: Memory) -> bytes:
-    """How other processes open some memory of a GPU; empty for memory of the CPU, or if it cannot be opened."""
+    """Return how other processes open some GPU memory; empty for CPU memory, or if it cannot be opened."""
     if memory.device == "cpu" or _driver() is None:
         return b""
     base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _IpcHandle()
     try:
-        # What is still under way there is to be seen by those that read it.
+        # Pending work must be visible to readers.
         with _on(memory.device):
             address = ctypes.c_uint64(memory.address)
             _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address)
@@ -87,7 +87,7 @@ def open_handle_of(memory: Memory) -> bytes:
 
 
 class CudaIpc:
-    """The transport between memory of GPUs, or of a GPU and the CPU, of two processes of one host."""
+    """The transport between GPU memories, or GPU and CPU memory, of two processes of one host."""
 
     name = "cuda_ipc"
 
@@ -101,11 +101,11 @@ class CudaIpc:
         if remote.proc.partition("/")[0] != self._host:
             return "the owner is on another host"
         if remote.device == "cpu":
-            return "the buffer is not in memory of a GPU"
+            return "the buffer is not in GPU memory"
         if not torch.cuda.is_available():
             return "this process has no GPU"
         if not remote.gpu:
-            return "the memory cannot be opened from elsewhere, such as that of torch's expandable segments"
+            return "other processes cannot open the memory (as with torch's expandable segments)"
         return self._slots.reason_against(remote._replace(device="cpu"), "cpu") or self._cannot_open(
             remote, _device_of(local_device)
         )
@@ -116,10 +116,10 @@ class CudaIpc:
             with _on(device):
                 self._address(remote)
         except TransferError:
-            # It is gone, which is for the transfer to say.
+            # It is gone; the transfer reports that.
             return ""
         except _CudaError as error:
-            return f"the driver does not open the memory of the other process here ({error})"
+            return f"the driver cannot open the other process's memory ({error})"
         return ""
 
     def move(self, moves: Sequence[Move], writing: bool, timeout: float) -> None:
@@ -140,7 +140,7 @@ class CudaIpc:
         self._slots.check_after(remotes, writing)
 
     def _address(self, remote: Remote) -> int:
-        """Where memory of another process is in this one. What was opened stays so until its owner's death."""
+        """Return the local address of another process's memory. Mappings stay until their owner's death."""
         handle, offset = remote.gpu[:_HANDLE], _OFFSET.unpack(remote.gpu[_HANDLE:])[0]
         with self._lock:
             opened = self._opened.get((remote.proc, handle))
@@ -153,12 +153,12 @@ class CudaIpc:
         return opened.base + offset
 
     def forget(self, proc: str) -> None:
-        """A process has died: its memory goes when nobody has it open."""
+        """Release a dead process's memory, which is freed once nobody has it open."""
         with self._lock:
             gone = [key for key in self._opened if key[0] == proc]
             opened = [self._opened.pop(key) for key in gone]
         if opened:
-            # The driver may wait for what is under way on the GPU: a collective, say, that lacks the one that died.
+            # The driver may wait for pending GPU work: for example a collective that lacks the dead process.
             threading.Thread(target=_close, args=(opened,), name="monarch-cuda-close", daemon=True).start()
 
 
@@ -172,5 +172,5 @@ def _close(opened: Sequence[_Opened]) -> None:
 
 
 def _device_of(local_device: str) -> str:
-    """The GPU by which a transfer to or from some memory of this process goes."""
+    """Return the GPU for a transfer to or from some memory of this process."""
     return local_device if local_device != "cpu" else f"cuda:{torch.cuda.current_device()}"

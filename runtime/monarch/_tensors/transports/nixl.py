@@ -1,4 +1,4 @@
-"""NIXL: one-sided transfers by the best that UCX finds, RDMA between hosts where there is the hardware for it."""
+"""NIXL: one-sided transfers by UCX's best path, such as RDMA between hosts with the hardware for it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from monarch._tensors.memory.registry import Registry, Remote
 from monarch._tensors.transports.base import Move, dropped, lost_meanwhile
 from monarch.exceptions import TransferError
 
-# Of each process: its agent's name and metadata, as others add them.
+# By process: its agent's name and metadata, for other agents to add.
 Exposed = tuple[str, bytes]
 
 
 @cache
 def is_installed() -> bool:
-    """Whether this process can use NIXL."""
+    """Return whether this process can use NIXL."""
     return importlib.util.find_spec("nixl") is not None
 
 
@@ -36,13 +36,13 @@ class _Span(NamedTuple):
 
 
 class _Failed(Exception):
-    """A transfer that NIXL has given up."""
+    """A transfer that NIXL has abandoned."""
 
 
 class _Registered:
-    """The memory that is registered with an agent, each range once, whatever number of uses it has.
+    """The memory registered with an agent, each range once, however many users it has.
 
-    NIXL crashes if a range is registered twice and one of the two is taken away.
+    NIXL crashes if a range is registered twice and one of the two is removed.
     """
 
     def __init__(self, agent: Any) -> None:
@@ -50,7 +50,7 @@ class _Registered:
         self._ranges: dict[tuple[int, int], tuple[Any, int]] = {}
 
     def add(self, start: int, size: int) -> tuple[int, int]:
-        """Registers a range, or one that it is a part of; gives that, for ``remove``."""
+        """Register a range, or one that it is a part of; return that, for ``remove``."""
         key = next((each for each in self._ranges if each[0] <= start and start + size <= sum(each)), (start, size))
         registered, uses = self._ranges.get(key, (None, 0))
         if not uses:
@@ -59,7 +59,7 @@ class _Registered:
         return key
 
     def remove(self, key: tuple[int, int]) -> None:
-        """One use less."""
+        """Release one use."""
         registered, uses = self._ranges.pop(key)
         if uses > 1:
             self._ranges[key] = (registered, uses - 1)
@@ -74,12 +74,12 @@ def _check(moves: Sequence[Move], keys: ctypes.Array[ctypes.c_uint64]) -> None:
 
 
 class Nixl:
-    """The transport by NIXL, and what the owner of memory does for it.
+    """The NIXL transport, and the owner's side of it.
 
     Args:
-        name: of this process's agent, unique in the session.
-        registry: this process's memory that others may use.
-        ask: asks the owner of some memory to expose it, by its keys: see ``expose``.
+        name: that of this process's agent, unique in the session.
+        registry: this process's exported memory.
+        ask: asks the owner of some memory to expose it, by keys; see ``expose``.
     """
 
     name = "nixl"
@@ -93,27 +93,27 @@ class Nixl:
         self._registered: Any = None
         self._exposed: dict[int, tuple[int, int]] = {}
         self._tables: set[tuple[int, int]] = set()
-        """The tables of slots that are registered: others look there whether a piece was dropped."""
+        """Registered slot tables: others check there whether a piece was dropped."""
         self._known: dict[tuple[str, int], str] = {}
 
     def reason_against(self, remote: Remote, local_device: str) -> str:
         if not is_installed():
             return "nixl is not installed here; pip install 'monarch-kernel[rdma]'"
         if remote.device != "cpu" or local_device != "cpu":
-            return "it is used for memory of CPUs only so far"
+            return "it supports CPU memory only"
         try:
             self._agent_of([remote], 10.0)
         except TransferError as error:
             return str(error)
         except Exception as error:
-            # UCX may find no way between two hosts, and says so by errors of its own.
-            return f"NIXL does not reach it: {type(error).__name__}: {error}"
+            # UCX may find no path between two hosts, and raises its own errors.
+            return f"NIXL cannot reach the owner: {type(error).__name__}: {error}"
         return ""
 
     # The owner
 
     def expose(self, keys: Sequence[int]) -> Exposed | None:
-        """Registers pieces of memory, so that other agents reach them; None if one was dropped."""
+        """Register pieces of memory, so that other agents can reach them; None if one was dropped."""
         with self._lock:
             agent = self._own_agent()
             for key in keys:
@@ -127,7 +127,7 @@ class Nixl:
             return self._name, bytes(agent.get_agent_metadata())
 
     def hide(self, key: int) -> None:
-        """Nobody reaches a piece of memory any more."""
+        """Deregister a piece of memory."""
         with self._lock:
             exposed = self._exposed.pop(key, None)
             if exposed is not None:
@@ -135,7 +135,7 @@ class Nixl:
 
     def _own_agent(self) -> Any:
         if self._agent is None:
-            # It would say at each start what it has found.
+            # Otherwise it prints its findings at each start.
             os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
             from nixl._api import (  # pyright: ignore[reportMissingImports]
                 nixl_agent,
@@ -143,21 +143,21 @@ class Nixl:
                 nixl_thread_sync_t,
             )
 
-            # Others ask for memory to be exposed while transfers of this process are under way.
+            # Others may ask to expose memory during transfers of this process.
             strict = nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
             try:
-                # Its thread, which never rests, is started by this one.
+                # Its busy-polling thread is started by this one.
                 with as_helper():
                     self._agent = nixl_agent(self._name, nixl_agent_config(backends=["UCX"], sync_mode=strict))
             except Exception as error:
-                raise TransferError(f"nixl cannot be used here: {error}") from error
+                raise TransferError(f"cannot use NIXL in this process: {error}") from error
             self._registered = _Registered(self._agent)
         return self._agent
 
-    # The other side
+    # The remote side
 
     def _agent_of(self, remotes: Sequence[Remote], timeout: float) -> str:
-        """The name of the owner's agent, which reaches these pieces of it."""
+        """Return the name of the owner's agent, which can reach these pieces."""
         proc = remotes[0].proc
         unknown = [remote.key for remote in remotes if (proc, remote.key) not in self._known]
         if unknown:
@@ -216,7 +216,7 @@ class Nixl:
             while state not in ("DONE", "ERR"):
                 if time.monotonic() > until:
                     raise TimeoutError
-                # It has a thread of its own, so nothing but the news is waited for here.
+                # The transfer has its own thread, so this only waits for the result.
                 time.sleep(pause)
                 pause = min(0.001, pause + 0.00002)
                 state = agent.check_xfer_state(handle)
@@ -231,7 +231,7 @@ class Nixl:
             raise _Failed("the transfer failed")
 
     def forget(self, proc: str) -> None:
-        """A process has died."""
+        """Forget a dead process."""
         names = {name for (owner, _), name in self._known.items() if owner == proc}
         self._known = {key: name for key, name in self._known.items() if key[0] != proc}
         with self._lock:
@@ -243,7 +243,7 @@ class Nixl:
                     continue
 
     def close(self) -> None:
-        """Ends the agent."""
+        """Stop the agent."""
         with self._lock:
             self._exposed.clear()
             self._agent = self._registered = None

@@ -1,8 +1,8 @@
-"""A TCP stream to memory of another process: the way that is always there, between any two hosts.
+"""A TCP stream to memory of another process: always available, between any two hosts.
 
-Whoever connects proves that it has the secret of the session, and the server proves the same, before any byte of
-memory is read or written; the bytes themselves are not encrypted, as those of NCCL and gloo are not. A request is
-answered by a thread of the owner, which needs Python's lock once for each request and not for the bytes.
+Both ends prove that they have the secret of the session before any byte of memory is read or written; like those of
+NCCL and gloo, the bytes themselves are not encrypted. A thread of the owner answers a request; it needs the GIL once a
+request, not for the bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Stream:
     """The transport over TCP.
 
     Args:
-        secret: of the session.
+        secret: that of the session.
         find: asks the owner of some memory for the address of its StreamServer.
     """
 
@@ -60,7 +60,7 @@ class Stream:
     def move(self, moves: Sequence[Move], writing: bool, timeout: float) -> None:
         remote = moves[0].remote
         connection, kept = self._connection(remote, timeout)
-        # Of the whole, not of each piece of it that arrives.
+        # For the whole, not for each arriving piece.
         until = time.monotonic() + timeout
         moved = 0
         try:
@@ -70,7 +70,7 @@ class Stream:
         except (OSError, EOFError) as error:
             connection.close()
             if kept and not moved:
-                # It was closed while nobody used it; the owner may live all the same.
+                # It was closed while idle; the owner may still be alive.
                 self.forget(remote.proc)
                 self.move(moves, writing, max(0.001, until - time.monotonic()))
                 return
@@ -109,7 +109,7 @@ class Stream:
         if status == DROPPED:
             raise dropped(remote)
         if status == BOUNDS:
-            raise TransferError(f"{remote.title} does not let this range of the buffer be used", mesh=remote.proc)
+            raise TransferError(f"{remote.title} refuses access to this range of the buffer", mesh=remote.proc)
 
     def _connection(self, remote: Remote, timeout: float) -> tuple[socket.socket, bool]:
         proc = remote.proc
@@ -121,14 +121,14 @@ class Stream:
             connection = socket.create_connection(self._find(remote, timeout), timeout)
         except OSError as error:
             raise TransferError(
-                f"{remote.title} cannot be reached by TCP: {error.strerror or error}. Nothing was written", mesh=proc
+                f"cannot reach {remote.title} by TCP: {error.strerror or error}. Nothing was written", mesh=proc
             ) from error
         try:
             self._greet(connection)
         except (OSError, EOFError) as error:
             connection.close()
             raise TransferError(
-                f"{remote.title} does not take this process for one of its session", mesh=proc
+                f"{remote.title} rejects this process as a stranger to its session", mesh=proc
             ) from error
         return connection, False
 
@@ -142,13 +142,13 @@ class Stream:
             raise EOFError("the other end does not have the secret of this session")
 
     def forget(self, proc: str) -> None:
-        """Closes the connections to a process that nobody uses at the moment."""
+        """Close the idle connections to a process."""
         with self._lock:
             idle = self._idle.pop(proc, [])
         for each in idle:
             each.close()
 
     def close(self) -> None:
-        """Closes what is not in use."""
+        """Close idle connections."""
         for proc in list(self._idle):
             self.forget(proc)

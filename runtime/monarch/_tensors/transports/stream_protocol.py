@@ -1,4 +1,4 @@
-"""What both ends of a stream to memory say to each other."""
+"""The protocol between both ends of a stream to memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from monarch._tensors.memory.views import Memory
 NONCE = 32
 HANDSHAKE_SECONDS = 5.0
 REQUEST = struct.Struct("<BQQ")
-"""What is to be done, the key of a piece, and how many spans follow: of each the first byte and how many, as int64."""
+"""Operation, key of a piece, and number of spans that follow: each its first byte and size, as int64."""
 SPAN = 16
 MOST = 1 << 20
 """Spans in one request."""
@@ -30,12 +30,12 @@ VECTOR = 512
 
 
 def proof(secret: bytes, who: bytes, first: bytes, second: bytes) -> bytes:
-    """What only who has the secret can say of two nonces."""
+    """Return the proof of the secret for two nonces."""
     return hmac.digest(secret, who + first + second, hashlib.sha256)
 
 
 def tune(connection: socket.socket) -> None:
-    """Sets a connection up for large pieces."""
+    """Configure a connection for large pieces."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for which in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         with suppress(OSError):
@@ -43,7 +43,7 @@ def tune(connection: socket.socket) -> None:
 
 
 def send(connection: socket.socket, memory: Memory, spans: numpy.ndarray) -> None:
-    """Sends parts of some memory, each a row of its first byte and how many."""
+    """Send ranges of some memory, as rows of first byte and size."""
     if memory.device != "cpu":
         for offset, size in spans.tolist():
             for piece in read_bytes(memory, offset, size):
@@ -64,27 +64,27 @@ def send(connection: socket.socket, memory: Memory, spans: numpy.ndarray) -> Non
 
 
 def take(connection: socket.socket, memory: Memory, spans: numpy.ndarray, until: float | None = None) -> None:
-    """Receives parts of some memory."""
+    """Receive ranges of some memory."""
     for offset, size in spans.tolist():
         write_bytes(memory, offset, size, lambda view: receive_into(connection, view, until))
 
 
 def receive(connection: socket.socket, size: int, until: float | None = None) -> bytearray:
-    """So many bytes; EOFError if the other end has closed it, TimeoutError after a time of the monotonic clock."""
+    """Receive so many bytes; EOFError if the other end has closed, TimeoutError after a time of the monotonic clock."""
     data = bytearray(size)
     receive_into(connection, memoryview(data), until)
     return data
 
 
 def receive_into(connection: socket.socket, view: memoryview, until: float | None = None) -> None:
-    """The same, into memory; TimeoutError after a time of the monotonic clock."""
+    """Receive into memory; TimeoutError after a time of the monotonic clock."""
     while view:
         if until is not None:
             left = until - time.monotonic()
             if left <= 0:
                 raise TimeoutError("the bytes did not come in time")
             connection.settimeout(left)
-        # The system waits for all of it, so that Python is needed once.
+        # The system waits for all of it, so Python runs only once.
         count = connection.recv_into(view, 0, socket.MSG_WAITALL)
         if not count:
             raise EOFError("the connection was closed")

@@ -1,4 +1,4 @@
-"""The owner's end of a stream: threads that read and write its memory for others of the session."""
+"""The owner's end of a stream: threads that read and write its memory for other processes of the session."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from monarch._tensors.transports.stream_protocol import (
 from monarch._wire.descriptors import reserve
 
 STRANGERS = 64
-"""Connections at a time that have not proved yet that they are of this session; more are closed."""
+"""Maximum unauthenticated connections at a time; more are closed."""
 _AGAIN = 0.05
-"""Seconds after which a connection is accepted that could not be, as where the process has no descriptor left."""
+"""Seconds until a failed accept is retried, for example when the process had no descriptor left."""
 
 
 class StreamServer:
     """Serves the memory of a registry.
 
     Args:
-        registry: what may be read and written.
-        secret: of the session.
-        address: where to listen, at a free port.
+        registry: the exported memory.
+        secret: that of the session.
+        address: to listen at, on a free port.
     """
 
     def __init__(self, registry: Registry, secret: bytes, address: str) -> None:
@@ -56,7 +56,7 @@ class StreamServer:
         self._listener = socket.create_server((address, 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._lock = threading.Lock()
-        # All three under the lock; the event, too, is set under it.
+        # All three under the lock; the event is set under it, too.
         self._connections: set[socket.socket] = set()
         self._strangers = 0
         self._closed = threading.Event()
@@ -101,7 +101,7 @@ class StreamServer:
             connection.close()
 
     def _known(self, connection: socket.socket) -> bool:
-        """Whether the other end is of this session."""
+        """Return whether the other end belongs to this session."""
         try:
             return self._greet(connection)
         finally:
@@ -109,10 +109,10 @@ class StreamServer:
                 self._strangers -= 1
 
     def _complain(self, text: str) -> None:
-        """Prints a complaint: the first of its kind, the tenth and so on."""
+        """Print a complaint: the first of its kind, the tenth and so on."""
         count = self._problems.count(text)
         if count:
-            print(f"monarch: the server of buffers {text} ({count} times so far)", file=sys.stderr, flush=True)
+            print(f"monarch: the buffer server {text} ({count} times so far)", file=sys.stderr, flush=True)
 
     def _greet(self, connection: socket.socket) -> bool:
         tune(connection)
@@ -131,7 +131,7 @@ class StreamServer:
 
     def _answer(self, connection: socket.socket, what: int, key: int, count: int) -> None:
         if not 0 < count <= MOST or what not in (READ, WRITE):
-            raise EOFError("this is no request")
+            raise EOFError("invalid request")
         spans = numpy.frombuffer(receive(connection, count * SPAN), numpy.int64).reshape(-1, 2)
         memory = self._registry.get(key)
         status = FINE
@@ -149,7 +149,7 @@ class StreamServer:
         connection.sendall(ANSWER.pack(FINE if self._registry.get(key) is memory else DROPPED))
 
     def close(self) -> None:
-        """Serves nobody any more."""
+        """Stop serving."""
         with self._lock:
             self._closed.set()
             connections = list(self._connections)
@@ -160,5 +160,5 @@ class StreamServer:
 
 
 def _within(spans: numpy.ndarray, size: int) -> bool:
-    """Whether all spans lie within a piece of so many bytes. Their ends are not summed up: the sums may overflow."""
+    """Return whether all spans lie within a piece of so many bytes. Ends are not added up: the sums may overflow."""
     return int(spans.min()) >= 0 and bool((spans[:, 0] <= size - spans[:, 1]).all())
