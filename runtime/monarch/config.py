@@ -1,4 +1,4 @@
-"""Settings of a program: environment variables that are read when the setting is used."""
+"""Settings of a program: environment variables, read at use."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Seconds:
     """A time limit in seconds.
 
     Args:
-        variable: the environment variable that overrides it.
-        default: seconds, if the variable is not set or not a positive number.
+        variable: the environment variable that overrides the default.
+        default: seconds, if the variable is unset or not a positive number.
     """
 
     def __init__(self, variable: str, default: float) -> None:
@@ -32,7 +32,7 @@ class Seconds:
         self.default = default
 
     def __call__(self) -> float:
-        """Return the limit as it is now, in seconds."""
+        """Return the current limit in seconds."""
         text = os.environ.get(self.variable)
         if text is None:
             return self.default
@@ -56,7 +56,7 @@ class Flag:
     """A switch that is off unless its variable is set.
 
     Args:
-        variable: the environment variable; empty, ``0``, ``false``, ``no`` and ``off`` mean off, all else on.
+        variable: the environment variable; empty, ``0``, ``false``, ``no`` and ``off`` mean off, any other value on.
     """
 
     def __init__(self, variable: str) -> None:
@@ -71,16 +71,17 @@ class Flag:
 
 
 STOP_REACT = Seconds("MONARCH_STOP_REACT_S", 3.0)
-"""For a stopped process to say that it stops; one that says nothing, because C code holds the GIL, is killed then."""
+"""For a stopped process to report that it is stopping; one that does not, because C code holds the GIL, is then
+killed."""
 STOP_DRAIN = Seconds("MONARCH_STOP_DRAIN_S", 3.0)
-"""For a stopped actor to handle what was sent before; then its calls are cancelled, or interrupted."""
+"""For a stopped actor to handle earlier messages; then its calls are cancelled, or interrupted."""
 STOP_CANCEL = Seconds("MONARCH_STOP_CANCEL_S", 1.0)
-"""For code that was cancelled or interrupted to end, its ``finally`` included; then the actor goes on without it."""
+"""For cancelled or interrupted code to end, including its ``finally``; then the actor goes on without it."""
 STOP_OWNED = Seconds("MONARCH_STOP_OWNED_S", 10.0)
-"""For the meshes that an actor owns to stop, all together, before its ``__cleanup__`` runs."""
+"""For the meshes of an actor to stop, all together, before its ``__cleanup__`` runs."""
 STOP_CLEANUP = Seconds("MONARCH_STOP_CLEANUP_S", 5.0)
 """For ``__cleanup__``; then it is cancelled, or interrupted."""
 COLLECTIVE_WAIT = Seconds("MONARCH_COLLECTIVE_WAIT_S", 2.0)
-"""For a rank to wait in a collective for ranks that have finished, before that is reported; it ends nothing."""
+"""For a rank to wait in a collective for finished ranks before that is reported; this ends nothing."""
 CHECK_COLLECTIVES = Flag("MONARCH_CHECK_COLLECTIVES")
-"""Whether ranks compare operation, shapes and dtypes before each collective; read as a rank starts."""
+"""Whether ranks compare operation, shapes and dtypes before each collective; read when a rank starts."""

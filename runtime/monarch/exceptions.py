@@ -2,8 +2,8 @@
 
 Everything below is a MonarchError:
 
-    AxisError, ShapeError, PointError   a mesh was addressed in a way it cannot be
-    ArgumentError                       a call does not fit the endpoint's signature, or there is no such endpoint
+    AxisError, ShapeError, PointError   an invalid axis, shape, coordinate or rank of a mesh
+    ArgumentError                       a call does not fit the endpoint's signature, or the endpoint is unknown
         NotAnEndpointError                  a method without ``@endpoint`` was called on a mesh
     EnvError                            an environment variable has a wrong name or value
     SerializationError                  an argument, a result or a class could not be pickled or unpickled; or a
@@ -14,15 +14,15 @@ Everything below is a MonarchError:
             StoppedError                        the target was stopped by its owner
         SpawnError                          processes or actors could not be started
             LimitError                          the limit of open files leaves no room for them
-        GroupError                          a process group could not be made, or is broken
+        GroupError                          a process group could not be created, or is broken
         TransferError                       memory of another process could not be read or written
         EditError                           living actors could not take a new version of their class
-    NoDetachedMeshError                 there is no kept mesh of that name, or its lease has ended
-    DetachedMeshInUseError              a kept mesh of that name exists, or another program has it attached
-    DeadlockError                       actors wait for each other in a circle
-    CallTimeoutError                    ``get(timeout=...)`` ran out; the call goes on
+    NoDetachedMeshError                 the detached mesh does not exist, or its lease has ended
+    DetachedMeshInUseError              a detached mesh of that name exists, or another program has it attached
+    DeadlockError                       actors wait for each other
+    CallTimeoutError                    ``get(timeout=...)`` timed out; the call is still running
         SendTimeoutError                    a receiver is too far behind; the message was not sent
-    ProtocolError                       a peer speaks another version, or is not who it should be
+    ProtocolError                       a peer speaks another version, or is another process than expected
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class MonarchError(Exception):
 
 
 class AxisError(MonarchError, KeyError, TypeError):
-    """There is no such axis. Raised by every method that names axes; the text lists the axes there are."""
+    """An unknown axis. Raised by every method that takes axis names; the text lists the axes of the mesh."""
 
     def __str__(self) -> str:
         # KeyError would show the repr of the text.
@@ -91,7 +91,7 @@ class PointError(MonarchError, IndexError):
 
 
 class ArgumentError(MonarchError, TypeError, ValueError, AttributeError):
-    """The call does not fit: wrong arguments, no such endpoint, or a method that is no endpoint."""
+    """The call does not fit: wrong arguments, an unknown endpoint, or a method that is not an endpoint."""
 
 
 class NotAnEndpointError(ArgumentError, RuntimeError):
@@ -103,14 +103,14 @@ class EnvError(MonarchError, ValueError, TypeError):
 
 
 class SerializationError(MonarchError, TypeError):
-    """Something could not be pickled to be sent, or unpickled where it arrived; the text says what and where."""
+    """Something could not be pickled for sending, or unpickled on arrival; the text says what and where."""
 
 
 class ActorError(MonarchError):
     """An endpoint raised on one or more ranks.
 
     Attributes:
-        exception: the original exception of the first failing rank; None if it could not be brought over.
+        exception: the original exception of the first failing rank; None if it could not be sent.
         rank: position of that rank in the addressed mesh.
         point: its coordinates there.
         failures: every failing rank, as ``{rank: text of its traceback}``.
@@ -146,7 +146,7 @@ class DeviceMeshError(MonarchError, RuntimeError):
         mesh: name of the mesh.
         ranks: positions in the addressed mesh that failed.
         results: the results of the ranks that did answer, as a ValueMesh with None elsewhere; None outside a call.
-        when: seconds since the epoch at which the first of them died; 0 if that is not known, or if none has.
+        when: seconds since the epoch at which the first of them died; 0 if unknown, or if none has.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class DeviceMeshError(MonarchError, RuntimeError):
 
 
 class SupervisionError(DeviceMeshError):
-    """The target of a call has died: its process, its host, or the actor by an error nobody could be told of."""
+    """The target of a call has died: its process, its host, or the actor by an error without a caller."""
 
 
 class StoppedError(SupervisionError):
@@ -182,10 +182,10 @@ class SpawnError(DeviceMeshError):
 
 
 class LimitError(SpawnError):
-    """A limit of the system leaves no room for a session, or for more processes; nothing was started.
+    """A system limit leaves no room for a session, or for more processes; nothing was started.
 
     Attributes:
-        limit: the limit of open files of the process that has no room.
+        limit: the limit of open files of the process without room.
         need: how many more descriptors it needs.
         free: how many it has left.
     """
@@ -198,39 +198,39 @@ class LimitError(SpawnError):
 
 
 class GroupError(DeviceMeshError):
-    """A process group could not be made, or one of its ranks has died; it can be made anew."""
+    """A process group could not be created, or one of its ranks has died; the next use creates it again."""
 
 
 class CollectiveMismatchError(GroupError):
-    """Ranks of a process group called collectives that do not match; the text has their shapes and dtypes."""
+    """Ranks of a process group called mismatching collectives; the text has their shapes and dtypes."""
 
 
 class TransferError(DeviceMeshError):
-    """Memory of another process could not be read or written: its owner has died, or has dropped it."""
+    """Memory of another process could not be read or written: its owner died or dropped it."""
 
 
 class EditError(DeviceMeshError):
-    """Living actors could not take a new version of their class; all of the mesh keep the one that they have."""
+    """Living actors could not take a new version of their class; all of the mesh keep the current one."""
 
 
 class NoDetachedMeshError(MonarchError, LookupError):
-    """There is no kept mesh of that name, or its lease has ended."""
+    """The detached mesh does not exist, or its lease has ended."""
 
 
 class DetachedMeshInUseError(MonarchError):
-    """There is a kept mesh of that name already, or another program has it attached."""
+    """A detached mesh of that name already exists, or another program has it attached."""
 
 
 class DeadlockError(MonarchError, RuntimeError):
-    """Actors that handle one message at a time wait for each other in a circle; the text names the circle."""
+    """Actors that handle one message at a time wait for each other; the text names the deadlock."""
 
 
 class CallTimeoutError(MonarchError, TimeoutError):
-    """``get(timeout=...)`` ran out. The call goes on; a later ``get`` can still have its result."""
+    """``get(timeout=...)`` timed out. The call is still running; a later ``get`` can return its result."""
 
 
 class SendTimeoutError(CallTimeoutError):
-    """A receiver stayed too far behind for too long, so a message was not sent, to none of its receivers.
+    """A receiver stayed too far behind for too long, so a message was sent to none of its receivers.
 
     Attributes:
         mesh: name of the mesh that was called.
@@ -249,7 +249,7 @@ class SendTimeoutError(CallTimeoutError):
 
 
 class ProtocolError(MonarchError):
-    """A peer speaks another version of the wire protocol, or a frame could not be understood."""
+    """A peer speaks another version of the wire protocol, or sent an invalid frame."""
 
 
 def _rebuild(cls: type[MonarchError], message: str, state: dict[str, Any]) -> MonarchError:

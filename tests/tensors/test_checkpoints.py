@@ -338,9 +338,7 @@ def test_what_is_not_there_is_said(procs: Any, tmp_path: Path) -> None:
         restore(mesh, tmp_path).get(GUARD)
     assert values(mesh.seen.call())[0][1] == 5, "nothing was read"
     other = procs(1).spawn("others", Keeper, 9)
-    with pytest.raises(
-        ArgumentError, match=r"'w' has size \(4, 3\) in the checkpoint .* but \(9, 3\) in the state"
-    ):
+    with pytest.raises(ArgumentError, match=r"'w' has size \(4, 3\) in the checkpoint .* but \(9, 3\) in the state"):
         restore(other, tmp_path).get(GUARD)
     other.put.call(w=None).get(GUARD)
     with pytest.raises(ArgumentError, match=r"'w' is a tensor in the checkpoint .* and NoneType in the state"):

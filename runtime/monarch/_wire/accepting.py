@@ -1,12 +1,12 @@
-"""Keeps libzmq from aborting a process that has no descriptor left when a connection over ipc arrives.
+"""Keeps libzmq from aborting a process without free descriptors when an ipc connection arrives.
 
-``ipc_listener_t::accept`` asserts on every error of accept4 but a few: ENFILE is tolerated and drops the attempt,
-EMFILE calls abort. Its own listener for tcp tolerates both. Nothing can be done from outside at that moment, since the
-descriptors of a process are one pool that code of the user may empty at any time. So the call itself is replaced: the
-entry for accept4 in the linkage table of libzmq leads to a few instructions that call it, wait 10 ms where it fails by
-EMFILE, and say ENFILE then. The connection stays in the queue of the listener, which tries again.
+``ipc_listener_t::accept`` asserts on nearly every error of accept4: ENFILE is tolerated and drops the attempt, EMFILE
+calls abort. The tcp listener tolerates both. Nothing outside can prevent it at that moment, since user code may exhaust
+the descriptors of a process at any time. So the call itself is replaced: the entry for accept4 in the linkage table of
+libzmq leads to a few instructions that call it, wait 10 ms if it fails by EMFILE, and return ENFILE. The connection
+stays in the queue of the listener, which retries.
 
-Only for libzmq, and only on machines whose instructions are here; where the entry is not found, all is as before.
+Only for libzmq, and only on machines whose instructions are here; if the entry is not found, nothing changes.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ _STUBS = {
         "4883c408 c3 90"  # done: add rsp, 8; ret
     ),
 }
-"""By machine: accept4 that says ENFILE, after 10 ms, for EMFILE. The addresses of the three functions follow it."""
+"""By machine: an accept4 that returns ENFILE, after 10 ms, for EMFILE. The addresses of the three functions follow
+it."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Object(ctypes.Structure):
-    """What dl_iterate_phdr tells of a loaded object; struct dl_phdr_info."""
+    """What dl_iterate_phdr reports of a loaded object; struct dl_phdr_info."""
 
     _fields_ = (
         ("base", ctypes.c_size_t), ("name", ctypes.c_char_p), ("headers", ctypes.c_size_t), ("count", ctypes.c_uint16),
@@ -49,7 +50,7 @@ class _Object(ctypes.Structure):
 
 @cache
 def tolerate_full_table() -> bool:
-    """Have libzmq of this process survive accept without a descriptor; whether that could be done."""
+    """Make libzmq of this process survive accept without a descriptor; return whether that worked."""
     stub = _STUBS.get(platform.machine())
     if stub is None or ctypes.sizeof(ctypes.c_void_p) != 8:
         return False
@@ -62,7 +63,7 @@ def tolerate_full_table() -> bool:
 
 
 def _libzmq() -> Iterator[tuple[int, int]]:
-    """Where the object that has libzmq was loaded, and its dynamic section."""
+    """Yield the address of the object that has libzmq, and of its dynamic section."""
     inside = ctypes.cast(ctypes.CDLL(_zmq.__file__).zmq_ctx_new, ctypes.c_void_p).value or 0
     found: list[tuple[int, int]] = []
 
@@ -79,12 +80,12 @@ def _libzmq() -> Iterator[tuple[int, int]]:
 
 
 def _slots(base: int, dynamic: int, name: bytes) -> Iterator[int]:
-    """The addresses of the entries of a function in the linkage tables of an object."""
+    """Yield the addresses of the entries of a function in the linkage tables of an object."""
     known: dict[int, int] = {}
     while (entry := struct.unpack("qQ", ctypes.string_at(dynamic, 16)))[0]:
         known[entry[0]] = entry[1]
         dynamic += 16
-    # Some loaders put addresses there, and some leave what is in the file.
+    # Some loaders put addresses there, some leave the file's values.
     at = {tag: value + base * (value < base) for tag, value in known.items()}
     for table, size in ((_DT_JMPREL, _DT_PLTRELSZ), (_DT_RELA, _DT_RELASZ)):
         for offset in range(0, known.get(size, 0), 24):
@@ -95,18 +96,18 @@ def _slots(base: int, dynamic: int, name: bytes) -> Iterator[int]:
 
 
 def _replace(slot: int, stub: bytes) -> None:
-    """Lead an entry of a linkage table to a stub of its own, which is never unloaded."""
+    """Point an entry of a linkage table to a stub of its own, which is never unloaded."""
     functions = (_libc.accept4, getattr(_libc, "__errno_location"), _libc.usleep)
     targets = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in functions]
     code = stub + struct.pack("3Q", *targets)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    # Written first and run after that: no page is both at any time, which hardened systems forbid.
+    # First written, then made executable: no page is both at any time, which hardened systems forbid.
     memory = mmap.mmap(-1, mmap.PAGESIZE, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     memory.write(code)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     _protect(start, mmap.PROT_READ | mmap.PROT_EXEC)
     _protect(slot - slot % mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE)
-    # For good: threads of libzmq may run it while this interpreter ends.
+    # For good: threads of libzmq may run it while this interpreter exits.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
     ctypes.c_size_t.from_address(slot).value = start
 

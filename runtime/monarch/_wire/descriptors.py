@@ -1,4 +1,4 @@
-"""File descriptors: how many a process may still open, and a reserve of them for its own connections."""
+"""File descriptors: how many a process may still open, and its reserve for its own connections."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import suppress
 from threading import Lock
 
 ENOUGH = 65_536
-"""Soft limit that a process of a session asks for; as many sockets as one ZeroMQ context holds."""
+"""Soft limit requested by processes of a session; as many sockets as one ZeroMQ context holds."""
 RESERVE = 16
-"""Descriptors that a process keeps back, so that user code that opens too many files leaves room for connections."""
+"""Descriptors that a process reserves, so that user code that opens too many files leaves room for connections."""
 _LOW = 8
-"""Free descriptors, beside the reserve, below which a process takes no new connections."""
+"""Free descriptors, beyond the reserve, below which a process accepts no new connections."""
 AGENT_NEED = 5
-"""What a rank takes in its host agent: two files of output, and where ranks talk to each other, a link and back."""
+"""Descriptors of one rank in its host agent: two output files, and, where ranks talk to each other, a link each way."""
 
 
 def raise_limit() -> None:
@@ -22,7 +22,7 @@ def raise_limit() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        # A container may forbid what the limits allow; then it stays as it is.
+        # A container may forbid what the limits allow; then the limit stays.
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
@@ -36,17 +36,17 @@ def limit_of(pid: int | None = None) -> int:
 def used_by(pid: int | None = None) -> int:
     """Return how many descriptors a process of this user has open; of this one by default."""
     folder = f"/proc/{pid or 'self'}/fd"
-    # Kernels from 6.2 on tell the number as the size of the folder, which is far cheaper than a list.
+    # From kernel 6.2 on, the size of the folder is the number, which is far cheaper than a list.
     return os.stat(folder).st_size or len(os.listdir(folder))
 
 
 def remedy(total: int) -> str:
-    """Return the command that makes room for so many descriptors in all."""
+    """Return the command that raises the limit to so many descriptors in all."""
     return f"`ulimit -n {1 << max(8, (total - 1).bit_length())}`"
 
 
 class Reserve:
-    """Descriptors that are held open so that they can be given up when user code has used all others. Thread-safe."""
+    """Descriptors held open, to be released when user code has used all others. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -55,16 +55,16 @@ class Reserve:
         self._pid = 0
 
     def free(self) -> int:
-        """Return how many descriptors this process may open, the reserve included."""
+        """Return how many descriptors this process may open, including the reserve."""
         with self._lock:
             held = len(self._held) if self._pid == os.getpid() else 0
         return limit_of() - used_by() + held
 
     def keep(self) -> bool:
-        """Hold the reserve if there is room for it, and give it up if there is not.
+        """Take the reserve if there is room for it, and release it if there is not.
 
         Returns:
-            Whether there is room: this process may take new connections.
+            Whether there is room: this process may accept new connections.
         """
         room = self.free() >= RESERVE + _LOW
         if room:
@@ -76,7 +76,7 @@ class Reserve:
     def _fill(self) -> None:
         with self._lock:
             if self._pid != os.getpid():
-                # A fork has closed its parent's, or has them to close.
+                # A fork has closed its parent's descriptors, or must close them.
                 self._held, self._pid = [], os.getpid()
             if len(self._held) == RESERVE:
                 return
@@ -86,7 +86,7 @@ class Reserve:
                     self._held.append(os.dup(self._held[0]))
 
     def give_up(self) -> None:
-        """Close what is held, because a connection needs room now."""
+        """Release the reserve, because a connection needs room now."""
         with self._lock:
             held, self._held = (self._held, []) if self._pid == os.getpid() else ([], [])
         for fd in held:
@@ -95,4 +95,4 @@ class Reserve:
 
 
 reserve = Reserve()
-"""Of this process."""
+"""The reserve of this process."""

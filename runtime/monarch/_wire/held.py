@@ -1,4 +1,4 @@
-"""Handlers of signals that are put off in the main thread, where what they raise would lose a message."""
+"""Signal handlers deferred in the main thread, where an exception from them would lose a message."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _FAULTS = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGB
 _NUMBERS = tuple(int(number) for number in signal.valid_signals() if number not in _FAULTS)
 _getsignal, _set = _signal.getsignal, _signal.signal
 harmless: list[Handler] = []
-"""Handlers of this package that raise nothing, and need not be put off. Only added to."""
+"""Handlers of this package that raise nothing, and need not be deferred. Only added to."""
 
 
 class Held:
-    """Puts off what handlers do, from ``begin`` to ``end``; for the main thread, which alone runs handlers.
+    """Defers handlers, from ``begin`` to ``end``; for the main thread, which alone runs handlers.
 
     Args:
-        noted: called in a handler's place, in the middle of anything; raises nothing.
+        noted: called in a handler's place, at any point of the code; raises nothing.
     """
 
     def __init__(self, noted: Callable[[], None]) -> None:
@@ -31,11 +31,11 @@ class Held:
         """Signals that have come and whose handlers have not run."""
         self._handlers: list[Any] = []
         self._found: list[tuple[int, Handler]] = []
-        """All handlers at the last ``begin``, and those of them that are put off."""
+        """All handlers at the last ``begin``, and the deferred ones."""
 
     def begin(self) -> list[tuple[int, Handler]]:
-        """Put off all handlers in Python from now on; ``end_and_run`` takes what this returns."""
-        # All handlers are asked for each time, in 2 us: nobody tells of a new one.
+        """Defer all Python handlers from now on; ``end_and_run`` takes the result."""
+        # All handlers are queried each time, in 2 us: nothing announces a new one.
         handlers = list(map(_getsignal, _NUMBERS))
         if handlers != self._handlers:
             self._found = [pair for pair in zip(_NUMBERS, handlers, strict=True) if _is_to_be_held(pair[1])]
@@ -45,7 +45,7 @@ class Held:
             for number, _ in found:
                 _set(number, self._note)
         except BaseException:
-            # Of one that was still to come.
+            # A signal that was still to come.
             self.end(found)
             raise
         return found
@@ -56,11 +56,11 @@ class Held:
         self._noted()
 
     def end_and_run(self, found: list[tuple[int, Handler]], report: Callable[[], None] | None = None) -> bool:
-        """Put the handlers back and run those whose signals have come; whether there were any.
+        """Restore the handlers and run those whose signals have come; return whether there were any.
 
         Args:
-            found: what ``begin`` has returned.
-            report: called where a handler has raised; None lets that be raised here.
+            found: the result of ``begin``.
+            report: called when a handler has raised; with None, the error is raised here.
         """
         try:
             self.end(found)
@@ -71,12 +71,12 @@ class Held:
         return ran
 
     def end(self, found: list[tuple[int, Handler]]) -> None:
-        """Put the handlers back."""
+        """Restore the handlers."""
         try:
             for number, handler in found:
                 _set(number, handler)
         except BaseException:
-            # One that is back has raised; the others must not stay away.
+            # A restored handler has raised; restore the others all the same.
             self.end(found)
             raise
 
@@ -92,7 +92,7 @@ class Held:
                     raise
                 report()
             finally:
-                # Of two that raise, the second one is told with the first one as its context.
+                # If two raise, the second has the first as its context.
                 self._run(found, report)
 
 

@@ -1,4 +1,4 @@
-"""CURVE keys: who may connect over tcp. Both ends are known; no one else is answered."""
+"""CURVE keys: which processes may connect over tcp. Both ends know each other's key; strangers get no answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from monarch._wire.split import LARGEST
 from monarch._wire.tcp import over_network
 
 HANDSHAKE_MS = 10_000
-"""Milliseconds in which whoever connects over tcp is to prove that it holds a key."""
+"""Milliseconds for a tcp peer to prove that it holds a key."""
 
 
 class KeyPair(NamedTuple):
@@ -22,15 +22,15 @@ class KeyPair(NamedTuple):
 
     @classmethod
     def new(cls) -> KeyPair:
-        """A fresh pair."""
+        """Return a fresh pair."""
         return cls(*zmq.curve_keypair())
 
 
 class CurveAuthenticator:
-    """Decides by public key who may connect to the tcp sockets of a context, for each by its domain."""
+    """Authorizes peers of the tcp sockets of a context by public key, for each domain."""
 
     def __init__(self, context: zmq.Context[Any]) -> None:
-        # Imports asyncio, which a process without tcp has no use for.
+        # Imports asyncio, which a process without tcp does not need.
         from zmq.auth.thread import ThreadAuthenticator
 
         self._allowed: dict[str, set[bytes]] = {}
@@ -38,20 +38,20 @@ class CurveAuthenticator:
         self._authenticator.start()
 
     def allow(self, domain: str, keys: Iterable[bytes]) -> None:
-        """Lets the holders of these keys connect to sockets of a domain."""
+        """Let the holders of these keys connect to sockets of a domain."""
         if domain not in self._allowed:
             self._allowed[domain] = set()
             self._authenticator.configure_curve_callback(domain, credentials_provider=_Known(self._allowed[domain]))
         self._allowed[domain].update(keys)
 
     def bind(self, socket: zmq.Socket[bytes], address: str, keys: KeyPair, domain: str, lease: float) -> str:
-        """Binds a socket on a free port with CURVE; the address with the port. ZMQError if that cannot be."""
+        """Bind a socket on a free port with CURVE; return the address with the port. ZMQError if that fails."""
         socket.set(zmq.ZAP_DOMAIN, domain.encode())
         socket.set(zmq.CURVE_SERVER, 1)
         socket.set(zmq.CURVE_SECRETKEY, keys.secret)
         socket.set(zmq.CURVE_PUBLICKEY, keys.public)
         over_network(socket, lease)
-        # Of a stranger too: no more than one piece is held, and for no longer than this.
+        # For strangers too: at most one piece is held, and no longer than this.
         socket.set(zmq.MAXMSGSIZE, LARGEST)
         socket.set(zmq.HANDSHAKE_IVL, min(int(lease * 1000), HANDSHAKE_MS))
         has_port = address.rpartition(":")[2].isdigit()
@@ -60,7 +60,7 @@ class CurveAuthenticator:
         return bound.decode().rstrip("\0")
 
     def close(self) -> None:
-        """Ends its thread."""
+        """Stop its thread."""
         self._authenticator.stop()
 
 

@@ -1,7 +1,7 @@
-"""Sockets: one PULL a process to receive on, one PUSH to each process that it talks to.
+"""Sockets: one PULL for each process to receive on, one PUSH to each process that it sends to.
 
-There is one fixed path from one process to another, and ZeroMQ keeps the order on it, so messages arrive in the
-order sent. No socket has a high-water mark: nothing is dropped in silence, and flow control above bounds memory.
+There is one fixed path from one process to another, and ZeroMQ keeps the order on it, so messages arrive in the order
+sent. No socket has a high-water mark: nothing is dropped silently, and flow control above bounds memory.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ RECONNECT_MS = 10
 IPC_PATH_LIMIT = 107
 _MAIN = main_thread().ident
 _held = Held(lambda: None)
-"""Of the main thread, while it sends a message of several frames."""
+"""Defers handlers of the main thread while it sends a message of several frames."""
 _MORE = int(zmq.SNDMORE)
 
 
 def make_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """A context for as many sockets as the process may have files."""
+    """Return a context for as many sockets as the process may have files."""
     tolerate_full_table()
     context = zmq.Context()
     context.set(zmq.MAX_SOCKETS, min(65535, context.get(zmq.SOCKET_LIMIT)))
@@ -45,7 +45,7 @@ def _plain(socket: zmq.Socket[bytes]) -> None:
 
 
 def _push(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
-    """A PUSH socket; for that the reserve is given up if there is no other room."""
+    """Create a PUSH socket, releasing the reserve if there is no other room."""
     for last in (False, True):
         try:
             return context.socket(zmq.PUSH)
@@ -56,24 +56,24 @@ def _push(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[b
                 raise OSError(
                     errno.EMFILE,
                     f"cannot connect to {address}: this process has all of its {limit_of()} file descriptors open; "
-                    f"close files that are not needed, or raise the limit with `ulimit -n`",
+                    f"close unneeded files, or raise the limit with `ulimit -n`",
                 ) from error
         reserve.give_up()
     raise AssertionError
 
 
 def lasting(buffers: Sequence[bytes | memoryview]) -> list[zmq.Frame]:
-    """Return copies of some memory that may be sent to many without one more copy each."""
+    """Return copies of some memory that can be sent to many receivers without one more copy each."""
     return [zmq.Frame(buffer, copy=True) for buffer in buffers]
 
 
 def shut_path(path: str) -> str:
-    """Where a socket's file is while its process takes no new connections."""
+    """Return the path of a socket file while its process accepts no new connections."""
     return f"{path}.full"
 
 
 class Inbox:
-    """The PULL socket of a process: bound to its own file, and to a name within the process to wake it by."""
+    """The PULL socket of a process: bound to its own file, and to an inproc name to wake it by."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self.socket = context.socket(zmq.PULL)
@@ -85,7 +85,7 @@ class Inbox:
         # Leader only.
         self._shut = False
         self.binding = RLock()
-        """Held while options are set for an address, and it is bound."""
+        """Held while options are set for an address and it is bound."""
         try:
             self.socket.bind(address)
             inner = f"inproc://{address}"
@@ -101,22 +101,22 @@ class Inbox:
         self._closed = False
 
     def wake(self) -> None:
-        """Makes the thread that receives return with an empty frame. From any thread, but no signal handler."""
+        """Make the receiving thread return with an empty frame. From any thread, but not from a signal handler."""
         with self._lock:
             if not self._closed:
                 self._waker.send(b"")
 
     def tend(self) -> bool:
-        """Look after the file that others connect to; in the thread that receives.
+        """Maintain the file that others connect to; in the receiving thread.
 
-        Where libzmq aborts a process that cannot accept a connection, it is out of sight while descriptors are short.
-        If somebody has removed it, such as a cleaner of /tmp, there is another one.
+        libzmq aborts a process that cannot accept a connection, so the file is hidden while descriptors are short. If
+        somebody has removed it, such as a cleaner of /tmp, it is created again.
 
         Returns:
-            Whether there are descriptors for new connections besides the reserve, which is given up otherwise.
+            Whether there are descriptors for new connections beyond the reserve, which is released otherwise.
 
         Raises:
-            OSError: there is no file, and there cannot be one.
+            OSError: the file is missing and cannot be created.
         """
         room = reserve.keep()
         shut = not (room or tolerate_full_table())
@@ -134,9 +134,9 @@ class Inbox:
         return room
 
     def _bind_again(self) -> None:
-        """Listens at another file of the same name; what is connected already stays so."""
+        """Listen at another file of the same name; existing connections stay."""
         with self.binding:
-            # A tcp address of this socket may have been bound since: what is set for that is not for ipc.
+            # A tcp address of this socket may have been bound since: its options are not for ipc.
             self.socket.set(zmq.CURVE_SERVER, 0)
             self.socket.set(zmq.MAXMSGSIZE, -1)
             try:
@@ -145,24 +145,25 @@ class Inbox:
                 raise OSError(error.errno, f"cannot listen at {self._path}: {error.strerror}") from error
 
     def touch(self) -> None:
-        """Mark its file as in use, for those who remove old ones."""
+        """Mark its file as in use, for cleaners of old files."""
         with contextlib.suppress(OSError):
             os.utime(self._path)
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when a message comes after ``is_empty`` or a receive has found none."""
+        """Return a descriptor that becomes readable when a message comes after ``is_empty`` or a receive has found
+        none."""
         return int(self.socket.get(zmq.FD))
 
     def is_empty(self) -> bool:
-        """Whether there is nothing to receive now; for the thread that receives."""
+        """Return whether there is nothing to receive now; for the receiving thread."""
         return not self._options.has_events()
 
     def limit(self, milliseconds: int) -> None:
-        """Have the next receive end with zmq.Again after so long; -1 for never. For the thread that receives."""
+        """Make the next receive end with zmq.Again after so long; -1 for never. For the receiving thread."""
         self._options.set_receive_timeout(milliseconds)
 
     def close(self) -> None:
-        """Closes it; only when no thread receives any more."""
+        """Close it; only when no thread receives any more."""
         with self._lock:
             self._closed = True
             self._waker.close(0)
@@ -184,10 +185,10 @@ class Link:
         lease: float = LEASE_S,
     ) -> None:
         self.address = address
-        # Guards all below; one message is sent at a time.
+        # Guards everything below; one message is sent at a time.
         self._lock = RLock()
         self._added: deque[tuple[bytes, Sequence[bytes | memoryview]]] = deque()
-        """Messages of code that has run in the middle of a send, in the same thread: sent next."""
+        """Messages from code that ran in the middle of a send, in the same thread: sent next."""
         self._closed = False
         self._pieces = keys is not None
         socket = self._socket = _push(context, address)
@@ -198,18 +199,18 @@ class Link:
             socket.set(zmq.CURVE_PUBLICKEY, keys.public)
             socket.set(zmq.CURVE_SECRETKEY, keys.secret)
             over_network(socket, lease)
-        # What zmq.Socket.send comes down to where there is no routing id and no group.
+        # What zmq.Socket.send boils down to without routing id and group.
         self._send = super(zmq.Socket, socket).send
         socket.connect(address)
         socket.send(hello)
 
     def send(self, frame: bytes, more: Sequence[bytes | memoryview] = ()) -> None:
-        """Queues a message; a closed link drops it, since its process is known to have ended."""
+        """Send a message; a closed link drops it, since its process is known to have ended."""
         if self._pieces and (more or len(frame) > PIECE) and (pieces := split([frame, *more])) is not None:
             frame, more = pieces[0], pieces[1:]
         lock = self._lock
         if not more and not lock._is_owned():  # pyright: ignore[reportAttributeAccessIssue]
-            # The usual message, of one frame: the same as below without the calls.
+            # The common case, one frame: same as below without the calls.
             try:
                 with lock:
                     if self._added:
@@ -224,7 +225,7 @@ class Link:
         if not more or get_ident() != _MAIN:
             self._send_or_add(frame, more)
             return
-        # What a handler of a signal raises would leave half a message, which the next one would complete.
+        # An exception from a signal handler would leave half a message, which the next one would complete.
         found = _held.begin()
         try:
             self._send_or_add(frame, more)
@@ -234,7 +235,7 @@ class Link:
     def _send_or_add(self, frame: bytes, more: Sequence[bytes | memoryview]) -> None:
         lock = self._lock
         if lock._is_owned():  # pyright: ignore[reportAttributeAccessIssue]
-            # A __del__ or the handler of a signal, in the middle of a message of this thread: after that.
+            # Called by a __del__ or signal handler in the middle of a message of this thread: send it after that.
             self._added.append((frame, more))
             return
         try:
@@ -264,11 +265,11 @@ class Link:
         self._send(more[-1], 0, len(more[-1]) < 65536)
 
     def monitor(self) -> zmq.Socket[bytes]:
-        """A socket that tells when the connection is lost; to be made once."""
+        """Return a socket that reports when the connection is lost; call this once."""
         return self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
 
     def close(self, linger_ms: int = 0) -> None:
-        """Drops what was not sent within the linger time."""
+        """Close it, dropping messages not sent within the linger time."""
         with self._lock:
             if not self._closed:
                 self._closed = True

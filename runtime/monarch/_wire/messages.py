@@ -1,8 +1,8 @@
 """The messages of the control plane: typed, versioned, one MessagePack array each.
 
-A message is one frame. Large buffers that go to another host follow it as frames of their own, and so does what a
-Route, Cast or Batch carries; ``frames`` says how many. The first message on every connection is a Hello with the
-version; docs/wire-protocol.md is the reference, and a change here that an older peer would misread raises VERSION.
+A message is one frame. Large buffers that go to another host follow it as frames of their own, and so does the content
+of a Route, Cast or Batch; ``frames`` says how many. The first message on every connection is a Hello with the version;
+docs/wire-protocol.md is the reference, and a change here that an older peer would misread raises VERSION.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ RESULT = 0
 ERROR = 1
 """Status of a Reply: its body is a packed Failure."""
 FAILED = 2
-"""Status of a Reply: its body is the pickled value of a call that has failed, such as a cell with its error."""
+"""Status of a Reply: its body is the pickled value of a failed call, such as a cell with its error."""
 NOWHERE = -1
-"""In place of a rank in a Reply: its sender is not in the view that was addressed, so ``src`` tells whose it is."""
+"""In place of a rank in a Reply: its sender is not in the addressed view, so ``src`` identifies it."""
 INTERNAL = "@internal"
 """In place of an actor in a Fault: a process could not handle a message, and nobody waits for an answer to it."""
 
@@ -37,26 +37,26 @@ class _Message(msgspec.Struct, array_like=True, gc=False):
 
 
 class Failure(msgspec.Struct, array_like=True):
-    """An exception as it goes over the wire: the body of a Reply or a Fault."""
+    """An exception on the wire: the body of a Reply or a Fault."""
 
     kind: str
     """Qualified name of its class."""
     text: str
     """Its message."""
     where: str
-    """The line of the user's code at which it was raised; empty if there is none."""
+    """The line of user code that raised it; empty if there is none."""
     trace: str
-    """Its traceback: frames of the user's code, ours folded."""
+    """Its traceback: frames of user code, with ours folded."""
     pickled: bytes | None
-    """The exception itself, if it can be pickled and made again."""
+    """The exception itself, if it can be pickled and unpickled."""
     own: bool
-    """Whether it is an error of Monarch, to be raised as it is, and not of the endpoint."""
+    """Whether it is an error of Monarch, to be raised unchanged, rather than of the endpoint."""
     freed: bool = False
-    """Whether it only says that the call was freed from a collective, because of what others have raised."""
+    """Whether it only says that the call was freed from a collective because of an error elsewhere."""
 
 
 class Hello(_Message, tag=0):
-    """First message on a connection: who speaks, and which version."""
+    """First message on a connection: the sender and its version."""
 
     version: int
     proc: str
@@ -72,7 +72,7 @@ class Refused(_Message, tag=1):
 
 
 class Call(_Message, tag=2):
-    """A message to an actor, the same to all that are addressed."""
+    """A message to an actor, the same to all addressed members."""
 
     src: str
     """Proc that sent it."""
@@ -80,21 +80,21 @@ class Call(_Message, tag=2):
     """Key of the actor mesh; ``@`` is the proc itself."""
     method: str
     port: int
-    """Where the answer goes at the sender; 0 if nobody waits for one."""
+    """Port of the answer at the sender; 0 if nobody waits for one."""
     view: bytes
-    """The packed region that was addressed, from which each receiver finds its own place."""
+    """The packed region that was addressed; each receiver finds its own place in it."""
     sender: str
-    """Key of the actor that sent it, empty for a program."""
+    """Key of the sending actor, empty for a program."""
     flags: int
     body: bytes
     bulk: PackedBulk | None = None
     frames: int = 0
     cost: int = 1
-    """What it takes of the sender's window, and gives back when it is finished."""
+    """Its cost in the sender's window, returned when it is finished."""
 
 
 class Create(_Message, tag=21):
-    """Makes an actor in a proc."""
+    """Creates an actor in a proc."""
 
     src: str
     actor: str
@@ -107,7 +107,7 @@ class Create(_Message, tag=21):
 
 
 class Halt(_Message, tag=22):
-    """Stops an actor once it has handled what was sent before, or with an empty key all actors and the proc."""
+    """Stops an actor once it has handled earlier messages; with an empty key, all actors and the proc."""
 
     src: str
     actor: str
@@ -122,31 +122,31 @@ class Reply(_Message, tag=3):
     src: str
     port: int
     rank: int
-    """Position of the answering actor in the view that was addressed, or NOWHERE."""
+    """Position of the answering actor in the addressed view, or NOWHERE."""
     status: int
     done: int
-    """How many messages from the receiver of this the sender has finished: returns credit."""
+    """Cost of messages from the receiver that the sender has finished: returns credit."""
     body: bytes
     bulk: PackedBulk | None = None
     frames: int = 0
 
 
 class Credit(_Message, tag=4):
-    """How many messages of the receiver have been finished, where no Reply says so."""
+    """Cost of messages from the receiver that have been finished, when no Reply reports it."""
 
     src: str
     done: int
 
 
 class Release(_Message, tag=5):
-    """Shared memory that this proc has no more use of."""
+    """Shared memory that this proc no longer uses."""
 
     src: str
     segments: list[int]
 
 
 class Output(_Message, tag=6):
-    """What a rank printed: stream, offset in it and bytes of each piece, and the call that was running."""
+    """Output of a rank: stream, offset in it and bytes of each piece, and the call that was running."""
 
     src: str
     actor: str
@@ -165,21 +165,21 @@ class OutputCredit(_Message, tag=30):
 
 
 class Ready(_Message, tag=7):
-    """A rank listens now."""
+    """A rank is listening."""
 
     src: str
     pid: int
 
 
 class Watch(_Message, tag=8):
-    """Asks an agent to be told of the death of a proc."""
+    """Asks an agent to report the death of a proc."""
 
     src: str
     proc: str
 
 
 class Dead(_Message, tag=9):
-    """A proc has ended, or was never there."""
+    """A proc has ended, or never existed."""
 
     proc: str
     cause: Cause
@@ -187,22 +187,22 @@ class Dead(_Message, tag=9):
     tails: list[tuple[str, int, bytes]]
     """The end of its output: stream, offset, bytes."""
     when: float = 0.0
-    """Seconds since the epoch at which its agent learned of it; 0 if that is not known."""
+    """Seconds since the epoch when its agent learned of it; 0 if unknown."""
     at: CellRef | None = None
-    """The line of the notebook cell that it ran; None for none."""
+    """The line of the notebook cell that it ran; None if none."""
 
     @property
     def reason(self) -> str:
-        """What follows the subject in a sentence, as in ``exited with code 3 at cell [2] line 1``."""
+        """Return the predicate, as in ``exited with code 3 at cell [2] line 1``."""
         return describe(self.cause, self.at)
 
 
 class Fault(_Message, tag=10):
-    """An actor failed and nobody waits for an answer that could say so: for its owner."""
+    """Reports to the owner that an actor failed, when no answer could."""
 
     src: str
     actor: str
-    """Its key, or INTERNAL."""
+    """Key of the actor, or INTERNAL."""
     rank: int
     body: bytes
     """A packed Failure."""
@@ -222,24 +222,24 @@ class Spawn(_Message, tag=12):
     procs: list[str]
     entry: str
     config: bytes
-    """Common to all; the rank finds its own place by its proc id."""
+    """Common to all; a rank finds its own place by its proc id."""
     places: list[int]
     """Base rank of each proc in its mesh."""
     env: dict[str, str | None]
-    """What the user asked for."""
+    """Variables that the user set."""
     base_env: dict[str, str | None]
-    """How the environment of the program differs from that of the agent."""
+    """How the environment of the program differs from the agent's."""
     binds: list[list[int] | None]
-    """Cores of each proc of the host; empty if the agent is to share them out."""
+    """Cores of each proc of the host; empty to let the agent share them out."""
     count: int
-    """How many procs of the mesh the host has in all; these may be some of them."""
+    """Number of procs of the mesh on the host; these may be some of them."""
     title: str
     path: list[str]
     cwd: str
 
 
 class Stop(_Message, tag=13):
-    """Tells an agent that these procs are about to end, and to kill those that have not after ``grace`` seconds."""
+    """Tells an agent that these procs are about to end, and to kill those still alive after ``grace`` seconds."""
 
     src: str
     procs: list[str]
@@ -278,7 +278,7 @@ class Hosts(_Message, tag=17):
 
     hosts: dict[str, tuple[str, str]]
     token: str = ""
-    """Asks for a Listening, which bears it too."""
+    """Correlation token, echoed in the Listening reply; empty for none."""
 
 
 class Listen(_Message, tag=19):
@@ -302,14 +302,14 @@ class Listening(_Message, tag=20):
 
 
 class Level(_Message, tag=23):
-    """The least level of log records that a rank is to write."""
+    """The minimum level of log records that a rank writes."""
 
     src: str
     level: int
 
 
 class Ask(_Message, tag=24):
-    """Asks a process, whatever its actors do, for a service that it has by this name; answered by a Reply."""
+    """Asks a process for a named service, whatever its actors do; answered by a Reply."""
 
     src: str
     port: int
@@ -319,7 +319,7 @@ class Ask(_Message, tag=24):
 
 
 class Signal(_Message, tag=25):
-    """Has an agent send a signal to procs."""
+    """Makes an agent send a signal to procs."""
 
     src: str
     procs: list[str]
@@ -343,7 +343,7 @@ class Parted(_Message, tag=27):
 
 
 class Bye(_Message, tag=18):
-    """The owner of an agent ends it, and with it all of its procs."""
+    """The owner of an agent ends it, and all of its procs."""
 
     src: str
 
@@ -382,22 +382,22 @@ AnyMessage: TypeAlias = (
 
 encode = msgspec.msgpack.Encoder().encode
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What decoding raises: a ValueError for text that is not UTF-8, a RecursionError for values nested without end."""
+"""Errors of decoding: a ValueError for text that is not UTF-8, a RecursionError for deeply nested values."""
 _decode = msgspec.msgpack.Decoder(AnyMessage).decode
 
 
 def decode(frame: bytes | memoryview) -> AnyMessage:
-    """The message of a frame; ProtocolError if it is none of this version."""
+    """Decode the message of a frame; ProtocolError if it is not one of this version."""
     try:
         return _decode(frame)
     except UNREADABLE as error:
         raise ProtocolError(
-            f"a control message of {len(frame)} bytes is not one of protocol version {VERSION}: {error}"
+            f"invalid control message of {len(frame)} bytes for protocol version {VERSION}: {error}"
         ) from None
 
 
 def pack(value: object) -> bytes:
-    """Plain values, such as a region, as bytes."""
+    """Pack plain values, such as a region, to bytes."""
     return encode(value)
 
 
@@ -405,5 +405,5 @@ _unpack = msgspec.msgpack.Decoder().decode
 
 
 def unpack(data: bytes) -> Any:
-    """What ``pack`` packed, tuples as lists."""
+    """Return the values that ``pack`` packed, tuples as lists."""
     return _unpack(data)

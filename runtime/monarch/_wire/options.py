@@ -1,4 +1,4 @@
-"""Options of a socket that are read or set for each message: without pyzmq's checks, which cost more than the call."""
+"""Socket options that are read or set for each message: without pyzmq's checks, which cost more than the call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class QuickOptions:
     """Two options of one socket, for the thread that uses it, as long as it is open.
 
     Args:
-        socket: stays the owner of what is used here.
+        socket: its caller keeps it alive.
     """
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
@@ -42,14 +42,14 @@ class QuickOptions:
         self._at, self._length_at = ctypes.addressof(self._value), ctypes.addressof(self._length)
 
     def has_events(self) -> bool:
-        """Whether there is something to receive."""
+        """Return whether there is something to receive."""
         if _get(self._handle, _EVENTS, self._at, self._length_at):
-            # It says what is wrong.
+            # This reports the problem.
             return bool(self._socket.get(zmq.EVENTS))
         return bool(self._value.value)
 
     def set_receive_timeout(self, milliseconds: int) -> None:
-        """Have the next receive end after so long; -1 for never."""
+        """Make the next receive end after so long; -1 for never."""
         self._value.value = milliseconds
         if _set(self._handle, _RCVTIMEO, self._at, _SIZE):
             self._socket.set(zmq.RCVTIMEO, milliseconds)

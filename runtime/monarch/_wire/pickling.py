@@ -1,18 +1,18 @@
-"""Pickling of what is sent: a body of bytes, and beside it the large buffers, in frames or through shared memory.
+"""Pickling of messages: a body of bytes, plus the large buffers, in frames or through shared memory.
 
 A buffer of ``THRESHOLD`` bytes or more leaves the body: array and table data, tensor storages, ``bytes`` and
-``bytearray``. It is not copied here: what ``dumps`` returns is the object's own memory, to be copied before the
-object changes. ``loads`` makes arrays and tensors on the buffers it is given, so these should be writable and
-private; ``bytes`` and ``bytearray`` own their memory and cost one copy there. Text always stays in the body.
+``bytearray``. It is not copied here: ``dumps`` returns the object's own memory, which must be copied before the object
+changes. ``loads`` makes arrays and tensors on the buffers it is given, so these should be writable and private;
+``bytes`` and ``bytearray`` own their memory and cost one copy there. Text always stays in the body.
 
-Tensors on the CPU are sent by storage, so tensors of one message that share a storage share one where they arrive.
-A tensor that uses less than half of a large storage is cloned rather than sent with all of it (so its strides may
-become dense, as a numpy view's do), unless that would show: unless its elements overlap, or other tensors of the
-message overlap it, or together they use half of the storage. A storage on a received buffer cannot be resized; a
-small one can. Other layouts and subclasses of Tensor are pickled as torch does it.
+CPU tensors are sent by storage, so tensors of one message that share a storage still share one on arrival. A tensor
+that uses less than half of a large storage is cloned rather than sent with all of it (so its strides may become dense,
+like a numpy view's), unless that would be visible: unless its elements overlap, or other tensors of the message overlap
+it, or together they use half of the storage. A storage on a received buffer cannot be resized; a small one can. Other
+layouts and subclasses of Tensor are pickled as torch does it.
 
-A tensor of a GPU is lent to its receivers where these are known to be ranks, and each copies it from GPU to GPU; else
-it goes by memory of the CPU, and stays there with a receiver that uses no GPU.
+A GPU tensor is exported to its receivers if these are known to be ranks, and each copies it from GPU to GPU; otherwise
+it goes through CPU memory, and stays there if the receiver uses no GPU.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from monarch._wire.tensor_compat import has_hooks, storage_key, untyped
 from monarch.exceptions import SerializationError
 
 THRESHOLD = 120 * 1024
-"""Bytes from which a buffer is sent beside the body: below, one copy more costs less than a frame of its own. Copies of
+"""Size from which a buffer is sent beside the body: below, one more copy costs less than a frame of its own. Copies of
 128 KiB and more cost far more, since the allocator maps each again. At least pickle's frame size: see ``_Sink``."""
 SHARED = 384 * 1024
-"""Bytes of buffers from which a message has them in shared memory; below, a socket costs less."""
+"""Total size of buffers from which a message puts them in shared memory; below, a socket costs less."""
 
 _PLAIN_NODES = 50
 _ATOMS = frozenset({int, float, complex, bool, str, type(None)})
@@ -50,33 +50,33 @@ Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class Lender(Protocol):
-    """Lends memory of GPUs; of a higher floor."""
+    """Exports GPU memory; implemented on a higher floor."""
 
     def lend(self, tensor: Any, receivers: Sequence[str]) -> Reduced | None:
-        """How each of some processes makes its copy of a tensor; None if they should not by themselves."""
+        """Return how each of some processes makes its copy of a tensor; None if they cannot copy it themselves."""
         ...
 
     def cancel(self, reduced: Reduced) -> None:
-        """It was not sent after all."""
+        """Withdraw an export that was not sent."""
         ...
 
 
 lender: Lender | None = None
-"""Of this process; none until it is a part of a session."""
+"""Of this process; none until it is part of a session."""
 in_rank = False
-"""Whether tensors of GPUs are to be in memory of the GPU where they arrive, even if this process has none there yet."""
+"""Whether GPU tensors go to GPU memory on arrival, even if this process has not used the GPU yet."""
 
 
 def dumps(
     obj: Any, what: str = "", receivers: Receivers | None = None, here: bool = False
 ) -> tuple[bytes, list[memoryview]]:
-    """The body and the out-of-band buffers of an object; each buffer is contiguous, of at least THRESHOLD bytes.
+    """Return the body and the out-of-band buffers of an object; each buffer is contiguous, of at least THRESHOLD bytes.
 
     Args:
         obj: anything that can be pickled; classes and functions of ``__main__`` travel by value.
         what: its name in errors. Without one, a pair of a tuple and a dict is named ``args`` and ``kwargs``.
-        receivers: gives the proc ids of those that are to unpickle it, each once; asked for only if that matters.
-        here: whether classes and functions of this ``__main__`` go by name, as it is unpickled where it has them too.
+        receivers: returns the proc ids of the receivers, without duplicates; called only if needed.
+        here: whether classes and functions of this ``__main__`` go by name, because the receiver has them too.
 
     Raises:
         SerializationError: a part cannot be pickled; the text begins with the path to it.
@@ -105,12 +105,12 @@ def dumps(
 
 
 def are_large(buffers: Sequence[memoryview]) -> bool:
-    """Whether these buffers of one message go through shared memory where the receiver is on the same host."""
+    """Return whether these buffers of one message go through shared memory if the receiver is on the same host."""
     return sum(buffer.nbytes for buffer in buffers) >= SHARED
 
 
 def loads(body: bytes, buffers: Sequence[memoryview | bytes] = ()) -> Any:
-    """The object of a body and its buffers. What is made on a buffer keeps it, and nothing else here does.
+    """Return the object of a body and its buffers. Objects made on a buffer keep it alive; nothing else here does.
 
     Raises:
         SerializationError: it cannot be unpickled here.
@@ -127,8 +127,8 @@ def loads(body: bytes, buffers: Sequence[memoryview | bytes] = ()) -> Any:
 
 
 def _plainness(obj: Any) -> object:
-    """Whether plain pickle does: for a few objects of builtin types (PLAIN), with arrays and small tensors (SMALL), or
-    with some that go beside the body (LARGE).
+    """Return whether plain pickle suffices: for a few objects of builtin types (PLAIN), with arrays and small tensors
+    (SMALL), or with some that go beside the body (LARGE).
     """
     nodes = [obj]
     found: object = PLAIN
@@ -164,9 +164,9 @@ def _dump(obj: Any, receivers: Receivers | None = None, here: bool = False) -> t
         pickler.dump(obj)
         shared = pickler.wrongly_cloned()
         if shared:
-            # Only now is it known which storages are used by more than one tensor.
+            # Only now is it known which storages are used by several tensors.
             sink = _Sink()
-            # The tensors that were lent may have been of the moment, such as the data of a parameter.
+            # Exported tensors may have been temporary, such as the data of a parameter.
             _cancel(lent)
             _Pickler(sink, shared, receivers, lent, here).dump(obj)
     except BaseException:
@@ -183,11 +183,11 @@ def _cancel(lent: dict[int, Reduced]) -> None:
 
 
 class _Sink:
-    """The file a pickler writes to. It turns large bytes and bytearrays in the stream into out-of-band buffers.
+    """The file that a pickler writes to. It turns large bytes and bytearrays in the stream into out-of-band buffers.
 
-    The pickler of CPython writes these as two calls, the first of which ends in opcode and length and the second of
-    which is the object itself, not a copy. Opcode and length are replaced by a call of the type with the next buffer.
-    Written otherwise, they would stay in the body, which is as good but for the copies.
+    CPython's pickler writes these in two calls: the first ends in opcode and length, the second is the object itself,
+    not a copy. Opcode and length are replaced by a call of the type with the next buffer. Written otherwise, they would
+    stay in the body, which works too, with more copies.
     """
 
     __slots__ = ("buffers", "chunks")
@@ -197,7 +197,7 @@ class _Sink:
         self.buffers: list[memoryview] = []
 
     def keep(self, buffer: pickle.PickleBuffer) -> bool:
-        """For the pickler: whether this buffer stays in the body."""
+        """Return whether this buffer stays in the body, for the pickler."""
         raw = buffer.raw()
         if raw.nbytes < THRESHOLD:
             return True
@@ -206,7 +206,7 @@ class _Sink:
 
     def write(self, data: bytes | bytearray | pickle.PickleBuffer) -> None:
         if type(data) is pickle.PickleBuffer:
-            # One that stays in the body, and that is written by itself as it is larger than a frame.
+            # A buffer that stays in the body, written separately as it is larger than a frame.
             self.chunks.append(data.raw())
             return
         size = len(data)
@@ -223,9 +223,9 @@ class _Sink:
 
 
 def _headers(data: bytes | bytearray, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """How the stream may announce this payload, and what to write instead."""
+    """Return how the stream may announce this payload, and its replacement."""
     name = type(data).__name__.encode()
-    # The two names, STACK_GLOBAL, NEXT_BUFFER, TUPLE1, REDUCE: nothing is memoized, so the numbers of the memo stand.
+    # The two names, STACK_GLOBAL, NEXT_BUFFER, TUPLE1, REDUCE: nothing is memoized, so memo numbers stay valid.
     call = b"\x8c\x08builtins\x8c" + bytes([len(name)]) + name + b"\x93\x97\x85R"
     if type(data) is bytes:
         if size < 1 << 32:
@@ -247,21 +247,21 @@ class _Pickler(cloudpickle.Pickler):
         super().__init__(sink, protocol=5, buffer_callback=sink.keep)
         self._here = here
         self._shared = shared
-        """Storages whose tensors are not to be cloned."""
+        """Storages whose tensors must not be cloned."""
         self._receivers = receivers
         self._lent = lent
-        """What was lent, by the id of the tensor."""
+        """Exports, by the id of the tensor."""
         self._sent: set[int] = set()
         self._clones: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
-        """Of each storage its size, and first byte, end and number of used bytes of each tensor that was cloned."""
+        """By storage, its size, and first byte, end and number of used bytes of each cloned tensor."""
 
     def reducer_override(self, obj: Any) -> Any:
         reduce = _TORCH.get(type(obj).__name__)
-        # By name first: torch may not be loaded, and then nothing can be of its types.
+        # By name first: torch may not be loaded, and then nothing has its types.
         if reduce is not None and type(obj) is getattr(sys.modules.get("torch"), type(obj).__name__, None):
             return reduce(self, obj)
         if type(obj).__name__ == "AsyncCollectiveTensor" and hasattr(obj, "trigger_wait"):
-            # A result of a collective that is still under way: its numbers are there when it has been waited for.
+            # A pending result of a collective: its values are there once it has been waited for.
             return _itself, (obj.trigger_wait(),)
         if (
             self._here
@@ -272,7 +272,7 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
     def _tensor(self, tensor: Any) -> Any:
-        """An ordinary tensor: its storage, or a clone of a small part of a large one, and its place there."""
+        """Reduce an ordinary tensor: its storage, or a clone of a small part of a large one, and its place there."""
         if (
             tensor.device.type not in ("cpu", "cuda")
             or str(tensor.layout) != "torch.strided"
@@ -318,14 +318,14 @@ class _Pickler(cloudpickle.Pickler):
         return _make_storage, (pickle.PickleBuffer(numpy.asarray(_Memory(storage)).data),)
 
     def _typed(self, storage: Any) -> Any:
-        # A new object for each tensor, so what is shared is below it.
+        # A new object for each tensor, so the shared part is below it.
         below = untyped(storage)
         if below.device.type != "cpu":
             return NotImplemented
         return _make_typed_storage, (below, storage.dtype)
 
     def wrongly_cloned(self) -> frozenset[int]:
-        """The storages of which cloned tensors should rather have been sent with the storage."""
+        """Return the storages that should be sent whole rather than as cloned tensors."""
         return frozenset(
             key
             for key, (total, parts) in self._clones.items()
@@ -343,7 +343,7 @@ def _itself(value: Any) -> Any:
 
 
 class _Memory:
-    """A storage as numpy likes to see it. Not by way of a tensor: that depends on the numpy torch was built with."""
+    """Return a storage as a numpy array. Not through a tensor: that depends on the numpy torch was built with."""
 
     def __init__(self, storage: Any) -> None:
         self._storage = storage
@@ -356,7 +356,7 @@ class _Memory:
 
 
 def _reach(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
-    """Elements from the first of a tensor to its last, both counted; None if some may lie upon others."""
+    """Return the number of elements from the first of a tensor to its last; None if some may overlap."""
     if not all(sizes):
         return 0
     reach = 1
@@ -374,7 +374,7 @@ def _make_storage(buffer: Any) -> Any:
     if not len(buffer):
         return torch.UntypedStorage(0)
     if isinstance(buffer, bytearray):
-        # From the body, so small: a copy in memory of its own can be resized.
+        # From the body, so small: a copy in its own memory can be resized.
         return torch.frombuffer(buffer, dtype=torch.uint8).clone().untyped_storage()
     if memoryview(buffer).readonly:
         buffer = bytearray(buffer)
@@ -393,7 +393,7 @@ def _make_tensor(
 
 
 def goes_to_gpu() -> bool:
-    """Whether tensors of GPUs are put into memory of this process's GPU when they arrive."""
+    """Return whether GPU tensors are put into GPU memory of this process on arrival."""
     import torch
 
     return torch.cuda.is_initialized() or (in_rank and torch.cuda.is_available())
@@ -412,7 +412,7 @@ def _make_typed_storage(storage: Any, dtype: Any) -> Any:
 
 
 def _blame(obj: Any, what: str, error: Exception) -> str:
-    """The path to the part that cannot be pickled, as far as it is found in time, and what is wrong with it."""
+    """Return the path to the part that cannot be pickled, as far as it is found in time, and the reason."""
     if not what and type(obj) is tuple and list(map(type, obj)) == [tuple, dict]:
         parts: Iterator[tuple[str, Any]] = iter([("args", obj[0]), ("kwargs", obj[1])])
     else:
@@ -443,7 +443,7 @@ def _blame(obj: Any, what: str, error: Exception) -> str:
 
 
 def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
-    """What the pickle of an object is made of, each with how to write the way there."""
+    """Yield the parts of an object's pickle, each with its path."""
     if isinstance(obj, dict) and type(obj).__reduce_ex__ is object.__reduce_ex__:
         yield from ((f"[{key!r:.60}]", value) for key, value in obj.items())
     if type(obj) in (list, tuple):
@@ -465,7 +465,7 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _reduced_parts(obj: Any) -> Iterator[tuple[str, Any]]:
-    # Not the attributes themselves, of which __getstate__ may leave some out.
+    # Not the attributes themselves, some of which __getstate__ may omit.
     try:
         reduced = obj.__reduce_ex__(5)
     except Exception:

@@ -1,4 +1,4 @@
-"""Unpickling that runs no code of the user: what processes of a session tell each other about themselves."""
+"""Unpickling without user code: what processes of a session tell each other about themselves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monarch.exceptions import ProtocolError
 _BUILTINS = frozenset({"set", "frozenset", "complex", "bytearray", "range", "slice"})
 
 receives_here: Callable[[], bool] = bool
-"""Whether this thread receives at this moment. Set once, by the node of this process."""
+"""Returns whether this thread is receiving. Set once, by the node of this process."""
 
 
 class _Plain(pickle.Unpickler):
@@ -26,20 +26,20 @@ class _Plain(pickle.Unpickler):
             if found is not None:
                 return found
         raise ProtocolError(
-            f"{module}.{name} came in a message that the receiving thread handles, which takes only plain values and "
+            f"{module}.{name} is in a message for the receiving thread, which accepts only plain values and "
             f"objects of this package; declare the service as threaded"
         )
 
 
 def loads_plain(body: bytes) -> Any:
-    """The object of a body of plain values and objects of this package; safe in the thread that receives.
+    """Unpickle a body of plain values and objects of this package; safe in the receiving thread.
 
     Raises:
-        ProtocolError: it has others, or is broken.
+        ProtocolError: it has other objects, or is broken.
     """
     try:
         return _Plain(io.BytesIO(body)).load()
     except ProtocolError:
         raise
     except Exception as error:
-        raise ProtocolError(f"a message cannot be unpickled: {type(error).__name__}: {error}") from error
+        raise ProtocolError(f"cannot unpickle a message: {type(error).__name__}: {error}") from error

@@ -1,7 +1,7 @@
-"""Arrays and small tensors in a message of plain values: pickled without the machinery that code needs.
+"""Arrays and small tensors in a message of plain values: pickled without the machinery for code.
 
-What is sent this way arrives as it does otherwise (see ``pickling``): exact ndarrays of plain numbers in C order, and
-small exact tensors of the CPU that are all of their storage and share it with no other tensor of the message.
+They arrive as otherwise (see ``pickling``): exact ndarrays of plain numbers in C order, and small exact CPU tensors
+that own their whole storage and share it with no other tensor of the message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from monarch._wire.tensor_compat import has_hooks
 
 PLAIN, SMALL, LARGE = object(), object(), object()
 _NUMBERS = frozenset("?bhilBHILefdgFDG")
-"""Type characters of numbers in this machine's order of bytes."""
+"""Type characters of numbers in native byte order."""
 _copy = ctypes.memmove
 _bytes_at = ctypes.string_at
 
@@ -30,11 +30,12 @@ class Sink(Protocol):
 
 
 MOST = 32 * 1024
-"""Bytes of a tensor that is copied once more than needed, which costs less than pickling it at length."""
+"""Size of a tensor below which one more copy costs less than pickling it in full."""
 
 
 def size_of(node: Any, kind: type, limit: int, storages: dict[int, Any]) -> object:
-    """SMALL or LARGE if ``dump_small`` or ``dump_large`` pickles this array, tensor or numpy scalar as ``dumps`` would.
+    """Return SMALL or LARGE if ``dump_small`` or ``dump_large`` pickles this array, tensor or numpy scalar as ``dumps``
+    would.
 
     Args:
         node: anything.
@@ -82,7 +83,7 @@ def _is_small_tensor(torch: ModuleType, tensor: Any, limit: int, storages: dict[
 
 
 def dump_small(obj: Any) -> bytes:
-    """Pickle what consists of builtin values and of what is SMALL."""
+    """Pickle builtin values and SMALL ones."""
     file = BytesIO()
     pickler = pickle.Pickler(file, 5)
     pickler.dispatch_table = _TABLE
@@ -91,19 +92,19 @@ def dump_small(obj: Any) -> bytes:
 
 
 def dump_large(obj: Any, sink: Sink) -> None:
-    """Pickle the same where something is LARGE."""
+    """Pickle the same with LARGE values."""
     pickler = pickle.Pickler(sink, 5, buffer_callback=sink.keep)
     pickler.dispatch_table = _TABLE
     pickler.dump(obj)
 
 
 def _reduce_array(array: Any) -> Any:
-    # Written from where it is; arrives as a bytearray, or beside the body if it is large.
+    # Written without a copy; arrives as a bytearray, or beside the body if it is large.
     return make_array, (array.shape, array.dtype.char, pickle.PickleBuffer(array))
 
 
 def make_array(shape: tuple[int, ...], kind: str, data: bytearray | memoryview) -> Any:
-    """The array, where it arrives."""
+    """Rebuild the array on arrival."""
     import numpy
 
     return numpy.ndarray(shape, kind, data)
@@ -115,7 +116,7 @@ def _reduce_tensor(tensor: Any) -> Any:
 
 
 def make_tensor(shape: tuple[int, ...], kind: str, data: bytes, requires_grad: bool) -> Any:
-    """The tensor, where it arrives; in memory of its own."""
+    """Rebuild the tensor on arrival, in its own memory."""
     import torch
 
     tensor = torch.empty(shape, dtype=getattr(torch, kind), device="cpu")
@@ -124,15 +125,15 @@ def make_tensor(shape: tuple[int, ...], kind: str, data: bytes, requires_grad: b
 
 
 _DTYPES: dict[Any, str] = {}
-"""Names of the dtypes of torch that are plain numbers; filled when torch is there."""
+"""Names of torch dtypes that are plain numbers; filled when torch is loaded."""
 _TABLE: dict[type, Any] = {}
-"""How arrays and tensors are reduced; filled when one is met. Only ever the same is written, so it needs no lock."""
+"""How arrays and tensors are reduced; filled at first use. Every write is the same, so it needs no lock."""
 
 
 def _dtypes(torch: ModuleType) -> dict[Any, str]:
     if not _DTYPES:
         _TABLE[torch.Tensor] = _reduce_tensor
         names = "float64 float32 float16 bfloat16 complex64 complex128 uint8 int8 int16 int32 int64 bool"
-        # Last, since other threads see by it that all is there.
+        # Last, since other threads take it as a sign that all is there.
         _DTYPES.update({getattr(torch, name): name for name in names.split()})
     return _DTYPES

@@ -1,7 +1,7 @@
 """Large frames over tcp go in pieces, so that a listener can refuse large frames of strangers.
 
-ZeroMQ's limit for the size of a frame holds for a whole listener, before and after a connection is authenticated. With
-a small limit a stranger can make a host hold one small piece and no more; those who hold the key split what is larger.
+ZeroMQ's frame size limit applies to a whole listener, before and after a connection is authenticated. With a small
+limit a stranger can make a host hold one small piece and no more; processes with the key split larger frames.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from monarch._wire.messages import Split, encode
 from monarch.exceptions import ProtocolError
 
 PIECE = 256 << 10
-"""Bytes of the largest frame that goes over tcp."""
+"""Bytes of the largest frame over tcp."""
 LARGEST = PIECE + 1024
-"""Largest message that a tcp listener takes in; what CURVE adds to a piece is far less than the difference."""
+"""Largest message that a tcp listener accepts; CURVE adds far less than the difference to a piece."""
 
 
 def split(frames: Sequence[Any]) -> list[Any] | None:
@@ -33,13 +33,13 @@ def split(frames: Sequence[Any]) -> list[Any] | None:
 
 
 def join(message: Split, pieces: Sequence[Any]) -> list[Any]:
-    """Return the frames that were split; those of several pieces are writable.
+    """Return the original frames; those of several pieces are writable.
 
     Raises:
-        ProtocolError: there are not as many pieces as the message says.
+        ProtocolError: the number of pieces differs from what the message says.
     """
     if not message.parts or min(message.parts) < 1 or sum(message.parts) != len(pieces):
-        raise ProtocolError(f"a message in pieces has {len(pieces)} of them, and says {sum(message.parts)}")
+        raise ProtocolError(f"split message: expected {sum(message.parts)} pieces, got {len(pieces)}")
     frames: list[Any] = []
     at = 0
     for count in message.parts:

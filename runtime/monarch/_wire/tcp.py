@@ -10,7 +10,7 @@ LEASE_S = 5.0
 
 
 def over_network(socket: zmq.Socket[bytes], lease: float) -> None:
-    """Keepalive for tcp: ZeroMQ's own heartbeats, which go on while Python is busy."""
+    """Keepalive for tcp: ZeroMQ's own heartbeats, which continue while Python is busy."""
     socket.set(zmq.HEARTBEAT_IVL, min(HEARTBEAT_MS, int(lease * 250)))
     socket.set(zmq.HEARTBEAT_TIMEOUT, int(lease * 1000))
     socket.set(zmq.HEARTBEAT_TTL, int(lease * 1000))

@@ -1,4 +1,4 @@
-"""The private names of torch that pickling reads from tensors which it is given; torch itself is not imported here.
+"""The private names of torch that pickling reads from given tensors; torch itself is not imported here.
 
 The others are in ``_tensors/torch_compat.py``, which is on a higher floor.
 """
@@ -9,12 +9,12 @@ from typing import Any
 
 
 def has_hooks(tensor: Any) -> bool:
-    """Return whether functions of the user are called in the backward pass of a tensor."""
+    """Return whether a tensor calls user functions in its backward pass."""
     return bool(tensor._backward_hooks)
 
 
 def storage_key(storage: Any) -> int:
-    """Return what identifies a storage, also an empty one, among those that live."""
+    """Return what identifies a live storage, also an empty one."""
     return storage._cdata
 
 

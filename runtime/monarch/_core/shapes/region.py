@@ -228,7 +228,7 @@ class Region(Frozen):
             if skip != size * stride:
                 raise ShapeError(
                     f"{axes_text(self.extent)} cannot become one axis {name!r}: a step along {outer!r} "
-                    f"skips {skip} ranks of the spawned mesh, but {inner!r} covers {size * stride};  "
+                    f"skips {skip} ranks of the spawned mesh, but {inner!r} covers {size * stride}; "
                     f"flatten before slicing, or flatten each slice along {outer!r}"
                 )
         return Region((name,), self.offset, (self.nelements,), (axes[-1][2] if axes else 1,))

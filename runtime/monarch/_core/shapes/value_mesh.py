@@ -74,7 +74,7 @@ class ValueMesh(MeshView, Generic[R]):
         self._cells: list[R | Deferred[R]] = list(values)
         if len(self._cells) != extent.nelements:
             raise ShapeError(
-                f"got {len(self._cells)} values for a mesh of {axes_text(extent)};  "
+                f"got {len(self._cells)} values for a mesh of {axes_text(extent)}; "
                 f"expected {extent.nelements}, in rank order"
             )
 

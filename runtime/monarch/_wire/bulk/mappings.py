@@ -1,8 +1,8 @@
-"""The receiver's side of bulk data: the memory of another process of this user, mapped copy on write.
+"""The receiver's side of bulk data: memory of another process of this user, mapped copy-on-write.
 
-Each message is mapped anew, and nothing but the mapping is kept: no file descriptor, which would keep memory that
-its owner has freed. What is made on a mapping (arrays, tensors, memoryviews) holds it; when the last of these is gone
-it is unmapped, and its owner is to be told. Writing to it is seen by nobody else. A mapping outlives its owner.
+Each message has its own mapping, without an open file descriptor, which would keep memory that its owner has freed.
+Objects made on a mapping (arrays, tensors, memoryviews) hold it; when the last one is gone it is unmapped, and its
+owner must be told. Writes are private. A mapping outlives its owner.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from monarch.exceptions import SupervisionError
 
 
 class Mappings:
-    """Opens what ``Segments.put`` of other processes, or of this one, refers to.
+    """Opens references made by ``Segments.put`` of other processes, or of this one.
 
     Args:
-        on_release: called once for each ``open`` with pid and segment, when nothing uses that mapping any more. The
+        on_release: called once for each ``open`` with pid and segment, when that mapping is no longer in use. The
             call can come in any thread and out of a garbage collection: it may put the pair in a deque and wake
-            somebody, but may not block or take a lock.
+            a thread, but may not block or take a lock.
     """
 
     def __init__(self, on_release: Callable[[tuple[int, int]], None]) -> None:
         self._on_release = on_release
 
     def open(self, ref: BulkRef | Sequence) -> list[memoryview]:
-        """The buffers, writable and private to this call. If this raises, the release has been called already.
+        """Return the buffers, writable and private to this call. If this raises, the release has been called already.
 
         Raises:
             SupervisionError: the owner has died, or has freed the segment.
-            MemoryError: the address space does not suffice.
+            MemoryError: not enough address space.
         """
         pid, fd, segment, spans = ref
         key = (pid, segment)
@@ -52,14 +52,14 @@ class Mappings:
 def _map(pid: int, fd: int, segment: int, end: int) -> mmap.mmap:
     end = max(end, HEADER)
     try:
-        # The last two flags mean nothing for a segment; if the pid is another process now, it can be anything.
+        # The last two flags mean nothing for a segment; if the pid is another process now, the file can be anything.
         opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
             raise MemoryError(f"cannot open bulk data of process {pid}: {error.strerror}") from error
         if error.errno in (errno.EACCES, errno.EPERM):
             raise SupervisionError(
-                f"may not open the memory of process {pid}: it runs as another user, or hides its /proc entries"
+                f"cannot open the memory of process {pid}: it runs as another user, or hides its /proc entries"
             ) from error
         raise _gone(pid) from error
     try:
@@ -77,4 +77,4 @@ def _map(pid: int, fd: int, segment: int, end: int) -> mmap.mmap:
 
 
 def _gone(pid: int) -> SupervisionError:
-    return SupervisionError(f"the bulk data of process {pid} is gone: the process has died, or has released it")
+    return SupervisionError(f"the bulk data of process {pid} is gone: the process died or released it")

@@ -1,10 +1,11 @@
-"""The owner's side of bulk data: shared memory without names, kept warm between uses.
+"""The owner's side of bulk data: unnamed shared memory, kept warm between uses.
 
-A segment is a memfd of this process. Others of the same user open it as ``/proc/<pid>/fd/<fd>`` (see ``mappings``),
-so no name is left anywhere and the kernel frees everything once nobody holds it, however the processes end.
+A segment is a memfd of this process. Other processes of the same user open it as ``/proc/<pid>/fd/<fd>`` (see
+``mappings``), so no name is left anywhere and the kernel frees everything once nobody holds it, however the processes
+end.
 
 A fresh page costs several times a warm one, so released segments are kept for the next message. The first use of a
-segment is by pwrite, which spares clearing the pages; only the second maps it here.
+segment is by pwrite, which avoids clearing the pages; only the second maps it here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import NamedTuple
 
 ALIGNMENT = 64
 HEADER = 64
-"""Bytes before the first span. They begin with the number of the use, so that a stale reference is told apart."""
+"""Bytes before the first span. They begin with the number of the use, so that a stale reference is detected."""
 
 _SMALLEST = 128 * 1024
 _IDLE_COUNT = 128  # each holds a file descriptor
@@ -38,19 +39,19 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class BulkRef(NamedTuple):
-    """Where buffers lie. A plain list of the four on the wire."""
+    """Where buffers are. A plain list of the four on the wire."""
 
     pid: int
     fd: int
     segment: int
-    """Number of this use of the segment: no other use, in this process or a later one of its pid, has it."""
+    """Number of this use of the segment, unique across this process and later ones of its pid."""
     spans: tuple[tuple[int, int], ...]
     """Offset and length of each buffer."""
 
 
 class SegmentStats(NamedTuple):
     live_bytes: int
-    """Of segments that a receiver may use."""
+    """Of segments in use by receivers."""
     live: int
     idle_bytes: int
     """Of segments kept warm for the next message."""
@@ -83,7 +84,7 @@ class _Segment:
 
         for buffer, (offset, length) in zip(buffers, spans, strict=True):
             if offset + length > self.written:
-                # Also tells of a lack of memory as an error, where a write through the mapping is killed.
+                # Also reports lack of memory as an error, where a write through the mapping would be killed.
                 for start in range(0, length, _WRITE_LIMIT):
                     self._write(buffer[start : start + _WRITE_LIMIT], offset + start)
                 self.written = offset + length
@@ -100,7 +101,7 @@ class _Segment:
         if self.map is None:
             self.map = map_file(self.fd, self.capacity, mmap.MAP_SHARED)
         if end > self.mapped:
-            # All that has pages at once, at a third of the price of a fault each. Where the kernel cannot: faults.
+            # All existing pages at once, at a third of the price of separate faults. Where the kernel cannot: faults.
             start = self.mapped - self.mapped % mmap.PAGESIZE
             _libc.madvise(_address(self.map) + start, self.written - start, _MADV_POPULATE_WRITE)
             self.mapped = self.written
@@ -118,11 +119,11 @@ class _Segment:
 class Segments:
     """The segments of this process: those in use by receivers, and those kept warm.
 
-    Nothing here blocks. When receivers are slow to release, ``over_limit`` turns true; it is for the caller to wait.
-    A segment is used again only when each of its receivers has released it. Safe for threads.
+    Nothing here blocks. If receivers are slow to release, ``over_limit`` turns true, and the caller should wait. A
+    segment is reused only when each of its receivers has released it. Thread-safe.
 
     Args:
-        idle_limit: bytes of released segments to keep; beyond, the longest unused are freed.
+        idle_limit: bytes of released segments to keep; beyond it, the least recently used are freed.
         live_limit: bytes in use above which ``over_limit`` is true; by default 8 GiB or half of the memory.
     """
 
@@ -135,22 +136,22 @@ class Segments:
         self._live_bytes = 0
         self._idle: list[_Segment] = []  # the longest unused first
         self._idle_bytes = 0
-        # So that the number of a use is not one of an earlier process with this pid. It fits in 63 bits.
+        # Avoids the use numbers of an earlier process with this pid. It fits in 63 bits.
         self._numbers = itertools.count(random.SystemRandom().getrandbits(62))
 
     def put(self, buffers: Sequence[memoryview], receivers: Iterable[str]) -> BulkRef:
-        """Copies the buffers into a segment, once for all receivers, each of which is to release it.
+        """Copy the buffers into a segment, once for all receivers; each of them must release it.
 
         Args:
             buffers: contiguous bytes.
-            receivers: ids of processes; one that is named twice opens it twice, and releases it twice.
+            receivers: proc ids; one that occurs twice opens it twice, and releases it twice.
 
         Raises:
-            MemoryError: the memory, the address space or the file descriptors do not suffice.
+            MemoryError: not enough memory, address space or file descriptors.
         """
         awaited = Counter(receivers)
         if not awaited:
-            raise ValueError("bulk data needs a receiver, or nobody would release it")
+            raise ValueError("receivers: expected at least one, since nobody else would release the data")
         spans: list[tuple[int, int]] = []
         end = HEADER
         for buffer in buffers:
@@ -176,7 +177,7 @@ class Segments:
         return BulkRef(os.getpid(), segment.fd, use, tuple(spans))
 
     def release(self, segment: int, receiver: str) -> None:
-        """A receiver has no more use of it. What is not known, or not held by it, is ignored."""
+        """Note that a receiver has released a segment. One that it does not hold is ignored."""
         with self._lock:
             held = self._live.get(segment)
             if held is None or not held.receivers[receiver]:
@@ -186,7 +187,7 @@ class Segments:
         _free(freed)
 
     def forget(self, receiver: str) -> None:
-        """A receiver has died: all that it held is released. It must not be named in a later ``put``."""
+        """Release everything held by a dead receiver, which must not appear in a later ``put``."""
         freed: list[_Segment] = []
         with self._lock:
             for segment, held in list(self._live.items()):
@@ -196,7 +197,7 @@ class Segments:
 
     @property
     def over_limit(self) -> bool:
-        """Whether receivers hold more than ``live_limit``: wait for releases before the next ``put``."""
+        """Return whether receivers hold more than ``live_limit``: wait for releases before the next ``put``."""
         return self._live_bytes > self.live_limit
 
     def stats(self) -> SegmentStats:
@@ -204,7 +205,7 @@ class Segments:
             return SegmentStats(self._live_bytes, len(self._live), self._idle_bytes, len(self._idle))
 
     def close(self) -> None:
-        """Frees all. Receivers keep what they have opened; what they have not is gone."""
+        """Free all segments. Receivers keep what they have opened; the rest is gone."""
         with self._lock:
             freed = [*self._idle, *self._live.values()]
             self._idle, self._live = [], {}
@@ -212,13 +213,13 @@ class Segments:
         _free(freed)
 
     def _take(self, capacity: int) -> _Segment:
-        """The smallest idle segment that is large enough and not far too large, or a fresh one."""
+        """Return the smallest idle segment that is large enough and not far too large, or a fresh one."""
         with self._lock:
             while (best := self._best(capacity)) is not None:
                 try:
                     self._idle.remove(best)
                 except ValueError:
-                    # The handler of a signal has run in between, and has taken it.
+                    # A signal handler has run in between, and has taken it.
                     continue
                 self._idle_bytes -= best.capacity
                 return best
@@ -238,7 +239,7 @@ class Segments:
         return best
 
     def _retire(self, number: int) -> list[_Segment]:
-        """From live to idle, with the lock held. Returns what is to be freed for it, after the lock."""
+        """Move a segment from live to idle, with the lock held. Returns the segments to free for it, after the lock."""
         segment = self._live.pop(number, None)
         if segment is None:
             return []
@@ -259,16 +260,14 @@ class Segments:
             f"receivers hold {stats.live_bytes >> 20} MiB in {stats.live} segments"
         )
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            return (
-                f"{text}, each of which takes a file descriptor: drop results that are not needed, or raise ulimit -n"
-            )
-        return f"{text}: drop results that are not needed"
+            return f"{text}, each of which takes a file descriptor: drop unneeded results, or raise ulimit -n"
+        return f"{text}: drop unneeded results"
 
 
 def map_file(fd: int, length: int, kind: int) -> mmap.mmap:
-    """The beginning of a file, writable; ``kind`` is MAP_SHARED or MAP_PRIVATE.
+    """Map the beginning of a file, writable; ``kind`` is MAP_SHARED or MAP_PRIVATE.
 
-    An mmap object keeps a duplicate of its file descriptor. One of anonymous memory has none, and is then replaced.
+    An mmap object keeps a duplicate of its file descriptor. An anonymous mapping has none, and is then replaced.
     """
     memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     access = mmap.PROT_READ | mmap.PROT_WRITE
@@ -283,7 +282,7 @@ def _address(memory: mmap.mmap) -> int:
 
 
 def _capacity(size: int) -> int:
-    """Four steps to each power of two, so that segments fit again, with at most a quarter unused."""
+    """Round up with four steps to each power of two, so that segments fit again, with at most a quarter unused."""
     if size <= _SMALLEST:
         return _SMALLEST
     step = 1 << ((size - 1).bit_length() - 3)

@@ -18,7 +18,7 @@ class _Spec(ctypes.Structure):
     )
 
 
-# The call takes less than a microsecond, so it keeps the GIL: to let go of it would cost more.
+# The call takes less than a microsecond, so it keeps the GIL: releasing it would cost more.
 _set = ctypes.PyDLL(None).timerfd_settime
 _set.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
 _create = ctypes.CDLL(None, use_errno=True).timerfd_create
@@ -26,15 +26,15 @@ _ONCE = select.EPOLLIN | select.EPOLLONESHOT
 
 
 class Alarm:
-    """Rings when its time has come, and once when its descriptor becomes readable while it is watched.
+    """Rings at a set time, and once when a watched descriptor becomes readable.
 
-    One thread waits for it. The others see to it that they call one at a time.
+    One thread waits for it. The others must serialize their calls.
 
     Args:
-        descriptor: what to watch.
+        descriptor: the one to watch.
 
     Raises:
-        OSError: the process has no file descriptor left.
+        OSError: the process has no free file descriptor.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -54,21 +54,21 @@ class Alarm:
         self._poll.register(descriptor, 0)
 
     def set(self, seconds: float) -> None:
-        """Have it ring in some seconds, and not at the time that was set before; never if they are infinite."""
+        """Ring in some seconds, replacing an earlier time; never if infinite."""
         nanoseconds = max(1, int(seconds * 1e9)) if seconds != math.inf else 0
         self._spec.value_s, self._spec.value_ns = divmod(nanoseconds, 1_000_000_000)
         _set(self._timer, 0, self._address, None)
 
     def watch(self) -> None:
-        """Have it ring once when the descriptor is readable, at once if it is."""
+        """Ring once when the descriptor is readable, immediately if it is."""
         self._poll.modify(self._descriptor, _ONCE)
 
     def unwatch(self) -> None:
-        """Have it not ring for the descriptor."""
+        """Stop watching the descriptor."""
         self._poll.modify(self._descriptor, 0)
 
     def wait(self) -> tuple[bool, bool]:
-        """Sleep until it rings; whether it was its time, and whether it was the descriptor."""
+        """Sleep until it rings; return whether the time had come, and whether the descriptor was readable."""
         timed = watched = False
         for descriptor, _ in self._poll.poll():
             if descriptor == self._timer:
@@ -83,6 +83,6 @@ class Alarm:
         return timed, watched
 
     def close(self) -> None:
-        """Free its descriptors; only when no thread waits for it or sets it any more."""
+        """Close its descriptors; only when no thread waits for it or sets it any more."""
         self._poll.close()
         os.close(self._timer)

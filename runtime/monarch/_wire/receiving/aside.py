@@ -1,4 +1,4 @@
-"""Telling on stderr without waiting: that may be an object of the user's, or its lock be held by code that prints."""
+"""Printing to stderr without waiting: stderr may be a user's object, or its lock may be held by printing code."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from queue import Empty, SimpleQueue
 
 _LINGER = 0.5
 """Seconds for which the thread waits for more."""
-# Its steps are of C, so that a __del__ in the middle of them may add to it.
+# Its steps are in C, so that a __del__ in the middle of them may add to it.
 _queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
 _lock = threading.RLock()
-# Under _lock: whether there is a thread, and how much it has not told yet.
+# Under _lock: whether there is a thread, and how much is not printed yet.
 _running = False
 _pending = 0
 
 
 def tell(text: str) -> None:
-    """Print a text on stderr soon; from any thread, also the receiving one."""
+    """Print a text to stderr soon; from any thread, also the receiving one."""
     _put(lambda: print(text, file=sys.stderr, flush=True))
 
 
 def tell_error(error: BaseException) -> None:
-    """Print an error with its traceback, which may run code of the user; likewise."""
+    """Print an error with its traceback soon, which may run user code; from any thread."""
     _put(lambda: traceback.print_exception(error))
 
 
 def flush(patience: float) -> None:
-    """Wait some seconds at most until all is told; not in the receiving thread."""
+    """Wait a limited time until all is printed; not in the receiving thread."""
     deadline = time.monotonic() + patience
     while _pending and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -47,7 +47,7 @@ def _put(action: Callable[[], None]) -> None:
         try:
             threading.Thread(target=_run, name="monarch-tells", daemon=True).start()
         except RuntimeError:
-            # The system starts no thread; the next one that tells tries again.
+            # The system starts no thread; the next call retries.
             _running = False
 
 
@@ -65,7 +65,7 @@ def _run() -> None:
         try:
             action()
         except Exception:
-            # Nobody can be told that nothing can be told: stderr is closed, or broken.
+            # stderr is closed or broken, so this cannot be reported.
             pass
         del action
         with _lock:
@@ -74,7 +74,7 @@ def _run() -> None:
 
 def _renew() -> None:
     global _queue, _lock, _running, _pending
-    # A fork has no thread but its own, and what its parent had to tell is the parent's.
+    # A fork has only its own thread, and its parent prints the pending texts.
     _queue, _lock, _running, _pending = SimpleQueue(), threading.RLock(), False, 0
 
 

@@ -1,7 +1,7 @@
-"""The debug mode's check of a law: the receiving thread never waits, and never runs code of the user.
+"""Debug mode check: the receiving thread never waits, and never runs user code.
 
-A profile function sees what is called while a message is handled: functions that are neither of this package nor of
-the libraries below it, and functions that unpickle, print or wait. A ``__del__`` is left out: it may run anywhere.
+A profile function sees the calls while a message is handled: functions outside this package and the libraries below it,
+and functions that unpickle, print or wait. A ``__del__`` is exempt: it may run anywhere.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _DEPTH = 200
 
 
 class Check:
-    """Notes what breaks the law in the thread that runs ``watch``; ``found`` has texts of it, each kind once."""
+    """Records violations in the thread that runs ``watch``; ``found`` has their texts, each kind once."""
 
     def __init__(self) -> None:
         self.found: deque[str] = deque()
@@ -55,7 +55,7 @@ class Check:
         self._files: dict[str, bool] = {}
 
     def watch(self, frame: FrameType, event: str, arg: Any) -> None:
-        """A profile function, for ``sys.setprofile``."""
+        """The profile function, for ``sys.setprofile``."""
         if event == "call":
             code = frame.f_code
             what = _CALLS.get(code, "")
@@ -63,7 +63,7 @@ class Check:
                 self._note(frame, what)
             elif not self._is_ours(code.co_filename):
                 name = getattr(code, "co_qualname", code.co_name)
-                self._note(frame, f"runs {name} of {code.co_filename}, which is code of the user,")
+                self._note(frame, f"runs {name} of {code.co_filename}, which is user code,")
         elif event == "c_call":
             what = _C_CALLS.get(id(arg), "")
             if not what and arg.__name__ in _WRITES and type(arg.__self__).__module__ == "_io":
@@ -83,7 +83,7 @@ class Check:
             return
         self._known.add(place)
         stack = "".join(traceback.format_stack(frame))
-        self.found.append(f"the receiving thread of process {os.getpid()} {what} here, and must not:\n{stack}")
+        self.found.append(f"the receiving thread of process {os.getpid()} {what} here, which it must not do:\n{stack}")
 
 
 def _is_ours(file: str) -> bool:
@@ -97,7 +97,7 @@ def _is_ours(file: str) -> bool:
 
 
 def _starts_thread(frame: FrameType | None) -> bool:
-    """Whether it waits for a thread to begin, which is no wait for anything else."""
+    """Return whether it waits for a thread to begin, which is allowed."""
     for _ in range(3):
         if frame is None:
             return False
@@ -118,7 +118,7 @@ def _is_in_del(frame: FrameType | None) -> bool:
 
 
 def watched(check: Check, step: Any, what: Any) -> None:
-    """Run a step with the check, unless this thread is profiled by somebody else."""
+    """Run a step with the check, unless this thread already has a profile function."""
     if sys.getprofile() is not None:
         step(what)
         return

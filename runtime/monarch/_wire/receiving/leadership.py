@@ -1,14 +1,15 @@
-"""Which thread receives: one of those that wait leads, and the others have a turn in a queue.
+"""Which thread receives: one of the waiting threads leads, and the others queue for their turn.
 
 Rules, which tests/procs/test_receive_loop_model.py tries under many schedules:
 
 - There is at most one leader. A thread leads only while it waits for something itself, or is the background thread.
-- When a leader leaves, the first turn whose waiter is not done is woken. A thread that ends its wait passes a wake-up
-  on that it has no use for. So nobody sleeps while nobody leads, but for the time that a woken thread takes to run.
-- While nobody leads, the alarm rings for a message that comes and for a timer that is due. The background thread takes
-  the lead then, if nobody else has for a tick: so it sleeps on where messages and answers take turns, and what comes
-  while the program computes is handled within a tick, or within four after a burst of messages. It leaves again when
-  it has run a timer and nothing has come.
+- When a leader leaves, the first turn whose waiter is not done is woken. A thread that ends its wait passes on a
+  wake-up that it does not need. So no thread sleeps while nobody leads, except for the time that a woken thread takes
+  to run.
+- While nobody leads, the alarm rings for an arriving message and for a timer that is due. The background thread takes
+  the lead then, if no other thread has for a tick: so it sleeps on while messages and answers alternate, and messages
+  that come while the program computes are handled within a tick, or within four after a burst of messages. It leaves
+  again when it has run a timer and nothing has come.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from monarch._wire.receiving.alarm import Alarm
 from monarch._wire.receiving.timers import Timers
 
 TICK = 0.005
-"""Seconds for which nobody may lead before the background thread does, if there is something to receive."""
+"""Seconds without a leader before the background thread leads, if there is something to receive."""
 _BUSY = TICK / 2
-"""Seconds between two leaves below which the inbox is not looked at and watched: to ring now and then costs less."""
+"""Seconds between two leaves below which the inbox is not checked and watched: ringing now and then costs less."""
 _BUSY_TICK = 4 * TICK
-"""Seconds between those rings: the longest time for which a message may wait while nobody leads."""
+"""Seconds between those rings: the maximum time that a message waits while nobody leads."""
 
 
 class Waiter(Protocol):
-    """Something that a thread waits for. The thread that makes it done calls ``ReceiveLoop.notify`` then."""
+    """Something that a thread waits for. The thread that completes it then calls ``ReceiveLoop.notify``."""
 
     thread: Turn | None
     """The turns of the threads that wait for it, linked. Guarded by the mutex of the leadership."""
@@ -43,7 +44,7 @@ class Waiter(Protocol):
 
 
 class Gate:
-    """Holds one thread until another opens it; opening it twice counts once. ``open`` is safe in a signal handler."""
+    """Blocks one thread until another opens it; opening it twice counts once. ``open`` is safe in a signal handler."""
 
     __slots__ = ("_lock",)
 
@@ -52,11 +53,11 @@ class Gate:
         self._lock.acquire()
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until it is open or the time is up; whether it was open. It is closed again then."""
+        """Wait until it is open or the time is up; return whether it was open. It is then closed again."""
         return self._lock.acquire(timeout=-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
 
     def open(self) -> None:
-        """Let the thread through that waits here, or that comes next."""
+        """Let the waiting thread through, or the next one."""
         try:
             self._lock.release()
         except RuntimeError:
@@ -65,7 +66,7 @@ class Gate:
 
 
 class Mail(Protocol):
-    """As much of an inbox as this needs."""
+    """The part of an inbox that this needs."""
 
     def fileno(self) -> int: ...
     def is_empty(self) -> bool: ...
@@ -82,7 +83,7 @@ def _thread(work: Callable[[], None], name: str) -> threading.Thread:
 
 @dataclass(frozen=True)
 class Primitives:
-    """What the receive loop needs of the operating system; a test puts simulated ones in its place."""
+    """What the receive loop needs of the operating system; tests replace it with simulations."""
 
     mutex: Callable[[], Any] = threading.RLock
     gate: Callable[[], Any] = Gate
@@ -90,7 +91,7 @@ class Primitives:
     clock: Callable[[], float] = time.monotonic
     ident: Callable[[], int] = threading.get_ident
     thread: Callable[[Callable[[], None], str], Any] = _thread
-    """Makes a thread, which is not started yet."""
+    """Create a thread without starting it."""
 
 
 SYSTEM = Primitives()
@@ -109,7 +110,7 @@ class Turn:
 
 
 class Leadership:
-    """Who leads, and who waits for the lead."""
+    """The leader, and the threads that wait for the lead."""
 
     def __init__(self, primitives: Primitives, mail: Mail, timers: Timers) -> None:
         self._ident = primitives.ident
@@ -117,17 +118,17 @@ class Leadership:
         self._gate = primitives.gate
         self._mail = mail
         self._timers = timers
-        # Held for a few steps only, never over code of anybody else. It can be entered again, because a garbage
-        # collection may run a __del__ at any step, which may call in here.
+        # Held for a few steps only, never over other code. Reentrant, because a garbage collection may run a __del__ at
+        # any step, which may call in here.
         self._mutex = primitives.mutex()
         # Guarded by the mutex; ``leader`` and ``waiter`` are also read without it, as hints.
         self.leader = 0
         self.waiter: Waiter | None = None
-        """What the leader waits for; None if that is the background thread."""
+        """What the leader waits for; None for the background thread."""
         self.background = False
         """Whether the background thread leads."""
         self.asked = False
-        """Whether the background thread is to leave the lead to a thread that waits."""
+        """Whether the background thread must leave the lead to a waiting thread."""
         self.closing = False
         self._urgent = False
         self._turns: deque[Turn] = deque()
@@ -141,11 +142,11 @@ class Leadership:
         """Opens when the last leader has left after ``close``."""
 
     def is_mine(self) -> bool:
-        """Whether this thread leads, or was interrupted in here: then nobody receives what it would wait for."""
+        """Return whether this thread leads, or was interrupted in here: then nobody receives what it would wait for."""
         return self.leader == self._ident() or self._mutex._is_owned()
 
     def waiting(self) -> int:
-        """How many threads wait for the lead or to be woken."""
+        """Return how many threads wait for the lead or to be woken."""
         with self._mutex:
             return sum(turn.ident != self.leader for turn in self._turns)
 
@@ -162,7 +163,7 @@ class Leadership:
             return True
 
     def turn(self, ident: int, waiter: Waiter) -> Turn:
-        """A turn for a thread that could not take the lead; ``withdraw`` ends it."""
+        """Return a turn for a thread that could not take the lead; ``withdraw`` ends it."""
         turn = Turn(ident, waiter, self._gate())
         with self._mutex:
             turn.next = waiter.thread
@@ -171,7 +172,7 @@ class Leadership:
         return turn
 
     def ask(self) -> None:
-        """Have the background thread leave the lead, if it has it."""
+        """Make the background thread leave the lead, if it has it."""
         with self._mutex:
             asks = self.background and not self.closing
             if asks:
@@ -180,7 +181,7 @@ class Leadership:
             self._mail.wake()
 
     def withdraw(self, turn: Turn) -> None:
-        """A thread waits no more; what woke it may have been meant for another one."""
+        """End a thread's wait; its wake-up may have been meant for another one."""
         with self._mutex:
             self._turns.remove(turn)
             before: Turn | None = None
@@ -195,8 +196,8 @@ class Leadership:
                 self._pass_on()
 
     def leave(self) -> None:
-        """The leader leaves the lead to the next one."""
-        # Only the leader may look at the inbox. A message that comes after this is seen by the alarm.
+        """Pass the lead on to the next thread."""
+        # Only the leader may check the inbox. A message that comes after this is seen by the alarm.
         now = self._clock()
         busy = now - self._left < _BUSY and not self.background
         quiet = not busy and not self.closing and self._mail.is_empty()
@@ -227,7 +228,7 @@ class Leadership:
             self._alarm.set(max(0.0, when - now))
 
     def timers_ran(self) -> None:
-        """The leader has run what the alarm was to ring for; the next ``leave`` sets it again."""
+        """Note that the leader has run the alarm's work; the next ``leave`` sets it again."""
         with self._mutex:
             if self._alarm_at < math.inf:
                 self._alarm_at = math.inf
@@ -240,14 +241,14 @@ class Leadership:
                 return
 
     def notify(self, waiter: Waiter) -> None:
-        """Wake the threads that wait for something that is done now."""
+        """Wake the threads that wait for something that is now done."""
         if waiter.thread is not None:
             with self._mutex:
                 turn = waiter.thread
                 while turn is not None:
                     turn.gate.open()
                     turn = turn.next
-        # The leader looks after each message; if this is another thread, it must be told.
+        # The leader checks after each message; another thread must be told.
         leader = self.leader
         if leader and leader != self._ident():
             waited = self.waiter
@@ -257,13 +258,13 @@ class Leadership:
     # The background thread
 
     def wake_by(self, when: float) -> None:
-        """Have the background thread lead at a time of the clock, unless somebody does; or soon after it."""
+        """Make the background thread lead at a time of the clock, or soon after it, unless another thread does."""
         with self._mutex:
             if not self.leader and not self.closing:
                 self._wake_by(when, self._clock())
 
     def hurry(self) -> None:
-        """Have the background thread lead at once, if nobody leads."""
+        """Make the background thread lead now, if nobody leads."""
         with self._mutex:
             if not self.leader and not self.closing:
                 self._urgent = True

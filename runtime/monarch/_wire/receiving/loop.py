@@ -1,12 +1,11 @@
-"""Who receives: the thread that waits does it itself, and a background thread does while nobody waits.
+"""The receive loop: a waiting thread receives itself, and a background thread does while none waits.
 
-A thread that waits for an answer leads: it reads the inbox and handles what comes, until its answer is there. So an
-answer costs no hop from one thread to another. While no thread leads for a tick, because the program computes or
-runs an endpoint, the background thread does, and yields to the next one that waits. See leadership.py for who leads
-when.
+A thread that waits for an answer leads: it reads the inbox and handles messages until its answer is there. So an answer
+costs no hop between threads. While no thread leads for a tick, because the program computes or runs an endpoint, the
+background thread does, and yields to the next one that waits. See leadership.py for who leads when.
 
-The thread that receives never waits and never runs code of the user: what it would wait for could not arrive. A wait
-there is a DeadlockError.
+The receiving thread never waits and never runs user code: what it would wait for could not arrive. A wait there is a
+DeadlockError.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class ReceiveLoop:
     """Reads an inbox in whichever thread waits, from ``start`` on.
 
     Args:
-        inbox: where from; its socket is read by one thread at a time, the leader.
-        handle: gets each frame; it does not block and raises nothing but bugs.
-        primitives: what it needs of the operating system.
+        inbox: its socket is read by one thread at a time, the leader.
+        handle: called with each frame; it must not block, and raises only for bugs.
+        primitives: the operating system's parts.
     """
 
     def __init__(self, inbox: Inbox, handle: Callable[[bytes], None], primitives: Primitives = SYSTEM) -> None:
@@ -50,37 +49,37 @@ class ReceiveLoop:
         self._ident = primitives.ident
         self._timers = Timers(primitives.clock, primitives.mutex())
         self._lead = Leadership(primitives, inbox, self._timers)
-        # Leader only: the time limit that the socket has.
+        # Leader only: the current timeout of the socket.
         self._limited = -1
-        # Main thread only: signals whose handlers are put off, and where it waits without leading.
+        # Main thread only: deferred signals, and its wait without the lead.
         self._held = Held(self._on_signal)
         self._main_turn: Turn | None = None
         self._thread = primitives.thread(self._background, "monarch-receive")
 
     def start(self) -> None:
-        """Begin to receive; what came before has waited."""
+        """Begin to receive; earlier messages have waited."""
         self._lead.leave()
         self._thread.start()
 
     # Waiting
 
     def wait(self, waiter: Waiter, timeout: float | None = None, report: Callable[[], None] | None = None) -> bool:
-        """Wait until the waiter is done; False if the time ran out first.
+        """Wait until the waiter is done; False on timeout.
 
-        Handlers of signals run here between two messages; what they raise, such as Ctrl-C, is raised here,
-        or reported.
+        Signal handlers run here between two messages; their exceptions, such as KeyboardInterrupt, are raised here, or
+        reported.
 
         Raises:
-            DeadlockError: this thread receives at this moment, so what it would wait for could not arrive.
+            DeadlockError: this thread is receiving, so what it would wait for could not arrive.
         """
         if waiter.done:
             return True
         deadline = None if timeout is None else self._clock() + timeout
         if self._ident() != _MAIN:
             return self._wait(waiter, deadline)
-        # What a handler raises between receiving and handling would lose the message, and in between taking the lead
-        # and leaving it the lead. So handlers are put off until that is done. They are put back each time: one that
-        # stays away would show to those who compare it with signal.default_int_handler, as asyncio does.
+        # An exception from a handler between receiving and handling would lose the message, and between taking the lead
+        # and leaving it the lead. So handlers are deferred until that is done. They are restored each time: a missing
+        # one would be noticed by code that compares it with signal.default_int_handler, like asyncio.
         held = self._held
         while True:
             found = held.begin()
@@ -88,23 +87,23 @@ class ReceiveLoop:
                 done = self._wait(waiter, deadline)
             finally:
                 interrupted = held.end_and_run(found, report)
-            # A handler may raise nothing; then it goes on.
+            # A handler may raise nothing; then the wait continues.
             if done or not interrupted or waiter.done or self._passed(deadline):
                 return done or waiter.done
 
     def _on_signal(self) -> None:
-        """A signal has come to the main thread, in the middle of anything: its wait ends, so that the handler runs."""
+        """Note a signal in the main thread, at any point of the code: end its wait, so that the handler runs."""
         turn = self._main_turn
         if turn is not None:
             turn.gate.open()
         if self._lead.leader == _MAIN:
-            # The socket that wakes the leader may be in use by the very code that was interrupted.
+            # The wake-up socket may be in use by the very code that was interrupted.
             with contextlib.suppress(RuntimeError):
-                # Where the system starts no thread, the next message ends the wait.
+                # If the system starts no thread, the next message ends the wait.
                 Thread(target=self._inbox.wake, name="monarch-interrupt", daemon=True).start()
 
     def _wait(self, waiter: Waiter, deadline: float | None) -> bool:
-        """The same for where no handler of a signal runs; ends early with False if one is put off."""
+        """Wait without running signal handlers; return False early if one is deferred."""
         lead, ident = self._lead, self._ident()
         if lead.is_mine():
             raise _deadlock(waiter)
@@ -142,28 +141,28 @@ class ReceiveLoop:
         return deadline is not None and self._clock() >= deadline
 
     def receives_here(self) -> bool:
-        """Whether this thread receives at this moment, so that it must not wait."""
+        """Return whether this thread is receiving, so that it must not wait."""
         return self._lead.is_mine()
 
     def notify(self, waiter: Waiter) -> None:
-        """Tell the threads that wait for it that the waiter is done."""
+        """Wake the threads that wait for this waiter, which is done."""
         self._lead.notify(waiter)
 
     def background(self) -> None:
-        """Have the background thread lead now, for one that does not wait itself, such as an event loop."""
+        """Make the background thread lead now, for a caller that does not wait, such as an event loop."""
         if not self._lead.leader:
             self._lead.hurry()
 
     # From other threads
 
     def post(self, action: Callable[[], None]) -> None:
-        """Have the leader run something soon."""
+        """Run something soon, in the leader."""
         self._timers.posted.append(action)
         self._inbox.wake()
         self.background()
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Have the leader run something after some seconds."""
+        """Run something after some seconds, in the leader."""
         first = self._timers.add(seconds, action)
         leader = self._lead.leader
         if not first or leader == self._ident():
@@ -176,15 +175,15 @@ class ReceiveLoop:
     def close(self) -> None:
         """End the background thread; afterwards nothing is received, and no other thread touches the inbox.
 
-        Threads that wait go on to, for what other threads complete.
+        Waiting threads continue to wait, for completions by other threads.
 
         Raises:
-            DeadlockError: a thread has handled one message for 30 s, and still does.
+            DeadlockError: a thread has been handling one message for 30 s.
         """
         started = self._thread.ident is not None
         if not self._lead.close(started, _CLOSING):
             raise DeadlockError(
-                f"the thread that receives has handled one message for {_CLOSING:g} s, so its sockets cannot be "
+                f"the receiving thread has been handling one message for {_CLOSING:g} s, so its sockets cannot be "
                 f"closed; set MONARCH_DEBUG=1 to see what it does"
             )
         if started and self._thread.ident != self._ident():
@@ -198,7 +197,7 @@ class ReceiveLoop:
         main = waiter is not None and self._ident() == _MAIN
         signals = self._held.numbers
         if waiter is not None and (waiter.done or (main and signals)):
-            # Before there was a leader to be told.
+            # Before there was a leader to tell.
             return
         recv, handle, timers, lead = self._recv, self._handle, self._timers, self._lead
         in_vain = False
@@ -210,14 +209,14 @@ class ReceiveLoop:
                         self._run(action)
                     if waiter is None:
                         if self._inbox.is_empty():
-                            # Asleep, it need not hand the lead over to a thread that waits.
+                            # Asleep, it need not hand the lead over to a waiting thread.
                             return
                     elif waiter.done:
                         return
                     lead.timers_ran()
                     continue
-                # Mostly a timer far away: nothing to set then, and no call. A limit that is too short for it costs
-                # something only where nothing comes before it.
+                # Usually a distant timer: nothing to set then, and no call. A timeout that is too short for it costs
+                # something only if nothing comes before it.
                 if deadline is not None or in_vain or not 100 <= 2 * self._limited <= 3 * left:
                     self._limit(deadline)
             elif deadline is not None:
@@ -235,7 +234,7 @@ class ReceiveLoop:
                 try:
                     handle(frame)
                 except Exception as error:
-                    # A message that cannot be handled must not stop those behind it.
+                    # A message that fails must not stop those behind it.
                     tell_error(error)
             else:
                 while timers.posted:
@@ -247,7 +246,7 @@ class ReceiveLoop:
                 return
 
     def _limit(self, deadline: float | None) -> None:
-        """Have the next receive end in time for the deadline and the first timer."""
+        """Limit the next receive to the deadline and the first timer."""
         try:
             until = self._timers.entries[0][0]
             if deadline is not None and deadline < until:
@@ -257,7 +256,7 @@ class ReceiveLoop:
                 return
             until = deadline
         left = max(0, int((until - self._clock()) * 1000) + 1)
-        # Setting it costs more than a timer that is somewhat late; a deadline is met.
+        # Setting it costs more than a slightly late timer; a deadline is met.
         now = self._limited
         if not (left <= 2 * now and (now <= left or (until != deadline and left >= 100 and 2 * now <= 3 * left))):
             self._limited = left
@@ -282,6 +281,6 @@ def _run(action: Callable[[], None]) -> None:
 def _deadlock(waiter: Waiter) -> DeadlockError:
     what = getattr(waiter, "label", "") or "a message"
     return DeadlockError(
-        f"this thread receives the messages of this process at the moment, so it cannot wait for {what}: nothing would "
-        f"arrive. Wait in another thread, await it in an event loop, or go on in a function given to add_done_callback"
+        f"this thread is receiving the messages of this process, so it cannot wait for {what}: nothing would "
+        f"arrive. Wait in another thread, await it in an event loop, or continue in a callback of add_done_callback"
     )

@@ -1,5 +1,5 @@
-"""The debug mode of the receive loop: what keeps the receiving thread for long, or runs code there that is not to run
-there, is told of with its stack.
+"""Debug mode of the receive loop: reports, with a stack, what keeps the receiving thread busy for long, or runs there
+but must not.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import Any
 from monarch._wire.receiving.checks import Check, watched
 
 VARIABLE = "MONARCH_DEBUG"
-"""Environment variable that turns it on, unless it is empty or 0."""
+"""Environment variable that turns it on, unless empty or 0."""
 LIMIT = 0.05
-"""Seconds that a handler may take."""
+"""Maximum seconds of a handler."""
 _LOOK = 0.01
 
 Step = Callable[[Any], None]
 
 
 def is_on() -> bool:
-    """Whether this process is to tell of slow handlers."""
+    """Return whether this process reports slow handlers."""
     return os.environ.get(VARIABLE, "") not in ("", "0")
 
 
 class Watch:
-    """Looks at the receiving thread from another one, in debug mode; at other times it does nothing.
+    """Watches the receiving thread from another one, in debug mode; otherwise does nothing.
 
     Args:
         handle: handles a message.
-        run: runs an action that was put off.
+        run: runs a deferred action.
     """
 
     def __init__(self, handle: Step, run: Step) -> None:
@@ -41,7 +41,7 @@ class Watch:
         """The same functions, watched in debug mode."""
         self._over = threading.Event()
         self._now: tuple[int, float, str] | None = None
-        """Written by the leader: its thread, since when, and with what it is busy."""
+        """Written by the leader: its thread, the start time, and its current task."""
         if not is_on():
             return
         self._check = Check()
@@ -50,7 +50,7 @@ class Watch:
         threading.Thread(target=self._look, name="monarch-slow-handlers", daemon=True).start()
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._over.set()
 
     def _watched(self, step: Step, text: str, about: Callable[[Any], object]) -> Step:
@@ -66,7 +66,7 @@ class Watch:
     def _look(self) -> None:
         told = None
         while not self._over.wait(_LOOK):
-            # Not more than there are now: the thread may go on as it does.
+            # A snapshot: the thread may continue meanwhile.
             for _ in range(len(self._check.found)):
                 print(f"monarch: error: {self._check.found.popleft()}", file=sys.stderr, flush=True)
             now = self._now
@@ -78,7 +78,7 @@ class Watch:
             if self._now is now:
                 print(
                     f"monarch: the receiving thread has been busy for over {LIMIT * 1e3:g} ms with {now[2]}; "
-                    f"process {os.getpid()} takes no other message meanwhile:\n{stack}",
+                    f"process {os.getpid()} handles no other message meanwhile:\n{stack}",
                     file=sys.stderr,
                     flush=True,
                 )

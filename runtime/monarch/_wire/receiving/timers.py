@@ -1,4 +1,4 @@
-"""What a receive loop is to run later: at a time, or as soon as it can."""
+"""Deferred actions of a receive loop: at a time, or as soon as possible."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ Action = Callable[[], None]
 
 
 def until_next(period: float, now: float) -> float:
-    """Seconds until the clock is at the next multiple of a period: what runs each second runs in one wake-up."""
+    """Return the seconds until the clock is at the next multiple of a period: actions of each second share a
+    wake-up."""
     return period - now % period
 
 
 class Timers:
-    """Actions by the time at which they are due."""
+    """Actions by due time."""
 
     def __init__(self, clock: Callable[[], float], mutex: Any) -> None:
         self._clock = clock
-        # Guards the two below. The leader alone takes entries away, so it may look at the first one without it.
+        # Guards the two below. Only the leader removes entries, so it may read the first one without it.
         self._lock = mutex
         self.entries: list[tuple[float, int, Action]] = []
         self._count = 0
@@ -29,7 +30,7 @@ class Timers:
         """What is due now. Appended to by any thread, taken by the leader."""
 
     def add(self, seconds: float, action: Action) -> bool:
-        """Add an action that is due in some seconds; whether it is the first one."""
+        """Add an action that is due in some seconds; return whether it is the first one."""
         with self._lock:
             self._count += 1
             entry = (self._clock() + seconds, self._count, action)
@@ -37,14 +38,14 @@ class Timers:
             return self.entries[0] is entry
 
     def first(self) -> float:
-        """When the first action is due; infinite if there is none."""
+        """Return when the first action is due; infinite if there is none."""
         try:
             return self.entries[0][0]
         except IndexError:
             return math.inf
 
     def due(self) -> Iterator[Action]:
-        """The actions whose time has come, each taken away as it is given; for the leader."""
+        """Remove and yield the actions that are due; for the leader."""
         now = self._clock()
         while True:
             with self._lock:
