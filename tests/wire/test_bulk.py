@@ -304,7 +304,7 @@ def test_one_receiver_may_open_twice_if_it_is_named_twice(segments: Segments) ->
 
 
 def test_bulk_data_needs_a_receiver(segments: Segments) -> None:
-    with pytest.raises(ValueError, match="needs a receiver"):
+    with pytest.raises(ValueError, match="receivers: expected at least one"):
         segments.put([data(10)], [])
 
 
