@@ -284,5 +284,5 @@ def test_every_call_is_accounted_for(seed: int, agents: bool, capfd: pytest.Capt
 
 
 @pytest.mark.timeout(150)
-def test_every_call_is_accounted_for_in_short(capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_call_is_accounted_for_in_short_run(capfd: pytest.CaptureFixture[str]) -> None:
     chaos(7, 2.5, False, capfd)

@@ -51,19 +51,19 @@ def chaos(where: str, usual: float, *prefix: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(float(SECONDS or 15) * 4 + 200)
-def test_a_training_on_one_host() -> None:
+def test_training_on_one_host_survives_faults() -> None:
     chaos("one", 8)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(float(SECONDS or 15) * 4 + 200)
-def test_a_training_on_several_hosts() -> None:
+def test_training_on_several_hosts_survives_faults() -> None:
     chaos("several", 12)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(float(SECONDS or 15) * 4 + 200)
-def test_a_training_on_hosts_whose_links_are_cut() -> None:
+def test_training_survives_cut_links() -> None:
     reason = why_none()
     if reason:
         pytest.skip(reason)

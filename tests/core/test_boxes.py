@@ -33,7 +33,7 @@ def around(draw: Any, box: Box, shape: list[int]) -> Box:
 
 
 @given(st.data(), SIZES)
-def test_runs_copy_what_indices_would(data: st.DataObject, shape: list[int]) -> None:
+def test_runs_copy_same_elements_as_indices(data: st.DataObject, shape: list[int]) -> None:
     tensor = numpy.arange(numpy.prod(shape, dtype=int)).reshape(shape)
     part = data.draw(inside(box_of(shape)))
     there, here = data.draw(around(part, shape)), data.draw(around(part, shape))
@@ -48,7 +48,7 @@ def test_runs_copy_what_indices_would(data: st.DataObject, shape: list[int]) -> 
     assert (target.reshape(expected.shape) == expected).all()
 
 
-def test_rows_that_lie_together_are_one_run() -> None:
+def test_contiguous_rows_are_one_run() -> None:
     whole = box_of([100, 8])
     assert [run.tolist() for run in runs(((10, 20), (0, 8)), whole, whole)[:2]] == [[80], [80]]
     assert runs(((10, 20), (0, 8)), whole, whole).length == 80
@@ -56,7 +56,7 @@ def test_rows_that_lie_together_are_one_run() -> None:
 
 
 @given(st.data(), st.lists(st.integers(1, 6), min_size=1, max_size=3))
-def test_the_cells_of_a_box_are_all_of_it(data: st.DataObject, shape: list[int]) -> None:
+def test_cells_of_box_cover_it(data: st.DataObject, shape: list[int]) -> None:
     boxes = [data.draw(inside(box_of(shape))) for _ in range(data.draw(st.integers(1, 4)))]
     edges = grid(boxes)
     for box in boxes:
@@ -69,7 +69,7 @@ def test_the_cells_of_a_box_are_all_of_it(data: st.DataObject, shape: list[int])
 
 
 @given(st.data(), st.lists(st.integers(1, 6), min_size=0, max_size=3), st.integers(1, 9))
-def test_a_box_is_split_into_parts_of_equal_size(data: st.DataObject, shape: list[int], parts: int) -> None:
+def test_box_is_split_into_parts_of_equal_size(data: st.DataObject, shape: list[int], parts: int) -> None:
     box = data.draw(inside(box_of(shape)))
     found = split(box, parts)
     assert 1 <= len(found) <= parts

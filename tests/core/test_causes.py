@@ -36,7 +36,7 @@ def causes() -> st.SearchStrategy[c.Cause]:
 
 
 @given(causes(), st.one_of(st.none(), st.builds(c.CellRef, st.integers(0, 2**31), st.integers(0, 2**31))))
-def test_cause_survives_the_wire(cause: c.Cause, at: c.CellRef | None) -> None:
+def test_cause_survives_wire(cause: c.Cause, at: c.CellRef | None) -> None:
     decoded = m.decode(m.encode(m.Dead("h/a.0", cause, False, [], at=at)))
     assert isinstance(decoded, m.Dead)
     assert (decoded.cause, decoded.at) == (cause, at)
@@ -51,7 +51,7 @@ def test_protocol_lists_each_cause_with_its_fields() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_each_cause_has_a_sentence(kind: type[msgspec.Struct]) -> None:
+def test_each_cause_has_sentence(kind: type[msgspec.Struct]) -> None:
     values = {"code": 3, "signal": 9, "grace": 2.0, "seconds": 60.0, "how": c.Exited(1)}
     cause = kind(**{name: values.get(name, f"<{name}>") for name in kind.__struct_fields__ if name != "out_of_memory"})
     text = describe(cause, AT)  # pyright: ignore[reportArgumentType]
@@ -71,6 +71,6 @@ def test_sentence_about_several_processes_is_plural() -> None:
     assert describe_all(c.Exited(3)) == "exited with code 3"
 
 
-def test_line_belongs_to_the_death_when_a_restart_failed() -> None:
+def test_line_belongs_to_death_when_restart_failed() -> None:
     cause = c.NotRestarted(c.Exited(3), "no room")
     assert describe(cause, AT) == "exited with code 3 at cell [3] line 5, and could not be restarted: no room"

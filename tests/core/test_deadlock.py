@@ -63,7 +63,7 @@ class Procs:
 A, B, C = ("p", "a"), ("q", "b"), ("r", "c")
 
 
-def test_an_actor_that_waits_for_itself() -> None:
+def test_actor_waiting_for_itself_is_deadlock() -> None:
     procs = Procs()
     number, _ = procs.begin(A, A)
     probes, found = procs.at("p").probes(number)
@@ -71,7 +71,7 @@ def test_an_actor_that_waits_for_itself() -> None:
     assert found and found.message().startswith("an actor waits for itself")
 
 
-def test_two_actors_of_one_process() -> None:
+def test_two_actors_of_one_process_deadlock() -> None:
     procs = Procs()
     other = ("p", "b")
     first, _ = procs.begin(A, other)
@@ -82,7 +82,7 @@ def test_two_actors_of_one_process() -> None:
     assert procs.at("p").probes(first) == ([], None)
 
 
-def test_two_actors_of_two_processes() -> None:
+def test_two_actors_of_two_processes_deadlock() -> None:
     procs = Procs()
     first, _ = procs.begin(A, B)
     second, _ = procs.begin(B, A, state="running")
@@ -94,7 +94,7 @@ def test_two_actors_of_two_processes() -> None:
     assert procs.deliver(procs.at("p").probes(first)[0])[0] == []
 
 
-def test_three_actors_of_two_processes() -> None:
+def test_three_actors_of_two_processes_deadlock() -> None:
     procs = Procs()
     second = ("p", "b")
     first, _ = procs.begin(A, second)
@@ -110,7 +110,7 @@ def test_three_actors_of_two_processes() -> None:
     assert lines[1:4] == ["  " + text for text in path]
 
 
-def test_one_of_eight_that_were_called_waits_back() -> None:
+def test_one_of_eight_callees_waits_back() -> None:
     procs = Procs()
     ranks = [(f"rank{rank}", f"w{rank}") for rank in range(8)]
     number, requests = procs.begin(A, *ranks, state="running")
@@ -127,13 +127,13 @@ def test_one_of_eight_that_were_called_waits_back() -> None:
 
 
 @pytest.mark.parametrize("source", [A, B])
-def test_one_that_is_not_blocked_may_still_answer(source: Actor) -> None:
+def test_actor_that_is_not_blocked_may_answer(source: Actor) -> None:
     procs = Procs()
     number, _ = procs.begin(source, C)
     assert procs.deliver(procs.at(source[0]).probes(number)[0]) == ([], 1)
 
 
-def test_anyone_may_answer_through_an_explicit_port() -> None:
+def test_any_actor_may_answer_through_explicit_port() -> None:
     procs = Procs()
     first, _ = procs.begin(A, B, state="explicit")
     second, _ = procs.begin(B, A, state="running")
@@ -144,7 +144,7 @@ def test_anyone_may_answer_through_an_explicit_port() -> None:
     assert procs.at("r").probes(itself) == ([], None)
 
 
-def test_a_request_queued_behind_an_explicit_port_waits_too() -> None:
+def test_request_queued_behind_explicit_port_waits() -> None:
     procs = Procs()
     procs.begin(("client", "-"), B, state="explicit")
     first, _ = procs.begin(A, B, state="queued")
@@ -152,7 +152,7 @@ def test_a_request_queued_behind_an_explicit_port_waits_too() -> None:
     assert len(procs.deliver(procs.at("p").probes(first)[0])[0]) == 1
 
 
-def test_a_probe_of_a_wait_that_has_ended_is_ignored() -> None:
+def test_probe_of_ended_wait_is_ignored() -> None:
     procs = Procs()
     first, requests = procs.begin(A, B)
     procs.begin(B, A, state="running")
@@ -169,7 +169,7 @@ def test_a_probe_of_a_wait_that_has_ended_is_ignored() -> None:
     assert procs.at("p").receive(back) == ([], None)
 
 
-def test_a_request_that_was_answered_is_not_followed() -> None:
+def test_answered_request_is_not_followed() -> None:
     procs = Procs()
     first, _ = procs.begin(A, B, state=None)
     second, requests = procs.begin(B, A)
@@ -178,7 +178,7 @@ def test_a_request_that_was_answered_is_not_followed() -> None:
     assert procs.at("q").probes(second) == ([], None)
 
 
-def test_a_later_round_finds_what_closed_since() -> None:
+def test_later_round_finds_new_deadlock() -> None:
     procs = Procs()
     first, _ = procs.begin(A, B)
     procs.begin(B, C)
@@ -188,7 +188,7 @@ def test_a_later_round_finds_what_closed_since() -> None:
     assert [found.wait for _, found in told] == [first]
 
 
-def test_a_probe_does_not_go_round_a_circle_without_its_initiator() -> None:
+def test_probe_does_not_loop_without_its_initiator() -> None:
     procs = Procs()
     first, _ = procs.begin(A, B)
     procs.begin(B, C)
@@ -196,7 +196,7 @@ def test_a_probe_does_not_go_round_a_circle_without_its_initiator() -> None:
     assert procs.deliver(procs.at("p").probes(first)[0]) == ([], 3)
 
 
-def test_an_ask_makes_one_probe_for_each_request() -> None:
+def test_ask_makes_one_probe_for_each_request() -> None:
     procs = Procs()
     ranks = [(f"rank{rank}", f"w{rank}") for rank in range(8)]
     waits = [procs.begin(rank, *(other for other in ranks if other != rank))[0] for rank in ranks]
@@ -205,14 +205,14 @@ def test_an_ask_makes_one_probe_for_each_request() -> None:
     assert delivered <= 8 * 7
 
 
-def test_an_actor_has_one_wait_at_a_time() -> None:
+def test_actor_has_one_wait_at_time() -> None:
     procs = Procs()
     procs.begin(A, B)
     with pytest.raises(ValueError, match="'a' is already waiting"):
         procs.begin(A, C)
 
 
-def test_what_is_remembered_of_probes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_probes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monarch._core.deadlock._REMEMBERED", 10)
     procs = Procs()
     _, requests = procs.begin(A, B)
@@ -225,7 +225,7 @@ def test_what_is_remembered_of_probes_is_bounded(monkeypatch: pytest.MonkeyPatch
     assert len(procs.at("q")._by_actor["b"].seen) == 10
 
 
-def test_a_probe_goes_on_the_wire() -> None:
+def test_probe_survives_the_wire() -> None:
     procs = Procs()
     number, _ = procs.begin(A, B)
     (probe,), _ = procs.at("p").probes(number)
@@ -437,7 +437,7 @@ WORLDS = {
 
 @settings(max_examples=250, deadline=None)
 @given(**WORLDS)
-def test_exactly_the_circles_are_told(procs: int, actors: int, choices: list[int], clients: int) -> None:
+def test_exactly_the_deadlocks_are_reported(procs: int, actors: int, choices: list[int], clients: int) -> None:
     world = World(procs, actors, choices, fails=False)
     world.run(clients, steps=len(choices))
     for actor in world.actors:
@@ -453,9 +453,7 @@ def test_exactly_the_circles_are_told(procs: int, actors: int, choices: list[int
 
 @settings(max_examples=150, deadline=None)
 @given(**WORLDS)
-def test_when_those_that_are_told_fail_the_others_go_on(
-    procs: int, actors: int, choices: list[int], clients: int
-) -> None:
+def test_others_continue_when_deadlocked_waits_fail(procs: int, actors: int, choices: list[int], clients: int) -> None:
     world = World(procs, actors, choices, fails=True)
     world.run(clients, steps=len(choices))
     while world.blocked:

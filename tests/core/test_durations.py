@@ -12,14 +12,14 @@ from monarch.exceptions import ArgumentError
     ("text", "seconds"),
     [("2h", 7200), ("30m", 1800), ("90s", 90), ("1h30m", 5400), ("1d", 86400), ("1.5h", 5400), (" 1D2h3m4s ", 93784)],
 )
-def test_what_is_a_duration(text: str, seconds: float) -> None:
+def test_valid_durations_parse(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize(
     "text", ["", "2", "h", "2 h", "-1h", "30m1h", "1h1h", "2w", "1h30", "0s", "400d", "1e9s", "٣s"]
 )
-def test_what_is_none(text: str) -> None:
+def test_invalid_durations_are_rejected(text: str) -> None:
     with pytest.raises(ArgumentError, match="duration"):
         parse_duration(text)
 
@@ -28,5 +28,5 @@ def test_what_is_none(text: str) -> None:
     ("seconds", "text"),
     [(7200, "2h"), (5400, "1h 30m"), (90061, "1d 1h"), (0.4, "0s"), (-3, "0s"), (59.6, "1m")],
 )
-def test_as_text(seconds: float, text: str) -> None:
+def test_durations_are_formatted(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text

@@ -8,7 +8,7 @@ from monarch._core.changes import Change, Changes
 from monarch._core.events import Event
 
 
-def test_subscribers_are_told_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+def test_subscribers_are_called_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     event: Event[int] = Event()
     told: list[tuple[str, int]] = []
 
@@ -24,7 +24,7 @@ def test_subscribers_are_told_in_order(capsys: pytest.CaptureFixture[str]) -> No
     assert "broken subscriber" in capsys.readouterr().err
 
 
-def test_subscriber_that_joins_meanwhile_is_told_next_time() -> None:
+def test_subscriber_added_during_event_is_called_next_time() -> None:
     event: Event[int] = Event()
     told: list[int] = []
     event.subscribe(lambda _: event.subscribe(told.append))
@@ -34,7 +34,7 @@ def test_subscriber_that_joins_meanwhile_is_told_next_time() -> None:
     assert told == [2]
 
 
-def test_changes_are_one_at_a_time() -> None:
+def test_changes_are_one_at_time() -> None:
     changes: Changes[str] = Changes()
     heal, resize = Change("healed", 1.0, "heal"), Change("resized", 2.0, "resize")
     assert changes.now is None and changes.begin(heal) is None

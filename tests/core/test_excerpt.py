@@ -11,7 +11,7 @@ PIECES = st.lists(st.lists(st.text("ab", max_size=5), min_size=1, max_size=4).ma
 
 
 @given(PIECES, st.integers(0, 30), st.integers(0, 30))
-def test_excerpt_keeps_both_ends_and_counts_the_rest(pieces: list[str], head: int, tail: int) -> None:
+def test_excerpt_keeps_both_ends_and_counts_rest(pieces: list[str], head: int, tail: int) -> None:
     excerpt = Excerpt(head, tail)
     for piece in pieces:
         excerpt.add(piece)

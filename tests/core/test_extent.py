@@ -16,7 +16,7 @@ MESH = Extent(["hosts", "gpus"], [2, 4])
 SIZES = st.dictionaries(st.sampled_from("abcde"), st.integers(1, 5), max_size=4)
 
 
-def test_an_extent_is_a_mapping_of_label_to_size() -> None:
+def test_extent_is_mapping_of_label_to_size() -> None:
     assert dict(MESH) == {"hosts": 2, "gpus": 4}
     assert (MESH.labels, MESH.sizes, MESH.nelements) == (("hosts", "gpus"), (2, 4), 8)
     assert MESH["gpus"] == 4
@@ -26,7 +26,7 @@ def test_an_extent_is_a_mapping_of_label_to_size() -> None:
     assert repr(MESH) == "{'hosts': 2, 'gpus': 4}"
 
 
-def test_extents_are_equal_if_their_axes_are_in_the_same_order() -> None:
+def test_extents_are_equal_if_their_axes_are_in_same_order() -> None:
     same = Extent.of({"hosts": 2, "gpus": 4})
     assert same == MESH
     assert hash(same) == hash(MESH)
@@ -35,16 +35,16 @@ def test_extents_are_equal_if_their_axes_are_in_the_same_order() -> None:
     assert MESH != {"hosts": 2}
 
 
-def test_an_extent_of_no_axes_has_one_point() -> None:
+def test_extent_of_no_axes_has_one_point() -> None:
     point = Extent.of({}).point(0)
     assert (point.rank, dict(point), repr(point)) == (0, {}, "{}")
 
 
-def test_a_point_shows_each_coordinate_beside_its_size() -> None:
+def test_point_shows_each_coordinate_beside_its_size() -> None:
     assert repr(MESH.point(1)) == "{'hosts': 0/2, 'gpus': 1/4}"
 
 
-def test_a_point_is_a_mapping_that_a_call_can_spread() -> None:
+def test_point_unpacks_as_keyword_arguments() -> None:
     def place(hosts: int, gpus: int) -> tuple[int, int]:
         return hosts, gpus
 
@@ -63,12 +63,12 @@ def test_points_are_equal_if_rank_and_extent_are() -> None:
 
 
 @given(SIZES)
-def test_rank_of_is_the_inverse_of_point(sizes: dict[str, int]) -> None:
+def test_rank_of_is_inverse_of_point(sizes: dict[str, int]) -> None:
     extent = Extent.of(sizes)
     assert [extent.rank_of(**extent.point(rank)) for rank in range(extent.nelements)] == list(range(extent.nelements))
 
 
-def test_negative_coordinates_count_from_the_end() -> None:
+def test_negative_coordinates_count_from_end() -> None:
     assert MESH.rank_of(hosts=-1, gpus=-2) == 6
 
 
@@ -86,7 +86,7 @@ def test_many_pickled_points_share_their_extent() -> None:
     assert len(pickle.dumps(points)) < len(pickle.dumps(points[0])) + 8 * 20
 
 
-def test_neither_extents_nor_points_change() -> None:
+def test_extents_and_points_are_immutable() -> None:
     with pytest.raises(AttributeError, match="'sizes'"):
         MESH.sizes = (1,)
     with pytest.raises(AttributeError, match="'rank'"):
@@ -107,13 +107,13 @@ def test_neither_extents_nor_points_change() -> None:
         ("ab", [1, 2], "write ['ab']"),
     ],
 )
-def test_an_extent_that_cannot_be_is_refused(labels: list[str], sizes: list[int], said: str) -> None:
+def test_invalid_extent_is_rejected(labels: list[str], sizes: list[int], said: str) -> None:
     with pytest.raises(ShapeError) as caught:
         Extent(labels, sizes)
     assert said in str(caught.value)
 
 
-def test_an_unknown_axis_is_told_with_those_there_are_and_the_nearest() -> None:
+def test_unknown_axis_error_lists_axes_and_nearest() -> None:
     for wrong in (lambda: MESH["gpu"], lambda: MESH.point(0)["gpu"], lambda: MESH.rank_of(gpu=1)):
         with pytest.raises(AxisError) as caught:
             wrong()
@@ -122,18 +122,18 @@ def test_an_unknown_axis_is_told_with_those_there_are_and_the_nearest() -> None:
         assert isinstance(caught.value, (MonarchError, KeyError, TypeError))
 
 
-def test_a_missing_axis_is_told_with_those_there_are() -> None:
+def test_missing_axis_error_lists_axes() -> None:
     with pytest.raises(AxisError, match=r"axis 'gpus' is missing.*hosts=2, gpus=4"):
         MESH.rank_of(hosts=1)
 
 
 @pytest.mark.parametrize("rank", [-1, 8])
-def test_a_rank_out_of_range_is_told_with_the_axes(rank: int) -> None:
+def test_rank_out_of_range_error_lists_axes(rank: int) -> None:
     with pytest.raises(PointError, match=rf"no rank {rank}; this mesh has ranks 0-7 \(hosts=2, gpus=4\)"):
         MESH.point(rank)
 
 
 @pytest.mark.parametrize("gpus", [4, -5])
-def test_a_coordinate_out_of_range_is_told_with_the_axes(gpus: int) -> None:
+def test_coordinate_out_of_range_error_lists_axes(gpus: int) -> None:
     with pytest.raises(PointError, match=f"{gpus} is out of range along axis 'gpus'.*hosts=2, gpus=4"):
         MESH.rank_of(hosts=0, gpus=gpus)

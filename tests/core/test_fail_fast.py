@@ -28,7 +28,7 @@ def at(rank: int, count: int, place: int = 1, group: tuple[int, ...] = ALL, slee
     return Standing(rank, {"g": (group, count)}, (), (place,), sleeps)
 
 
-def test_rank_waits_in_vain_when_it_is_ahead_of_a_failed_one() -> None:
+def test_rank_waits_in_vain_when_it_is_ahead_of_failed_one() -> None:
     assert waits_in_vain(at(0, 3), [at(1, 2)])
     assert not waits_in_vain(at(0, 2), [at(1, 2)])
     assert not waits_in_vain(at(0, 1), [at(1, 2)])
@@ -38,7 +38,7 @@ def test_rank_waits_in_vain_when_it_is_ahead_of_a_failed_one() -> None:
     assert waits_in_vain(at(0, 1, group=(0, 1)), [Standing(1, {})])
 
 
-def test_rank_waits_in_vain_for_a_failed_one_to_make_a_group() -> None:
+def test_rank_waits_in_vain_for_failed_one_to_make_group() -> None:
     making = Standing(0, {}, ((0, 1),))
     assert waits_in_vain(making, [Standing(1, {})])
     assert not waits_in_vain(making, [Standing(1, {"h": ((0, 1), 0)})])
@@ -65,7 +65,7 @@ def drive(standings: dict[int, list[Standing]], failed: int, seconds: float) -> 
     return log
 
 
-def test_ranks_that_wait_are_freed_at_the_second_look() -> None:
+def test_waiting_ranks_are_freed_at_second_check() -> None:
     log = drive({0: [at(0, 1)], 1: [at(1, 0)], 2: [at(2, 1)], 3: [at(3, 0, 7)]}, 1, 0.3)
     freed = [(when, command) for when, command in log if isinstance(command, Free)]
     assert [command for _, command in freed] == [Free((0,)), Free((2,))]
@@ -79,7 +79,7 @@ def test_rank_that_moves_or_sleeps_is_left_alone() -> None:
     assert [when for when, command in log if isinstance(command, Tell)] and len(log) < 32
 
 
-def test_rank_that_comes_late_is_freed_within_the_period() -> None:
+def test_rank_that_comes_late_is_freed_within_period() -> None:
     late = [*[at(0, 0, place) for place in range(8)], at(0, 1, 99)]  # it enters the collective before the ninth look
     log = drive({0: late, 1: [at(1, 0)]}, 1, 20.0)
     (freed,) = [when for when, command in log if isinstance(command, Free)]
@@ -87,7 +87,7 @@ def test_rank_that_comes_late_is_freed_within_the_period() -> None:
     assert freed == looks[9] and looks[9] - looks[8] <= 0.11 and looks[8] - looks[7] <= PERIOD + 1e-9
 
 
-def test_rank_that_is_freed_and_stays_is_interrupted_once() -> None:
+def test_freed_rank_that_stays_is_interrupted_once() -> None:
     log = drive({0: [at(0, 1)], 1: [at(1, 0)]}, 1, 10.0)
     assert [command for _, command in log if isinstance(command, (Free, Interrupt))] == [Free((0,)), Interrupt((0,))]
     times = [when for when, command in log if isinstance(command, (Free, Interrupt))]
@@ -103,7 +103,7 @@ def test_rank_that_is_freed_and_stays_is_interrupted_once() -> None:
     ),
     st.data(),
 )
-def test_looks_are_few_and_only_the_others_are_freed(standings: list[list[Standing]], data: st.DataObject) -> None:
+def test_checks_are_few_and_free_only_others(standings: list[list[Standing]], data: st.DataObject) -> None:
     failed = data.draw(st.integers(0, len(standings) - 1))
     log = drive(dict(enumerate(standings)), failed, 30.0)
     looks = [when for when, command in log if isinstance(command, Look)]
@@ -115,7 +115,7 @@ def test_looks_are_few_and_only_the_others_are_freed(standings: list[list[Standi
             assert failed not in command.positions
 
 
-def test_failed_rank_of_another_call_counts_only_while_it_is_idle() -> None:
+def test_failed_rank_of_another_call_counts_only_while_idle() -> None:
     for busy in (True, False):
         machine = FailFast(2, 0.0, [0, 1])
         machine.failed(0)
@@ -126,7 +126,7 @@ def test_failed_rank_of_another_call_counts_only_while_it_is_idle() -> None:
         assert commands[-1] == ([] if busy else [Free((1,))]) and machine.frees != busy
 
 
-def test_call_that_is_added_is_looked_at_soon() -> None:
+def test_added_call_is_checked_soon() -> None:
     machine = FailFast(2, 0.0)
     machine.failed(0)
     machine.add(1, 2, 100.0)
@@ -134,7 +134,7 @@ def test_call_that_is_added_is_looked_at_soon() -> None:
     assert machine.tick(200.0)[0] == Look((0, 1, 2, 3))
 
 
-def test_rank_that_is_idle_twice_has_ended() -> None:
+def test_rank_idle_in_two_checks_has_ended() -> None:
     machine = FailFast(2, 0.0)
     machine.failed(0)
     machine.standing(1, at(1, 0)._replace(idle=True), 1.0)

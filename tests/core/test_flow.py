@@ -187,7 +187,7 @@ def test_window_loses_no_count_in_four_threads(schedule: str) -> None:
     assert window.statistics()[:2] == (4 * rounds, rounds - 1)
 
 
-def test_window_admits_one_message_into_the_last_room(schedule: str) -> None:
+def test_window_admits_one_message_into_last_room(schedule: str) -> None:
     for _ in range(20):
         window = Window(1)
         taken = [False] * 4
@@ -221,7 +221,7 @@ def test_two_ends_lose_no_credit_between_eight_threads(schedule: str) -> None:
     assert window.statistics()[:2] == (count, count)
 
 
-def test_an_opened_window_lets_everything_pass() -> None:
+def test_opened_window_lets_everything_pass() -> None:
     window = Window(2)
     assert window.take(5) and not window.take(1)
     window.open()
@@ -229,7 +229,7 @@ def test_an_opened_window_lets_everything_pass() -> None:
     assert not window.finished(10**10), "nobody waits for the room of a receiver that is gone"
 
 
-def test_progress_restores_the_patience_of_a_sender() -> None:
+def test_progress_restores_patience_of_sender() -> None:
     window = Window()
     window.go_beyond()
     window.go_beyond()

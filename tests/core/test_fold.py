@@ -62,7 +62,7 @@ class Unfolded:
 
 
 @given(STEPS)
-def test_no_line_is_lost_doubled_or_moved_past_another_of_its_rank(steps: list[object]) -> None:
+def test_no_line_of_a_rank_is_lost_doubled_or_reordered(steps: list[object]) -> None:
     folder, plain, lines, now = Folder(WINDOW), Unfolded(), list[Line](), 0.0
     for step in steps:
         match step:
@@ -87,7 +87,7 @@ def test_no_line_is_lost_doubled_or_moved_past_another_of_its_rank(steps: list[o
     assert not folder._waiting
 
 
-def test_line_that_is_due_by_rounding_alone_is_emitted() -> None:
+def test_line_due_by_rounding_alone_is_emitted() -> None:
     # came + WINDOW <= now, and yet now - WINDOW < came.
     came, now = next(
         (came, came + WINDOW) for came in (index * 0.1 for index in range(1, 10_000)) if came + WINDOW - WINDOW < came
@@ -98,7 +98,7 @@ def test_line_that_is_due_by_rounding_alone_is_emitted() -> None:
 
 
 @given(st.text("ab\r\n", max_size=30), st.data())
-def test_how_output_is_cut_into_chunks_makes_no_difference(text: str, data: st.DataObject) -> None:
+def test_chunk_boundaries_make_no_difference(text: str, data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     whole, cut = Folder(WINDOW), Folder(WINDOW)
     whole.add("A", 0, "stdout", text, 0)
@@ -108,7 +108,7 @@ def test_how_output_is_cut_into_chunks_makes_no_difference(text: str, data: st.D
 
 
 @given(st.permutations(range(8)), st.integers(1, 4))
-def test_what_all_ranks_print_alike_is_shown_once(order: list[int], chunks: int) -> None:
+def test_equal_output_of_all_ranks_is_shown_once(order: list[int], chunks: int) -> None:
     folder = Folder(WINDOW)
     text = "0\n1\n2\n"
     for at, rank in enumerate(order):
@@ -126,7 +126,7 @@ def fold(*printed: str, order: Iterable[int] | None = None) -> list[tuple[str, s
     return [(line.prefix(), line.text) for line in folder.due(1)]
 
 
-def test_lines_after_lines_of_a_ranks_own_fold() -> None:
+def test_lines_after_lines_of_ranks_own_fold() -> None:
     assert fold("r0 ready done", "r1 ready done", "r2 ready done") == [
         ("[rank 0]", "r0"),
         ("[rank 1]", "r1"),
@@ -137,7 +137,7 @@ def test_lines_after_lines_of_a_ranks_own_fold() -> None:
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2]])
-def test_lines_after_a_line_of_one_rank_only_fold(order: list[int]) -> None:
+def test_lines_after_line_of_one_rank_only_fold(order: list[int]) -> None:
     assert fold("start one two", "one two", "one two", order=order) == [
         ("[rank 0]", "start"),
         ("[ranks 0-2]", "one"),
@@ -145,7 +145,7 @@ def test_lines_after_a_line_of_one_rank_only_fold(order: list[int]) -> None:
     ]
 
 
-def test_lines_that_only_some_ranks_share_fold_on_the_way_to_others() -> None:
+def test_lines_shared_by_some_ranks_fold() -> None:
     assert fold("end", "r1 shared end", "r2 shared end") == [
         ("[rank 1]", "r1"),
         ("[rank 2]", "r2"),
@@ -154,14 +154,14 @@ def test_lines_that_only_some_ranks_share_fold_on_the_way_to_others() -> None:
     ]
 
 
-def test_ranks_that_print_in_opposite_orders_each_keep_theirs() -> None:
+def test_ranks_printing_in_opposite_orders_keep_their_order() -> None:
     found = fold("a b", "b a")
     assert [text for who, text in found if "0" in who] == ["a", "b"]
     assert [text for who, text in found if who in ("[rank 1]", "[ranks 0-1]")] == ["b", "a"]
     assert len(found) == 3
 
 
-def test_a_line_that_a_rank_prints_twice_is_shown_twice() -> None:
+def test_line_that_rank_prints_twice_is_shown_twice() -> None:
     assert fold("x x x", "x x") == [("[ranks 0-1]", "x"), ("[ranks 0-1]", "x"), ("[rank 0]", "x")]
 
 
@@ -177,7 +177,7 @@ def test_streams_and_sources_do_not_fold_into_each_other() -> None:
     ]
 
 
-def test_a_line_waits_for_the_window_and_no_longer() -> None:
+def test_line_waits_for_window_and_no_longer() -> None:
     folder = Folder(WINDOW)
     assert folder.next_due() is None
     folder.add("A", 0, "stdout", "x\ny", 5.0)
@@ -188,7 +188,7 @@ def test_a_line_waits_for_the_window_and_no_longer() -> None:
     assert folder.next_due() is None
 
 
-def test_a_late_rank_has_a_line_of_its_own() -> None:
+def test_late_rank_has_line_of_its_own() -> None:
     folder = Folder(WINDOW)
     folder.add("A", 0, "stdout", "x\n", 0)
     assert folder.due(WINDOW) == [Line("A", (0,), "stdout", "x")]
@@ -196,7 +196,7 @@ def test_a_late_rank_has_a_line_of_its_own() -> None:
     assert folder.due(2 * WINDOW) == [Line("A", (1,), "stdout", "x")]
 
 
-def test_a_part_of_a_line_waits_for_its_end_or_a_flush() -> None:
+def test_part_of_line_waits_for_its_end_or_flush() -> None:
     folder = Folder(WINDOW)
     for rank in range(3):
         folder.add("A", rank, "stdout", "loading", 0)
@@ -207,7 +207,7 @@ def test_a_part_of_a_line_waits_for_its_end_or_a_flush() -> None:
     assert folder.flush() == [Line("A", (0,), "stdout", " done")]
 
 
-def test_flushing_one_source_leaves_the_others() -> None:
+def test_flushing_one_source_leaves_others() -> None:
     folder = Folder(WINDOW)
     folder.add("A", 0, "stdout", "x\ny", 0)
     folder.add("B", 0, "stdout", "z\n", 0)
@@ -216,7 +216,7 @@ def test_flushing_one_source_leaves_the_others() -> None:
     assert folder.due(1) == [Line("B", (0,), "stdout", "z")]
 
 
-def test_a_carriage_return_begins_the_line_anew() -> None:
+def test_carriage_return_restarts_the_line() -> None:
     folder = Folder(WINDOW)
     folder.add("A", 0, "stderr", "\r 10%", 0)
     folder.add("A", 0, "stderr", "\r 50%\r", 0)
@@ -224,7 +224,7 @@ def test_a_carriage_return_begins_the_line_anew() -> None:
     assert [line.text for line in folder.flush()] == ["100%", "end"]
 
 
-def test_a_progress_bar_without_end_takes_no_more_and_more_memory() -> None:
+def test_endless_progress_bar_takes_bounded_memory() -> None:
     folder = Folder(WINDOW)
     for step in range(10_000):
         folder.add("A", 0, "stderr", f"\r{step} of 10000", 0)
@@ -232,7 +232,7 @@ def test_a_progress_bar_without_end_takes_no_more_and_more_memory() -> None:
     assert [line.text for line in folder.flush()] == ["9999 of 10000"]
 
 
-def test_a_progress_bar_that_wiped_itself_leaves_no_line() -> None:
+def test_progress_bar_that_wiped_itself_leaves_no_line() -> None:
     folder = Folder(WINDOW)
     folder.add("A", 0, "stderr", "\r100%\r    \r", 0)
     assert folder.flush() == []
@@ -241,7 +241,7 @@ def test_a_progress_bar_that_wiped_itself_leaves_no_line() -> None:
     assert [line.text for line in folder.flush()] == ["done"]
 
 
-def test_a_thousand_ranks_that_wait_on_each_other_are_no_trouble() -> None:
+def test_thousand_interdependent_ranks_fold() -> None:
     # Each rank has the line that the one before it begins with further back.
     printed = [f"line{rank} line{rank - 1}" for rank in range(1000)]
     found = fold(*printed)
@@ -250,7 +250,7 @@ def test_a_thousand_ranks_that_wait_on_each_other_are_no_trouble() -> None:
     assert found[-2:] == [("[ranks 0-1]", "line0"), ("[rank 0]", "line-1")]
 
 
-def test_a_prefix_names_the_ranks() -> None:
+def test_prefix_names_ranks() -> None:
     assert Line("A", (3,), "stdout", "x").prefix() == "[rank 3]"
     assert Line("A", tuple(range(8)), "stdout", "x").prefix() == "[ranks 0-7]"
 
@@ -275,7 +275,7 @@ def test_many_lines_of_few_kinds_keep_their_order(printed: list[list[str]], wait
     assert not folder._sources and not folder._waiting
 
 
-def test_blocks_that_follow_each_other_are_merged_and_prefixed() -> None:
+def test_consecutive_blocks_are_merged_and_prefixed() -> None:
     folder = Folder(WINDOW)
     for rank in range(2):
         folder.add("A", rank, "stdout", "one\n", 0)
@@ -286,14 +286,14 @@ def test_blocks_that_follow_each_other_are_merged_and_prefixed() -> None:
     assert [line.text for line in blocks[0].lines()] == ["one", "two", ""]
 
 
-def test_a_rank_that_is_behind_folds_as_far_as_it_has_come() -> None:
+def test_slow_rank_folds_as_far_as_it_printed() -> None:
     folder = Folder(WINDOW)
     folder.add("A", 0, "stdout", "1\n2\n3\n", 0)
     folder.add("A", 1, "stdout", "1\n2\n", 0.05)
     assert folder.due_blocks(WINDOW) == [Block("A", (0, 1), "stdout", "1\n2\n"), Block("A", (0,), "stdout", "3\n")]
 
 
-def test_equal_long_lines_wait_for_the_one_that_is_coming() -> None:
+def test_equal_long_lines_wait_for_the_rest_of_one() -> None:
     folder, text = Folder(WINDOW), "x" * 200_000
     folder.add("A", 0, "stdout", text + "\n", 0)
     for step in range(5):
@@ -305,7 +305,7 @@ def test_equal_long_lines_wait_for_the_one_that_is_coming() -> None:
     assert folder.due(1) == [Line("A", (0, 1), "stdout", text)]
 
 
-def test_a_line_without_end_is_cut_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfinished_line_is_split_at_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fold_module, "LINE_LIMIT", 300_000)
     folder = Folder(WINDOW)
     for _ in range(5):
@@ -314,7 +314,7 @@ def test_a_line_without_end_is_cut_at_the_limit(monkeypatch: pytest.MonkeyPatch)
     assert [len(line.text) for line in folder.flush()] == [100_000]
 
 
-def test_beyond_the_bound_no_line_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_bound_no_line_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fold_module, "HELD_LIMIT", 100)
     folder = Folder(WINDOW)
     folder.add("A", 0, "stdout", "x" * 99 + "\n", 0)
@@ -323,7 +323,7 @@ def test_beyond_the_bound_no_line_waits(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(folder.due(0.01)) == 2
 
 
-def test_lines_that_have_not_ended_can_be_seen_and_stay() -> None:
+def test_unfinished_lines_can_be_peeked() -> None:
     folder = Folder(WINDOW)
     for rank in range(2):
         folder.add("A", rank, "stderr", "\r5/10", 0)

@@ -243,7 +243,7 @@ def test_every_call_is_answered_or_failed_exactly_once(data: st.DataObject) -> N
     replies=st.booleans(),
     data=st.data(),
 )
-def test_a_sender_that_waits_for_room_always_gets_it(costs: list[int], replies: bool, data: st.DataObject) -> None:
+def test_sender_waiting_for_room_always_gets_it(costs: list[int], replies: bool, data: st.DataObject) -> None:
     """And is never further ahead than the window and one message."""
     caller: Any = Caller()
     peer = Peer(caller, "h/p.0")

@@ -29,7 +29,7 @@ def test_runs_of_ranks_are_folded(ranks: list[int], text: str) -> None:
 
 
 @given(st.sets(st.integers(0, 60)))
-def test_parsing_is_the_inverse_of_formatting(ranks: set[int]) -> None:
+def test_parsing_is_inverse_of_formatting(ranks: set[int]) -> None:
     assert parse_ranks(format_ranks(ranks), total=61) == sorted(ranks)
 
 
@@ -39,17 +39,17 @@ def test_parsing_takes_spaces_repeats_and_any_order() -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "1,", "-1", "0--2", "0-4:0", "4-2", "1:2", "1 2", "٣"])
-def test_a_text_that_names_no_ranks_is_refused(text: str) -> None:
+def test_invalid_rank_text_is_rejected(text: str) -> None:
     with pytest.raises(ShapeError, match="invalid ranks"):
         parse_ranks(text)
 
 
-def test_a_rank_that_is_not_there_is_refused_before_the_range_is_counted_out() -> None:
+def test_rank_out_of_range_is_rejected_before_expansion() -> None:
     with pytest.raises(PointError, match=r"no rank 99999999999 in '0-99999999999'; this mesh has ranks 0-7"):
         parse_ranks("0-99999999999", total=8)
 
 
-def test_a_negative_rank_is_refused() -> None:
+def test_negative_rank_is_rejected() -> None:
     with pytest.raises(PointError, match="rank -1 is invalid"):
         format_ranks([3, -1])
 
@@ -65,5 +65,5 @@ def test_a_negative_rank_is_refused() -> None:
         ([], 8, "no ranks"),
     ],
 )
-def test_ranks_are_described_in_words(ranks: list[int], total: int | None, words: str) -> None:
+def test_ranks_are_described(ranks: list[int], total: int | None, words: str) -> None:
     assert describe_ranks(ranks, total) == words

@@ -58,7 +58,7 @@ def views(draw: st.DrawFn) -> tuple[Region, np.ndarray[Any, Any]]:
 
 
 @given(views())
-def test_a_slice_of_a_slice_is_what_numpy_makes_of_it(view: tuple[Region, np.ndarray[Any, Any]]) -> None:
+def test_slice_of_slice_matches_numpy(view: tuple[Region, np.ndarray[Any, Any]]) -> None:
     region, array = view
     assert region.sizes == array.shape
     assert region.ndim == array.ndim
@@ -67,7 +67,7 @@ def test_a_slice_of_a_slice_is_what_numpy_makes_of_it(view: tuple[Region, np.nda
 
 
 @given(views())
-def test_position_of_is_the_inverse_of_base_rank(view: tuple[Region, np.ndarray[Any, Any]]) -> None:
+def test_position_of_is_inverse_of_base_rank(view: tuple[Region, np.ndarray[Any, Any]]) -> None:
     region, array = view
     places = {region.base_rank(position): position for position in range(len(region))}
     assert list(places) == array.ravel().tolist()
@@ -76,7 +76,7 @@ def test_position_of_is_the_inverse_of_base_rank(view: tuple[Region, np.ndarray[
 
 
 @given(views(), st.data())
-def test_split_is_a_reshape(view: tuple[Region, np.ndarray[Any, Any]], data: st.DataObject) -> None:
+def test_split_is_reshape(view: tuple[Region, np.ndarray[Any, Any]], data: st.DataObject) -> None:
     region, array = view
     factors: dict[str, tuple[int, ...]] = {}
     for label, size in region.extent.items():
@@ -90,7 +90,7 @@ def test_split_is_a_reshape(view: tuple[Region, np.ndarray[Any, Any]], data: st.
 
 
 @given(views())
-def test_flatten_is_a_reshape_where_ranks_are_evenly_spaced(
+def test_flatten_is_reshape_where_ranks_are_evenly_spaced(
     view: tuple[Region, np.ndarray[Any, Any]],
 ) -> None:
     region, array = view
@@ -112,7 +112,7 @@ def test_rename_moves_no_rank(view: tuple[Region, np.ndarray[Any, Any]]) -> None
 
 
 @given(views())
-def test_a_region_survives_the_wire_and_pickling(view: tuple[Region, np.ndarray[Any, Any]]) -> None:
+def test_region_survives_wire_and_pickling(view: tuple[Region, np.ndarray[Any, Any]]) -> None:
     region, _ = view
     unpacked = Region.unpack([list(part) if isinstance(part, tuple) else part for part in region.pack()])
     assert unpacked == region
@@ -124,27 +124,27 @@ def test_two_axes_can_swap_names() -> None:
     assert MESH.rename(hosts="gpus", gpus="hosts").extent == {"gpus": 2, "hosts": 4}
 
 
-def test_a_split_works_out_the_one_size_that_is_not_given() -> None:
+def test_split_infers_the_missing_size() -> None:
     assert MESH.split(gpus=("pairs", "gpus"), pairs=2).extent == {"hosts": 2, "pairs": 2, "gpus": 2}
     assert MESH.split(gpus=("pairs", "side"), side=1).extent == {"hosts": 2, "pairs": 4, "side": 1}
     assert MESH.split(gpus=("a", "b"), a=2, b=2).extent == {"hosts": 2, "a": 2, "b": 2}
     assert MESH.split(gpus=("ranks",)).extent == {"hosts": 2, "ranks": 4}
 
 
-def test_the_ranks_of_a_huge_region_are_not_counted_out() -> None:
+def test_ranks_of_huge_region_are_not_expanded() -> None:
     huge = Region.full(Extent.of({"a": 10**6, "b": 10**6})).slice(a=slice(1, None, 3), b=7).split(a=("c", "d"), c=3)
     assert huge.position_of(huge.base_rank(300_000)) == 300_000
 
 
-def test_size_counts_along_the_axes_it_is_given() -> None:
+def test_size_counts_along_axes_it_is_given() -> None:
     assert (MESH.size(), MESH.size("gpus"), MESH.size(["hosts", "gpus"]), MESH.size([])) == (8, 4, 8, 1)
 
 
-def test_base_ranks_are_worked_out_once() -> None:
+def test_base_ranks_are_computed_once() -> None:
     assert MESH.base_ranks() is MESH.base_ranks()
 
 
-def test_a_region_does_not_change() -> None:
+def test_region_is_immutable() -> None:
     with pytest.raises(AttributeError, match="'offset'"):
         MESH.offset = 1
 
@@ -178,22 +178,20 @@ WRONG: list[tuple[Callable[[], object], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("wrong", "kind", "said"), WRONG)
-def test_every_error_names_the_axes_and_says_what_is_wrong(
-    wrong: Callable[[], object], kind: type[Exception], said: str
-) -> None:
+def test_every_error_names_axes_and_problem(wrong: Callable[[], object], kind: type[Exception], said: str) -> None:
     with pytest.raises(kind) as caught:
         wrong()
     assert said in str(caught.value)
     assert "hosts=2, gpus=" in str(caught.value)
 
 
-def test_a_name_that_is_there_already_is_refused_with_the_axes() -> None:
+def test_duplicate_axis_name_error_lists_axes() -> None:
     for wrong in (lambda: MESH.rename(gpus="hosts"), lambda: MESH.split(gpus=("hosts", "b"), b=1)):
         with pytest.raises(ShapeError, match=r"hosts=2, hosts=4.*must be unique"):
             wrong()
 
 
-def test_a_mesh_without_axes_says_so() -> None:
+def test_mesh_without_axes_says_so() -> None:
     with pytest.raises(AxisError, match=r"this mesh has no axes \(one point\)"):
         MESH.slice(hosts=0, gpus=0).slice(gpus=0)
 
@@ -212,7 +210,7 @@ def test_a_mesh_without_axes_says_so() -> None:
         7,
     ],
 )
-def test_what_is_no_region_is_refused(packed: Any) -> None:
+def test_invalid_packed_region_is_rejected(packed: Any) -> None:
     with pytest.raises(ShapeError):
         Region.unpack(packed)
 
@@ -227,7 +225,7 @@ class Mesh(MeshView):
         return Mesh(region)
 
 
-def test_every_mesh_has_the_methods_that_make_views() -> None:
+def test_every_mesh_has_methods_that_make_views() -> None:
     mesh = Mesh(MESH)
     view = mesh.slice(gpus=slice(0, 4, 2)).split(gpus=("pairs", "gpus"), pairs=2).rename(hosts="nodes")
     assert isinstance(view, Mesh)
@@ -238,7 +236,7 @@ def test_every_mesh_has_the_methods_that_make_views() -> None:
     assert mesh.flatten("ranks").sizes == {"ranks": 8}
 
 
-def test_an_axis_may_be_called_what_an_argument_is_called() -> None:
+def test_axis_may_have_the_name_of_an_argument() -> None:
     mesh = Mesh(Region.full(Extent.of({"self": 2, "name": 3, "label": 1})))
     assert mesh.slice(self=0, name=slice(0, 2)).sizes == {"name": 2, "label": 1}
     assert mesh.rename(self="axes").extent.rank_of(axes=1, name=2, label=0) == 5

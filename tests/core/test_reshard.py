@@ -73,7 +73,7 @@ def fine_grained(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data(), st.lists(st.integers(1, 7), min_size=1, max_size=3), st.sampled_from([1, 2, 8]), st.booleans())
-def test_all_get_what_they_want_and_hosts_get_it_once(
+def test_targets_get_all_and_hosts_get_bytes_once(
     data: st.DataObject, shape: list[int], width: int, fine: bool
 ) -> None:
     before = reshard._LEAST
@@ -91,7 +91,7 @@ def test_all_get_what_they_want_and_hosts_get_it_once(
         reshard._LEAST = before
 
 
-def test_one_to_many_is_shared_out(fine_grained: None) -> None:
+def test_one_to_many_copy_is_shared(fine_grained: None) -> None:
     shape = [64, 4]
     targets = [Holder(f"host{index // 2}", {"w": box_of(shape)}) for index in range(8)]
     plan = Planner([Holder("source", {"w": box_of(shape)})], targets, {"w": 4}).plan()
@@ -108,7 +108,7 @@ def _size(box: Box) -> int:
     return int(numpy.prod([stop - start for start, stop in box]))
 
 
-def test_sources_share_the_work() -> None:
+def test_sources_share_work() -> None:
     shape = [4]
     sources = [Holder("s", {str(name): box_of(shape) for name in range(10)}) for _ in range(2)]
     target = Holder("t", {str(name): box_of(shape) for name in range(10)})
@@ -125,6 +125,6 @@ def test_sources_share_the_work() -> None:
         ({"w": ((0, 4), (0, 1))}, "different number of dims"),
     ],
 )
-def test_what_nobody_has_is_named(wanted: dict[str, Box], message: str) -> None:
+def test_missing_source_is_named(wanted: dict[str, Box], message: str) -> None:
     with pytest.raises(ShapeError, match=message):
         Planner([Holder("s", {"w": ((0, 4),)})], [Holder("t", wanted)], dict.fromkeys(wanted, 4)).plan()

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from monarch._core.text.seldom import MOST_KINDS, Seldom
 
 
-def test_equal_complaints_are_told_at_powers_of_ten() -> None:
+def test_equal_complaints_are_printed_at_powers_of_ten() -> None:
     seldom = Seldom()
     told = [number for _ in range(80_000) if (number := seldom.count("frame"))]
     assert told == [1, 10, 100, 1000, 10_000]
     assert seldom.statistics() == {"frame": 80_000}
 
 
-def test_each_kind_is_told_once_at_first() -> None:
+def test_first_complaint_of_each_kind_is_printed() -> None:
     seldom = Seldom()
     assert [seldom.count(kind) for kind in "abab"] == [1, 1, 0, 0]
 

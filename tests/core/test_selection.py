@@ -42,13 +42,13 @@ def views(draw: st.DrawFn) -> tuple[Region, Region]:
 
 
 @given(views())
-def test_it_leads_to_the_same_members(both: tuple[Region, Region]) -> None:
+def test_selection_text_selects_the_same_members(both: tuple[Region, Region]) -> None:
     whole, part = both
     assert whole.slice(**read(selection(whole, part))).base_ranks() == part.base_ranks()
 
 
 @given(views(), st.data())
-def test_of_a_mesh_that_is_a_view_itself(both: tuple[Region, Region], data: st.DataObject) -> None:
+def test_selection_of_view_is_relative_to_it(both: tuple[Region, Region], data: st.DataObject) -> None:
     _, whole = both
     members = whole.base_ranks()
     first, count, stride = data.draw(st.tuples(st.sampled_from(members), st.integers(1, 20), st.integers(1, 5)))
@@ -74,9 +74,9 @@ def test_of_a_mesh_that_is_a_view_itself(both: tuple[Region, Region], data: st.D
         (MESH.split(gpus=("a", "b"), a=2).slice(a=1), "m[gpus=2:4]"),
     ],
 )
-def test_what_it_says(part: Region, text: str) -> None:
+def test_selection_text_of_views(part: Region, text: str) -> None:
     assert called("m", MESH, part) == text
 
 
-def test_what_is_gone() -> None:
+def test_selection_of_removed_members_is_gone() -> None:
     assert selection(Region.full(Extent.of({"gpus": 2})), Region.full(Extent.of({"gpus": 4})).slice(gpus=3)) == "gone"

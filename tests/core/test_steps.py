@@ -20,5 +20,5 @@ from monarch._core.steps import in_step
         ({0: {"": 1, "0,2": 3}, 1: {"": 1, "1,3": 9}, 2: {"": 1, "0,2": 4}, 3: {"": 1, "1,3": 9}}, False),
     ],
 )
-def test_in_step(positions: dict[int, dict[str, int] | None], expected: bool) -> None:
+def test_ranks_in_step_have_equal_counts(positions: dict[int, dict[str, int] | None], expected: bool) -> None:
     assert in_step(positions) is expected

@@ -130,7 +130,7 @@ def _of(log: list[tuple[float, Command]], kind: type) -> Command:
 
 
 @pytest.mark.parametrize("count", [1, 64, 256])
-def test_ladder_takes_as_long_for_256_silent_ranks_as_for_one(count: int) -> None:
+def test_ladder_time_is_independent_of_rank_count(count: int) -> None:
     ladder, log, seconds, _ = simulate({rank: Rank() for rank in range(count)})
     assert seconds == pytest.approx(LOOKING)
     assert [type(command) for _, command in log] == [Interrupt, Free, Insist, Look]
@@ -138,7 +138,7 @@ def test_ladder_takes_as_long_for_256_silent_ranks_as_for_one(count: int) -> Non
     assert all(ladder.activity(rank) is Activity.SILENT for rank in range(count))
 
 
-def test_rank_has_its_time_to_answer_when_the_ladder_is_called_late() -> None:
+def test_late_ladder_leaves_ranks_time_to_answer() -> None:
     ladder = StopLadder([0])
     ladder.begin(0.0)
     asked: list[tuple[float, Command]] = []
@@ -153,7 +153,7 @@ def test_rank_has_its_time_to_answer_when_the_ladder_is_called_late() -> None:
     assert now <= BOUND + 4 * 0.4 and ladder.endings == {0: Ending.LEFT}
 
 
-def test_activity_is_the_one_seen_last_and_else_the_one_before() -> None:
+def test_activity_is_the_last_one_seen() -> None:
     ladder = StopLadder([0, 1])
     ladder.begin(0.0)
     for rank in (0, 1):
@@ -164,7 +164,7 @@ def test_activity_is_the_one_seen_last_and_else_the_one_before() -> None:
     assert (ladder.activity(0), ladder.activity(1)) == (Activity.PYTHON, Activity.SILENT)
 
 
-def test_ladder_of_mixed_ranks_takes_the_time_of_the_slowest() -> None:
+def test_ladder_of_mixed_ranks_takes_time_of_slowest() -> None:
     quick, stuck = Rank({Interrupt: 0.1}), Rank({Free: 0.05}, 0.1)
     swallows, computes = Rank(says=(0.01, Activity.PYTHON)), Rank(says=(0.01, Activity.COMPUTING))
     kinds = [quick, stuck, swallows, computes]
@@ -181,13 +181,13 @@ def test_ladder_ends_at_once_when_all_have_ended() -> None:
     assert StopLadder([]).begin(0.0) == []
 
 
-def test_rank_that_stops_in_the_grace_is_not_restarted() -> None:
+def test_rank_that_stops_in_grace_is_not_restarted() -> None:
     ladder, log, _, _ = simulate({0: Rank({Announce: 0.1}, says=(0.01, Activity.PYTHON))})
     assert ladder.endings == {0: Ending.INTERRUPTED}
     assert not any(isinstance(command, Restart) for _, command in log)
 
 
-def test_actors_are_restarted_by_the_second_stop() -> None:
+def test_actors_are_restarted_by_second_stop() -> None:
     ranks = {0: Rank(says=(0.01, Activity.PYTHON))}
     ladder, _, _, _ = simulate(ranks, restartable=False)
     assert ladder.endings == {0: Ending.LEFT} and ladder.activity(0) is Activity.PYTHON
@@ -195,13 +195,13 @@ def test_actors_are_restarted_by_the_second_stop() -> None:
     assert ladder.endings == {0: Ending.RESTARTED}
 
 
-def test_second_stop_restarts_what_the_first_one_named() -> None:
+def test_second_stop_restarts_ranks_named_by_first() -> None:
     ranks = {0: Rank(says=(0.01, Activity.COMPUTING)), 1: Rank(says=(0.01, Activity.COMPUTING))}
     ladder, _, _, _ = simulate(ranks, again={1})
     assert ladder.endings == {0: Ending.LEFT, 1: Ending.RESTARTED}
 
 
-def test_rank_that_says_late_that_it_goes_on_is_restarted_too() -> None:
+def test_rank_reporting_swallowed_interrupt_late_is_restarted() -> None:
     swallows = {rank: Rank(says=(after, Activity.PYTHON)) for rank, after in enumerate([0.01, 0.4])}
     ladder, log, _, _ = simulate(swallows)
     assert ladder.endings == dict.fromkeys([0, 1], Ending.RESTARTED)

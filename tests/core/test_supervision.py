@@ -143,7 +143,7 @@ Deaths.TestCase.settings = settings(max_examples=150, stateful_step_count=40, de
 TestDeaths = Deaths.TestCase
 
 
-def test_ranks_that_die_together_are_one_restart() -> None:
+def test_simultaneous_deaths_are_one_restart() -> None:
     mesh = Supervision(Restart(1, 60.0, 0.0))
     for rank in range(3):
         assert mesh.joined(rank, f"a{rank}") == []
@@ -162,7 +162,7 @@ def test_ranks_that_die_together_are_one_restart() -> None:
     assert mesh.collect(61.0) == [Begin((1,), 0.0, 1)]
 
 
-def test_the_back_off_doubles() -> None:
+def test_back_off_doubles() -> None:
     mesh, after = Supervision(Restart(8, 1e6, 0.5)), list[float]()
     for number in range(8):
         mesh.joined(0, f"a{number}")
@@ -174,6 +174,6 @@ def test_the_back_off_doubles() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"most": 0}, {"within": 0}, {"backoff": -1}, {"backoff": float("inf")}])
-def test_a_rule_that_cannot_be(wrong: dict[str, float]) -> None:
+def test_invalid_restart_rule_is_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected most >= 1"):
         Restart(**wrong)  # pyright: ignore[reportArgumentType]

@@ -47,7 +47,7 @@ class Cells(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def test_columns_are_aligned_with_numbers_to_the_right() -> None:
+def test_columns_are_aligned_with_numbers_to_right() -> None:
     assert text_table(HEADERS, ROWS).splitlines() == [
         "ranks  host    pid",
         "0-3    alpha    17",
@@ -55,30 +55,30 @@ def test_columns_are_aligned_with_numbers_to_the_right() -> None:
     ]
 
 
-def test_a_table_may_have_no_headers_and_short_rows() -> None:
+def test_table_may_have_no_headers_and_short_rows() -> None:
     assert text_table([], [("a", "b"), ("ccc", None)]) == "a    b\nccc"
     assert text_table(["x", "y", "z"], [("a", "b"), ("c", "d")]) == "x  y  z\na  b\nc  d"
     assert text_table([], []) == ""
 
 
-def test_a_row_of_one_cell_spans_the_columns() -> None:
+def test_row_of_one_cell_spans_columns() -> None:
     assert text_table(["a", "b"], [("1", "2"), ("a long remark",)]) == "a  b\n1  2\na long remark"
     assert 'colspan="2"' in html_table(["a", "b"], [("1", "2"), ("a long remark",)])
 
 
 @pytest.mark.parametrize(("limit", "first", "last"), [(4, 2, 2), (5, 3, 2), (1, 1, 0), (0, 0, 0)])
-def test_many_rows_are_cut_in_the_middle(limit: int, first: int, last: int) -> None:
+def test_long_table_is_cut_in_the_middle(limit: int, first: int, last: int) -> None:
     lines = text_table(["n"], [(n,) for n in range(100)], limit).splitlines()
     assert [line.strip() for line in lines[1 : 1 + first]] == [str(n) for n in range(first)]
     assert lines[1 + first] == f"… {100 - limit} more rows"
     assert [line.strip() for line in lines[2 + first :]] == [str(n) for n in range(100 - last, 100)]
 
 
-def test_a_limit_that_is_not_passed_cuts_nothing() -> None:
+def test_table_below_limit_is_not_cut() -> None:
     assert "more" not in text_table(["n"], [(n,) for n in range(40)])
 
 
-def test_a_cell_is_one_short_line() -> None:
+def test_cell_is_one_short_line() -> None:
     table = text_table(["x"], [("a\nb\x1b[31mc",), ("y" * 10_000,)])
     assert table.splitlines()[1] == "a b [31mc"
     assert len(table.splitlines()) == 3
@@ -93,7 +93,7 @@ def test_html_is_escaped() -> None:
     assert found.caption == "a & <b>"
 
 
-def test_html_sets_no_colour_that_a_theme_could_clash_with() -> None:
+def test_html_sets_no_colors() -> None:
     html = html_table(HEADERS, ROWS)
     assert "color:inherit" in html
     assert "#" not in html
@@ -101,7 +101,7 @@ def test_html_sets_no_colour_that_a_theme_could_clash_with() -> None:
 
 
 @given(st.lists(st.lists(CELLS, min_size=2, max_size=2), max_size=6), st.text(max_size=8))
-def test_any_cells_make_a_table_of_their_size(rows: list[list[Any]], title: str) -> None:
+def test_table_has_the_size_of_its_cells(rows: list[list[Any]], title: str) -> None:
     assert len(text_table(["a", "b"], rows).split("\n")) == 1 + len(rows)
     found = Cells(html_table(["a", "b"], rows, title=title))
     assert [len(row) for row in found.rows] == [2] * (1 + len(rows))
@@ -129,20 +129,20 @@ def test_any_cells_make_a_table_of_their_size(rows: list[list[Any]], title: str)
         ({"w": torch.zeros(9)}, "{'w': Tensor float32[9], mean 0, std 0, min 0, max 0}"),
     ],
 )
-def test_a_value_is_told_in_one_line(value: object, text: str) -> None:
+def test_value_is_shown_in_one_line(value: object, text: str) -> None:
     assert value_text(value) == text
 
 
 @pytest.mark.parametrize(
     "value", ["x" * 10**6, list(range(10**6)), {n: [n] * 1000 for n in range(100)}, 10**500, b"x" * 10**6]
 )
-def test_a_long_value_is_cut(value: object) -> None:
+def test_long_value_is_cut(value: object) -> None:
     text = value_text(value)
     assert len(text) <= 100
     assert "..." in text or "…" in text
 
 
-def test_a_tensor_of_another_class_is_not_computed_with() -> None:
+def test_tensor_subclass_is_not_computed_with() -> None:
     class Spread(torch.Tensor):
         @classmethod
         def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -153,7 +153,7 @@ def test_a_tensor_of_another_class_is_not_computed_with() -> None:
     assert value_text(torch.zeros(100).as_subclass(Spread)) == "Spread float32[100]"
 
 
-def test_a_value_whose_repr_raises_is_shown_all_the_same() -> None:
+def test_value_with_raising_repr_is_shown() -> None:
     class Broken:
         def __repr__(self) -> str:
             raise RuntimeError("no")
@@ -162,7 +162,7 @@ def test_a_value_whose_repr_raises_is_shown_all_the_same() -> None:
     assert "Broken" in value_text([Broken()])
 
 
-def test_a_class_named_like_a_builtin_is_shown_by_its_own_repr() -> None:
+def test_class_named_like_builtin_uses_its_own_repr() -> None:
     kind = type("deque", (), {"__repr__": lambda self: "mine"})  # pyright: ignore
     assert value_text(kind()) == "mine"
 
@@ -173,7 +173,7 @@ def test_values_are_shown_without_importing_torch(monkeypatch: pytest.MonkeyPatc
     assert "torch" not in sys.modules
 
 
-def test_values_that_show_the_same_may_still_differ() -> None:
+def test_values_with_equal_text_may_differ() -> None:
     one, other = list(range(1000)), [*range(999), 0]
     text = value_text(one)
     assert text == value_text(other)
@@ -183,7 +183,7 @@ def test_values_that_show_the_same_may_still_differ() -> None:
     assert not same_value(True, np.True_, "True")
 
 
-def test_comparing_runs_no_code_of_the_values() -> None:
+def test_comparing_runs_no_code_of_values() -> None:
     class Never:
         def __eq__(self, other: object) -> bool:
             raise AssertionError("compared")

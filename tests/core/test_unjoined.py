@@ -27,7 +27,7 @@ def look(machine: Unjoined, now: float, waiting: list[Waits], others: list[Stand
     return machine.findings(now)
 
 
-def test_waiting_rank_is_reported_once_after_the_limit() -> None:
+def test_waiting_rank_is_reported_once_after_limit() -> None:
     machine = Unjoined(2.0)
     others = [rests(1), rests(2), rests(3)]
     assert not look(machine, 0.0, [waits(0)], [])

@@ -23,19 +23,19 @@ def mesh() -> ValueMesh[int]:
     return ValueMesh(MESH, range(0, 80, 10))
 
 
-def test_it_iterates_as_points_and_values_in_rank_order() -> None:
+def test_iteration_gives_points_and_values_in_rank_order() -> None:
     assert list(mesh()) == list(mesh().items()) == [(MESH.point(rank), rank * 10) for rank in range(8)]
     assert list(mesh().values()) == list(range(0, 80, 10))
     assert len(mesh()) == 8
 
 
-def test_a_value_is_had_by_rank_or_by_point() -> None:
+def test_value_is_indexed_by_rank_or_point() -> None:
     assert mesh().get(5) == mesh()[5] == mesh()[-3] == mesh().item(hosts=1, gpus=1) == 50
     assert mesh().slice(hosts=1).get(0) == 40
     assert mesh().slice(hosts=1, gpus=2).item() == 60
 
 
-def test_a_range_of_ranks_is_a_mesh_along_one_axis() -> None:
+def test_range_of_ranks_is_mesh_along_one_axis() -> None:
     row = mesh().slice(hosts=1)[1:3]
     assert row.sizes == {"gpus": 2}
     assert list(row.values()) == [50, 60]
@@ -44,7 +44,7 @@ def test_a_range_of_ranks_is_a_mesh_along_one_axis() -> None:
     assert list(flat.values()) == [10, 40]
 
 
-def test_indexing_by_axes_gives_a_value_or_what_is_left_of_the_mesh() -> None:
+def test_indexing_by_axes_gives_value_or_mesh() -> None:
     assert mesh()["gpus", 1, "hosts", -1] == mesh()[{"hosts": 1, "gpus": 1}] == 50
     assert mesh()["gpus", 1].sizes == {"hosts": 2}
     assert list(mesh()[{"gpus": 1}].values()) == [10, 50]
@@ -52,21 +52,21 @@ def test_indexing_by_axes_gives_a_value_or_what_is_left_of_the_mesh() -> None:
     assert mesh().slice(hosts=0)["gpus", 2] == 20
 
 
-def test_views_have_the_values_of_their_places() -> None:
+def test_views_have_values_of_their_places() -> None:
     view = mesh().split(gpus=("pairs", "gpus"), pairs=2).slice(gpus=1).rename(hosts="nodes")
     assert view.sizes == {"nodes": 2, "pairs": 2}
     assert list(view.values()) == [10, 30, 50, 70]
     assert mesh().flatten("ranks").get(6) == 60
 
 
-def test_a_region_stands_for_its_extent() -> None:
+def test_region_stands_for_its_extent() -> None:
     part = Region.full(MESH).slice(gpus=slice(1, 3))
     values = ValueMesh(part, "abcd")
     assert values.extent == {"hosts": 2, "gpus": 2}
     assert values.item(hosts=1, gpus=0) == "c"
 
 
-def test_a_deferred_value_is_loaded_on_first_read_and_once() -> None:
+def test_deferred_value_is_loaded_on_first_read_and_once() -> None:
     loads: list[int] = []
 
     def load(rank: int) -> str:
@@ -102,7 +102,7 @@ def test_threads_that_read_at_once_load_once() -> None:
     assert len(set(map(id, found))) == 1
 
 
-def test_a_load_that_raised_is_tried_again() -> None:
+def test_load_that_raised_is_retried() -> None:
     answers = [ValueError("not yet"), 7]
 
     def load() -> int:
@@ -117,7 +117,7 @@ def test_a_load_that_raised_is_tried_again() -> None:
     assert values.get(0) == 7
 
 
-def test_pickling_loads_and_carries_only_the_view() -> None:
+def test_pickling_loads_and_carries_only_view() -> None:
     values = ValueMesh(MESH, [Deferred(lambda rank=rank: rank) for rank in range(8)])
     copy = pickle.loads(pickle.dumps(values.slice(gpus=slice(1, None, 2))))
     assert copy.extent == {"hosts": 2, "gpus": 2}
@@ -126,7 +126,7 @@ def test_pickling_loads_and_carries_only_the_view() -> None:
     assert len(pickle.dumps(big.slice(ranks=1))) < 1000
 
 
-def test_map_keeps_the_axes() -> None:
+def test_map_keeps_axes() -> None:
     doubled = mesh().slice(gpus=slice(0, 4, 2)).map(lambda value: value * 2)
     assert doubled.sizes == {"hosts": 2, "gpus": 2}
     assert list(doubled.values()) == [0, 40, 80, 120]
@@ -152,18 +152,18 @@ def test_equality_is_identity() -> None:
         (1.5, ShapeError, "cannot be indexed by 1.5"),
     ],
 )
-def test_a_wrong_index_is_told_with_the_axes(key: Any, kind: type[Exception], said: str) -> None:
+def test_invalid_index_error_lists_axes(key: Any, kind: type[Exception], said: str) -> None:
     with pytest.raises(kind) as caught:
         mesh()[key]
     assert said in str(caught.value)
 
 
-def test_an_item_needs_every_axis() -> None:
+def test_item_needs_every_axis() -> None:
     with pytest.raises(KeyError, match="axis 'gpus' is missing"):
         mesh().item(hosts=0)
 
 
-def test_the_number_of_values_must_be_that_of_the_ranks() -> None:
+def test_value_count_must_match_rank_count() -> None:
     with pytest.raises(ShapeError, match="got 3 values for a mesh of hosts=2, gpus=4; expected 8"):
         ValueMesh(MESH, [1, 2, 3])
 
@@ -180,12 +180,12 @@ def test_equal_neighbours_are_shown_as_one() -> None:
     assert repr(ValueMesh({}, ["x"])) == "ValueMesh()\nrank 0: 'x'"
 
 
-def test_long_values_that_differ_where_they_are_cut_are_not_shown_as_one() -> None:
+def test_long_values_differing_after_cut_do_not_fold() -> None:
     values = ValueMesh({"gpus": 2}, ["a" * 1000 + "x" + "a" * 1000, "a" * 1000 + "y" + "a" * 1000])
     assert len(repr(values).splitlines()) == 3
 
 
-def test_a_thousand_ranks_are_shown_in_short() -> None:
+def test_thousand_ranks_are_abbreviated() -> None:
     values = ValueMesh({"ranks": 1000}, [f"{rank} {'x' * 500}" for rank in range(1000)])
     lines = repr(values).splitlines()
     assert len(lines) < 40
@@ -196,12 +196,12 @@ def test_a_thousand_ranks_are_shown_in_short() -> None:
     assert len(values._repr_html_()) < 40_000
 
 
-def test_a_thousand_ranks_with_one_that_differs_show_it() -> None:
+def test_one_differing_rank_of_thousand_is_shown() -> None:
     values = ValueMesh({"ranks": 1000}, [0] * 417 + [1] + [0] * 582)
     assert repr(values).splitlines()[1:] == ["ranks 0-416:   0", "rank 417:      1", "ranks 418-999: 0"]
 
 
-def test_showing_many_ranks_does_not_load_those_that_are_left_out() -> None:
+def test_omitted_values_are_not_loaded_for_display() -> None:
     loads: list[int] = []
 
     def load(rank: int) -> int:
@@ -213,7 +213,7 @@ def test_showing_many_ranks_does_not_load_those_that_are_left_out() -> None:
     assert len(loads) < 50
 
 
-def test_a_value_that_cannot_be_loaded_does_not_hide_the_others() -> None:
+def test_failing_load_does_not_hide_other_values() -> None:
     def load() -> int:
         raise OSError("the segment is gone")
 

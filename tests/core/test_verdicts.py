@@ -152,7 +152,7 @@ def test_verdicts_end_once_each_when_judges_race(busy: None) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=20))
-def test_tally_reports_once_what_nobody_handles(events: list[tuple[int, bool]]) -> None:
+def test_tally_reports_unhandled_ranks_once(events: list[tuple[int, bool]]) -> None:
     tally, first = Tally(range(3)), dict[int, bool]()
     reports: list[tuple[int, ...]] = []
     for rank, handled in events:

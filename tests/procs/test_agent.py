@@ -179,7 +179,7 @@ def rig(folder: str) -> Iterator[Rig]:
 # Ranks and their deaths
 
 
-def test_a_rank_that_ends_is_told_with_its_code_and_last_words(rig: Rig) -> None:
+def test_exit_is_reported_with_code_and_last_words(rig: Rig) -> None:
     rig.spawn(["h/a.0", "h/a.1"], "leave", "3")
     for proc in ("h/a.0", "h/a.1"):
         dead = rig.dead(proc)
@@ -187,12 +187,12 @@ def test_a_rank_that_ends_is_told_with_its_code_and_last_words(rig: Rig) -> None
         assert dead.tails == [("stderr", 0, b"last words\n")]
 
 
-def test_a_rank_that_crashes_is_told_with_its_signal(rig: Rig) -> None:
+def test_crash_is_reported_with_its_signal(rig: Rig) -> None:
     rig.spawn(["h/a.0"], "die")
     assert rig.dead("h/a.0").reason == "was killed by signal 11 (SIGSEGV)"
 
 
-def test_a_rank_that_is_killed_is_told_at_once(rig: Rig) -> None:
+def test_kill_is_reported_immediately(rig: Rig) -> None:
     rig.spawn(["h/a.0"], "wait")
     (pid,) = rig.there(1)
     start = time.monotonic()
@@ -201,7 +201,7 @@ def test_a_rank_that_is_killed_is_told_at_once(rig: Rig) -> None:
     assert time.monotonic() - start < 0.5 + 0.5  # the law's bound, and slack for a loaded machine
 
 
-def test_an_entry_that_is_not_there_is_a_death_that_says_so(rig: Rig) -> None:
+def test_missing_entry_point_is_named_in_the_death(rig: Rig) -> None:
     rig.spawn(["h/a.0"], "missing")
     dead = rig.dead("h/a.0")
     assert dead.reason == "exited with code 1"
@@ -209,7 +209,7 @@ def test_an_entry_that_is_not_there_is_a_death_that_says_so(rig: Rig) -> None:
     rig.is_well()
 
 
-def test_the_socket_of_a_dead_rank_is_removed(rig: Rig) -> None:
+def test_socket_of_dead_rank_is_removed(rig: Rig) -> None:
     rig.spawn(["h/a.0"], "listen", OWNER)
     pid = rig.hear(m.Ready, lambda ready: ready.src == "h/a.0").pid
     assert Path(rig.folder, "a.0").exists()
@@ -218,7 +218,7 @@ def test_the_socket_of_a_dead_rank_is_removed(rig: Rig) -> None:
     assert not Path(rig.folder, "a.0").exists()
 
 
-def test_ranks_end_with_the_rank_that_owns_them(rig: Rig) -> None:
+def test_ranks_end_with_rank_that_owns_them(rig: Rig) -> None:
     """And theirs with them."""
     rig.spawn(["h/a.0"], "wait")
     (first,) = rig.there(1)
@@ -234,7 +234,7 @@ def test_ranks_end_with_the_rank_that_owns_them(rig: Rig) -> None:
     )
 
 
-def test_ranks_of_an_owner_that_has_died_before(rig: Rig) -> None:
+def test_ranks_of_dead_owner_are_killed(rig: Rig) -> None:
     """Its request comes after its death: nobody would ever end them."""
     rig.spawn(["h/a.0"], "leave", "0")
     rig.dead("h/a.0")
@@ -244,7 +244,7 @@ def test_ranks_of_an_owner_that_has_died_before(rig: Rig) -> None:
     assert wait_until(lambda: not rig.ranks())
 
 
-def test_children_of_a_rank_end_with_it(rig: Rig) -> None:
+def test_children_of_rank_end_with_it(rig: Rig) -> None:
     rig.spawn(["h/a.0"], "with_children")
     assert wait_until(lambda: list(rig.processes().values()).count("sleep") == 3)
     (pid,) = rig.ranks()
@@ -257,30 +257,30 @@ def test_children_of_a_rank_end_with_it(rig: Rig) -> None:
 # Watching
 
 
-def test_watching_a_proc_that_nobody_has_ever_asked_for(rig: Rig) -> None:
+def test_watch_of_unknown_proc_is_answered(rig: Rig) -> None:
     rig.send(m.Watch(OWNER, "h/none.0"))
     assert rig.dead("h/none.0").reason == "was never started on this host"
 
 
-def test_watching_a_proc_that_has_died_before(rig: Rig) -> None:
+def test_watch_of_dead_proc_is_answered(rig: Rig) -> None:
     rig.spawn(["h/a.0"], "leave", "3")
     rig.dead("h/a.0")
     rig.send(m.Watch(OWNER, "h/a.0"))
     assert rig.dead("h/a.0").reason == "exited with code 3"
 
 
-def test_watching_a_proc_before_it_is_asked_for(rig: Rig) -> None:
+def test_watch_may_precede_the_spawn(rig: Rig) -> None:
     rig.send(m.Watch(OWNER, "h/a.0"))
     rig.spawn(["h/a.0"], "leave", "3")
     assert rig.dead("h/a.0").reason == "exited with code 3"
 
 
-def test_watching_a_proc_of_a_host_that_is_not_there(rig: Rig) -> None:
+def test_watch_on_unknown_host_is_answered(rig: Rig) -> None:
     rig.send(m.Watch(OWNER, "elsewhere/a.0"))
     assert rig.dead("elsewhere/a.0").reason == "is on a host that is not in this session"
 
 
-def test_a_rank_hears_of_the_death_of_another(rig: Rig) -> None:
+def test_rank_learns_of_death_of_another(rig: Rig) -> None:
     watcher = Inbox(rig.context, ipc_address(rig.folder, "h/watcher"))
     watcher.socket.set(zmq.RCVTIMEO, 20_000)
     rig.spawn(["h/a.0"], "wait")
@@ -299,7 +299,7 @@ def test_a_rank_hears_of_the_death_of_another(rig: Rig) -> None:
 # Stopping
 
 
-def test_a_rank_that_ignores_its_stop_is_killed_after_the_grace(rig: Rig) -> None:
+def test_rank_ignoring_stop_is_killed_after_grace(rig: Rig) -> None:
     rig.spawn(["h/a.0"], "ignore")
     rig.there(1)
     rig.send(m.Stop(OWNER, ["h/a.0", "h/none.0"], 0.1))
@@ -307,7 +307,7 @@ def test_a_rank_that_ignores_its_stop_is_killed_after_the_grace(rig: Rig) -> Non
     assert (dead.reason, dead.expected) == ("did not stop within 0.1 s and was killed", True)
 
 
-def test_a_rank_that_ends_within_the_grace_is_not_killed(rig: Rig) -> None:
+def test_rank_ending_within_grace_is_not_killed(rig: Rig) -> None:
     rig.spawn(["h/a.0"], "wait")
     (pid,) = rig.there(1)
     rig.send(m.Stop(OWNER, ["h/a.0"], 60))
@@ -318,7 +318,7 @@ def test_a_rank_that_ends_within_the_grace_is_not_killed(rig: Rig) -> None:
     assert (dead.reason, dead.expected) == ("was killed by signal 15 (SIGTERM)", True)
 
 
-def test_a_stop_that_overtakes_the_fork(rig: Rig) -> None:
+def test_stop_may_overtake_the_fork(rig: Rig) -> None:
     """The rank is killed as soon as it is there."""
     rig.spawn(["h/a.0"], "ignore")
     rig.send(m.Stop(OWNER, ["h/a.0"], 0))
@@ -326,7 +326,7 @@ def test_a_stop_that_overtakes_the_fork(rig: Rig) -> None:
     assert wait_until(lambda: not rig.ranks())
 
 
-def test_a_zygote_that_is_killed_takes_no_rank_along_and_is_replaced(rig: Rig) -> None:
+def test_killed_zygote_is_replaced_and_ranks_live_on(rig: Rig) -> None:
     rig.spawn(["h/a.0"], "wait")
     (pid,) = rig.there(1)
     (zygote,) = zygotes(rig.before)
@@ -341,7 +341,7 @@ def test_a_zygote_that_is_killed_takes_no_rank_along_and_is_replaced(rig: Rig) -
 # Passing on
 
 
-def test_a_cast_reaches_each_and_the_replies_come_as_one(rig: Rig) -> None:
+def test_cast_reaches_all_and_replies_come_as_batch(rig: Rig) -> None:
     """For a caller on another host, as one Batch; here it is the agent's own host, so each answers by itself."""
     rig.spawn(["h/a.0", "h/a.1"], "listen", OWNER)
     for proc in ("h/a.0", "h/a.1"):
@@ -355,7 +355,7 @@ def test_a_cast_reaches_each_and_the_replies_come_as_one(rig: Rig) -> None:
     ]
 
 
-def test_buffers_of_a_cast_are_written_to_shared_memory_once(rig: Rig) -> None:
+def test_buffers_of_cast_are_written_to_shared_memory_once(rig: Rig) -> None:
     rig.spawn(["h/a.0", "h/a.1"], "listen", OWNER)
     for proc in ("h/a.0", "h/a.1"):
         rig.hear(m.Ready, lambda ready, proc=proc: ready.src == proc)
@@ -364,7 +364,7 @@ def test_buffers_of_a_cast_are_written_to_shared_memory_once(rig: Rig) -> None:
     assert [rig.hear(m.Reply).body for _ in range(2)] == [b"mapped"] * 2
 
 
-def test_a_route_passes_all_its_frames(rig: Rig) -> None:
+def test_route_forwards_all_frames(rig: Rig) -> None:
     rig.spawn(["h/a.0"], "listen", OWNER)
     rig.hear(m.Ready, lambda ready: ready.src == "h/a.0")
     call = m.encode(m.Call(OWNER, "actor", "method", 6, b"", "", 0, b"", None, 2))
@@ -375,7 +375,7 @@ def test_a_route_passes_all_its_frames(rig: Rig) -> None:
     rig.dead("elsewhere/a.0")
 
 
-def test_frames_that_are_none_do_not_end_it(rig: Rig) -> None:
+def test_invalid_frames_do_not_end_the_agent(rig: Rig) -> None:
     rig.link.send(b"garbage")
     rig.link.send(b"\x00" * 100, [b"more", b"and more"])
     rig.link.send(m.encode(m.Route("h/agent", 1)), [b"garbage"])
@@ -390,7 +390,7 @@ def test_frames_that_are_none_do_not_end_it(rig: Rig) -> None:
     assert rig.process.poll() is None
 
 
-def test_frames_that_are_none_are_told_of_seldom(rig: Rig) -> None:
+def test_invalid_frames_are_reported_seldom(rig: Rig) -> None:
     for _ in range(2_000):
         rig.link.send(b"garbage", [b"more"])
     rig.link.send(m.encode(m.Level("h/x", 3)))
@@ -404,7 +404,7 @@ def test_frames_that_are_none_are_told_of_seldom(rig: Rig) -> None:
     assert [text in line for text, line in zip(texts, said, strict=True)] == [True] * 5
 
 
-def test_a_spawn_that_cannot_be_read_is_a_death_of_its_procs(rig: Rig) -> None:
+def test_invalid_spawn_is_a_death_of_its_procs(rig: Rig) -> None:
     rig.link.send(m.encode(m.Spawn(OWNER, ["h/odd.0", "h/odd.1"], "none", b"", [0], {}, {}, [], 1, "t", [], "")))
     for proc in ("h/odd.0", "h/odd.1"):
         reason = rig.dead(proc).reason
@@ -412,7 +412,7 @@ def test_a_spawn_that_cannot_be_read_is_a_death_of_its_procs(rig: Rig) -> None:
     rig.is_well()
 
 
-def test_a_call_that_an_agent_cannot_pass_on_is_answered() -> None:
+def test_call_that_cannot_be_forwarded_is_answered() -> None:
     told: list[tuple[str, Any]] = []
     mishaps = AgentMishaps("h/agent", Children(), lambda proc, message: told.append((proc, message)), lambda dead: None)
     call = m.encode(m.Call("x/c", "a", "b", 7, b"", "", 0, b""))
@@ -424,7 +424,7 @@ def test_a_call_that_an_agent_cannot_pass_on_is_answered() -> None:
     assert "could not forward a message to h/p.0: OSError: [Errno 24]" in unpack_failure(told[0][1].body).text
 
 
-def test_a_peer_of_another_version_is_refused(rig: Rig) -> None:
+def test_peer_of_another_version_is_refused(rig: Rig) -> None:
     other = Inbox(rig.context, ipc_address(rig.folder, "h/other"))
     other.socket.set(zmq.RCVTIMEO, 20_000)
     link = Link(
@@ -446,7 +446,7 @@ def test_a_peer_of_another_version_is_refused(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("how", ["bye", "SIGTERM", "SIGKILL"])
-def test_it_takes_everything_along(rig: Rig, how: str) -> None:
+def test_agent_ends_all_its_processes(rig: Rig, how: str) -> None:
     rig.spawn(["h/a.0", "h/a.1"], "with_children")
     assert wait_until(lambda: list(rig.processes().values()).count("sleep") == 6)
     if how == "bye":
@@ -460,7 +460,7 @@ def test_it_takes_everything_along(rig: Rig, how: str) -> None:
     assert Path(rig.folder).exists() == (how == "SIGKILL")
 
 
-def test_it_ends_with_its_owner(folder: str) -> None:
+def test_agent_ends_with_its_owner(folder: str) -> None:
     """Also if that has died before, or its number is another process's by now."""
     for start in (lambda pid: proc_start_time(pid) or 0, lambda pid: 1):
         with subprocess.Popen(["sleep", "1000"]) as owner:
@@ -480,7 +480,7 @@ def test_it_ends_with_its_owner(folder: str) -> None:
 # Strangers at the door
 
 
-def test_a_stranger_that_knocks_does_not_end_the_host(folder: str) -> None:
+def test_stranger_connecting_does_not_end_the_host(folder: str) -> None:
     """The connection of the owner is what counts, not that of anybody who finds the port."""
     import socket
 
@@ -524,7 +524,7 @@ def test_a_stranger_that_knocks_does_not_end_the_host(folder: str) -> None:
 # Session folders
 
 
-def test_a_session_folder_is_for_its_user_only(folder: str) -> None:
+def test_session_folder_is_for_its_user_only(folder: str) -> None:
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
     base = os.path.dirname(folder)
     assert stat.S_IMODE(os.stat(base).st_mode) == 0o700
@@ -536,7 +536,7 @@ def test_a_session_folder_is_for_its_user_only(folder: str) -> None:
     assert os.path.exists(folder)
 
 
-def test_a_temporary_folder_with_a_long_name_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_folder_with_long_name_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("x" * 100)
     long.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
@@ -547,7 +547,7 @@ def test_a_temporary_folder_with_a_long_name_is_not_used(tmp_path: Path, monkeyp
     session_folder.remove_folder(made)
 
 
-def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor one that is a link, which could lead anywhere."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -559,7 +559,7 @@ def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytes
     session_folder.remove_folder(made)
 
 
-def test_the_folder_of_a_dead_session_is_swept(folder: str) -> None:
+def test_folder_of_dead_session_is_swept(folder: str) -> None:
     process = subprocess.run(
         [sys.executable, "-c", "from monarch._procs.session_folder import make_folder; print(make_folder())"],
         capture_output=True,
@@ -575,7 +575,7 @@ def test_the_folder_of_a_dead_session_is_swept(folder: str) -> None:
     session_folder.remove_folder(other)
 
 
-def test_sessions_that_begin_and_end_at_the_same_time() -> None:
+def test_sessions_may_begin_and_end_concurrently() -> None:
     """One removes the common folder as the last while another is about to make its own in it."""
     errors: list[BaseException] = []
 
@@ -597,7 +597,7 @@ def test_sessions_that_begin_and_end_at_the_same_time() -> None:
 # What is gathered for a caller on another host
 
 
-def test_gathering_is_over_when_all_have_answered_or_died() -> None:
+def test_gathering_ends_when_all_answered_or_died() -> None:
     reply_batches = ReplyBatches("h/agent")
     reply_batches.begin("x/c", 1, ["h/a", "h/b", "h/c"])
     assert reply_batches.add("x/c", 1, "h/a", [b"a"]) == []

@@ -29,7 +29,7 @@ def seen(work: Callable[[], object], end: Callable[[], object], what: Callable[[
         assert not thread.is_alive()
 
 
-def test_blocked_names_the_socket_of_a_read_and_of_a_poll() -> None:
+def test_blocked_names_socket_of_read_and_poll() -> None:
     here, there = socket.socketpair()
     with here, there:
         assert seen(lambda: there.recv(1), lambda: here.send(b"x"), lambda it: it.files == (there.fileno(),))
@@ -53,7 +53,7 @@ def test_blocked_tells_locks_sleeps_and_work_apart() -> None:
     assert blocked(1).wait is Wait.NONE
 
 
-def test_blocked_knows_the_main_thread_of_a_fork() -> None:
+def test_blocked_knows_main_thread_of_fork() -> None:
     """Python has the id of the process that forked, which is no thread of the fork."""
     code = (
         "import os, threading, time\nfrom monarch._procs.os.blocked import blocked\n"
@@ -66,7 +66,7 @@ def test_blocked_knows_the_main_thread_of_a_fork() -> None:
 
 
 @pytest.mark.parametrize(("number", "letter"), [(19, "T"), (18, "S")])
-def test_process_state_is_that_of_the_machine(number: int, letter: str) -> None:
+def test_process_state_matches_the_kernel(number: int, letter: str) -> None:
     process = subprocess.Popen(["sleep", "60"])
     try:
         os.kill(process.pid, number)

@@ -52,7 +52,7 @@ for count in map(int, sys.argv[2:]):
         (256, "128 24 4", "refused worked worked"),
     ],
 )
-def test_spawn_works_or_is_refused_at_a_low_limit(
+def test_spawn_works_or_is_refused_at_low_limit(
     program: Callable[..., Any], limit: int, counts: str, outcomes: str
 ) -> None:
     assert program(LIMITED, str(limit), *counts.split()).ok().split() == outcomes.split()
@@ -176,7 +176,7 @@ print(frame.decode())
 """
 
 
-def test_full_process_is_not_aborted_by_a_connection(tmp_path: Path) -> None:
+def test_full_process_is_not_aborted_by_connection(tmp_path: Path) -> None:
     """Where accept cannot be replaced, libzmq aborts a process without descriptors; its file is out of sight then."""
     path = str(tmp_path / "it")
     process = subprocess.Popen(
@@ -220,7 +220,7 @@ print(*sorted(inbox.socket.recv().decode() for _ in range(3)))
 
 
 @pytest.mark.skipif(not tolerate_full_table(), reason="libzmq aborts then on this machine: see 0034")
-def test_connection_before_the_next_look_aborts_nobody(tmp_path: Path) -> None:
+def test_connection_before_next_check_aborts_nothing(tmp_path: Path) -> None:
     """As when user code takes the last descriptors in a moment; the connection is accepted when there is room."""
     path = str(tmp_path / "it")
     process = subprocess.Popen(
@@ -251,7 +251,7 @@ def test_accept_is_replaced_on_this_machine() -> None:
     assert tolerate_full_table()
 
 
-def test_reserve_is_given_up_when_descriptors_are_short() -> None:
+def test_reserve_is_released_when_descriptors_are_short() -> None:
     code = """
 import os, resource
 from monarch._wire.descriptors import RESERVE, Reserve, used_by
@@ -277,7 +277,7 @@ assert used_by() == before
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_reserve_of_a_parent_is_not_that_of_a_fork() -> None:
+def test_fork_does_not_inherit_the_reserve() -> None:
     kept = Reserve()
     assert kept.keep()
     pid = os.fork()
@@ -307,11 +307,11 @@ def test_descriptors_of_another_process_are_counted() -> None:
 
 
 @pytest.mark.parametrize(("total", "text"), [(10, "256"), (257, "512"), (1024, "1024"), (1025, "2048")])
-def test_remedy_names_a_limit_that_suffices(total: int, text: str) -> None:
+def test_remedy_names_sufficient_limit(total: int, text: str) -> None:
     assert descriptors.remedy(total) == f"`ulimit -n {text}`"
 
 
-def test_socket_file_is_made_again_when_somebody_removes_it(tmp_path: Path) -> None:
+def test_removed_socket_file_is_restored(tmp_path: Path) -> None:
     context, path = make_context(), str(tmp_path / "it")
     inbox = Inbox(context, f"ipc://{path}")
     first = Link(context, f"ipc://{path}", b"first")

@@ -177,7 +177,7 @@ def lines(said: list[str], text: str) -> list[str]:
     return [line.partition("] ")[2] for line in said if text in line]
 
 
-def test_another_program_gets_it_back(run: Callable[..., Program], tmp_path: Path) -> None:
+def test_another_program_attaches_with_missed_output(run: Callable[..., Program], tmp_path: Path) -> None:
     """What is there has gone on meanwhile, and what was printed is shown once."""
     go = tmp_path / "go"
     record, pids = detached_by(run, 60, str(go))
@@ -200,7 +200,7 @@ def test_another_program_gets_it_back(run: Callable[..., Program], tmp_path: Pat
     assert "counts 12 12" in said and not lines(said, "meanwhile")
 
 
-def test_what_can_be_done_with_it(run: Callable[..., Program]) -> None:
+def test_attached_mesh_spawns_and_heals(run: Callable[..., Program]) -> None:
     """New procs and actors on the host that is kept; new ranks for those that die, made as at first."""
     more = """
     import signal, time
@@ -269,7 +269,7 @@ if __name__ == "__main__":
 """
 
 
-def test_roles_spares_and_restarts_are_kept_too(run: Callable[..., Program]) -> None:
+def test_roles_spares_and_restarts_survive_detach(run: Callable[..., Program]) -> None:
     first = run(ROLES)
     first.until("ready")
     first.kill()
@@ -278,7 +278,7 @@ def test_roles_spares_and_restarts_are_kept_too(run: Callable[..., Program]) -> 
     assert "[None, 'red']" in said
 
 
-def test_a_program_that_was_stopped_for_long_gets_it_back(run: Callable[..., Program]) -> None:
+def test_program_suspended_past_lease_can_reattach(run: Callable[..., Program]) -> None:
     """Its connection is lost; then it is free for others, and for itself when it goes on."""
     text = FIRST.replace(
         'print("ready", flush=True)\n    time.sleep(1000)',
@@ -300,14 +300,14 @@ def test_a_program_that_was_stopped_for_long_gets_it_back(run: Callable[..., Pro
     assert first.process.wait(30) == 0 and not records()
 
 
-def test_who_waits_for_the_dead_program_waits_no_more(run: Callable[..., Program]) -> None:
+def test_death_of_program_frees_its_callers(run: Callable[..., Program]) -> None:
     detached_by(run, 60, "/nowhere/there", "waits")
     said = run(SECOND.replace("{more}", 'print("single", by_name["single"].add.call_one(0).get(), flush=True)'))
     assert "single -1" in said.until("done")
     assert lines(said.said, "the wait has ended") == ["the wait has ended with SupervisionError"]
 
 
-def test_the_end_of_the_lease_ends_everything(run: Callable[..., Program]) -> None:
+def test_lease_end_ends_everything(run: Callable[..., Program]) -> None:
     before, folders = processes(), session_folders()
     detached_by(run, 2.0)
     assert len(processes().keys() - before.keys()) >= 4
@@ -332,7 +332,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_kill_at_any_moment_leaves_nothing_beyond_the_lease(run: Callable[..., Program], seed: int) -> None:
+def test_kill_at_any_moment_leaves_nothing_after_lease(run: Callable[..., Program], seed: int) -> None:
     before, folders = processes(), session_folders()
     program = run(RESTLESS)
     program.until("begins")
@@ -347,7 +347,7 @@ def test_a_kill_at_any_moment_leaves_nothing_beyond_the_lease(run: Callable[...,
     assert wait_until(nothing_left), (processes(), session_folders())
 
 
-def test_the_lease_does_not_run_while_a_program_is_there(run: Callable[..., Program]) -> None:
+def test_lease_does_not_run_while_attached(run: Callable[..., Program]) -> None:
     first = run(FIRST, "1")
     first.until("ready")
     record = find("mine")
@@ -359,7 +359,7 @@ def test_the_lease_does_not_run_while_a_program_is_there(run: Callable[..., Prog
     assert wait_until(lambda: not records())
 
 
-def test_only_one_program_at_a_time(run: Callable[..., Program]) -> None:
+def test_only_one_program_at_time(run: Callable[..., Program]) -> None:
     first = run(FIRST, "60")
     first.until("ready")
     with pytest.raises(
@@ -391,13 +391,13 @@ def test_only_one_program_at_a_time(run: Callable[..., Program]) -> None:
         keeping.end("mine")
 
 
-def test_an_end_without_having_it(run: Callable[..., Program]) -> None:
+def test_end_works_without_attaching(run: Callable[..., Program]) -> None:
     record, _ = detached_by(run, 60)
     keeping.end("mine")
     assert not record.alive() and not records()
 
 
-def test_a_program_that_ends_as_usual_leaves_it(run: Callable[..., Program]) -> None:
+def test_normal_exit_leaves_detached_mesh_running(run: Callable[..., Program]) -> None:
     first = run(
         FIRST.replace('time.sleep(1000)\n"', "").replace(
             'print("ready", flush=True)\n    time.sleep(1000)', 'print("ready", flush=True)'
@@ -410,7 +410,7 @@ def test_a_program_that_ends_as_usual_leaves_it(run: Callable[..., Program]) -> 
     assert "counts 7 7" in run(SECOND.replace("{more}", "")).until("done")
 
 
-def test_the_death_of_its_agent_ends_it(run: Callable[..., Program]) -> None:
+def test_death_of_agent_ends_detached_mesh(run: Callable[..., Program]) -> None:
     before = processes()
     record, _ = detached_by(run, 60)
     os.kill(record.pid, signal.SIGKILL)
@@ -418,7 +418,7 @@ def test_the_death_of_its_agent_ends_it(run: Callable[..., Program]) -> None:
     assert wait_until(lambda: not records(), ENDS)
 
 
-def test_what_is_left_of_a_dead_one_is_told_of_once(run: Callable[..., Program]) -> None:
+def test_leftovers_of_dead_mesh_are_reported_once(run: Callable[..., Program]) -> None:
     before = processes()
     record, _ = detached_by(run, 60)
     # The zygotes too, who would clean up: so all are stopped before the first one is killed.
@@ -440,7 +440,7 @@ def path_of(record: Record) -> Path:
     return path
 
 
-def test_a_record_that_goes_while_it_is_read(run: Callable[..., Program], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_may_disappear_while_read(run: Callable[..., Program], monkeypatch: pytest.MonkeyPatch) -> None:
     record, _ = detached_by(run, 60)
     path, look = path_of(record), os.fstat
 
@@ -454,7 +454,7 @@ def test_a_record_that_goes_while_it_is_read(run: Callable[..., Program], monkey
     assert records() == []
 
 
-def test_a_record_that_others_can_read_is_no_key(run: Callable[..., Program]) -> None:
+def test_record_readable_by_others_is_rejected(run: Callable[..., Program]) -> None:
     record, _ = detached_by(run, 60)
     path = path_of(record)
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
@@ -472,7 +472,7 @@ def test_a_record_that_others_can_read_is_no_key(run: Callable[..., Program]) ->
     keeping.end("mine")
 
 
-def test_nobody_gets_in_without_the_key(run: Callable[..., Program]) -> None:
+def test_nobody_attaches_without_the_key(run: Callable[..., Program]) -> None:
     """At either of its doors, with no key or one of their own; and a record with another key is of no use."""
     record, _ = detached_by(run, 60)
     from zmq.utils.monitor import recv_monitor_message
@@ -509,7 +509,7 @@ def test_nobody_gets_in_without_the_key(run: Callable[..., Program]) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../x", "ä", "x" * 61])
-def test_names_that_cannot_be(name: str) -> None:
+def test_invalid_names_are_rejected(name: str) -> None:
     with pytest.raises(ArgumentError, match="must be a Python identifier"):
         keeping.keep(name, 60)
     with pytest.raises(ArgumentError, match="must be a Python identifier"):
@@ -517,7 +517,7 @@ def test_names_that_cannot_be(name: str) -> None:
 
 
 @pytest.mark.parametrize("duration", ["soon", 0.5, -1, 4e7, float("nan")])
-def test_durations_that_cannot_be(duration: float | str) -> None:
+def test_invalid_lease_durations_are_rejected(duration: float | str) -> None:
     with pytest.raises(ArgumentError):
         keeping.keep("mine", duration)
 
@@ -525,7 +525,7 @@ def test_durations_that_cannot_be(duration: float | str) -> None:
 # What is printed meanwhile
 
 
-def test_the_oldest_output_goes_where_there_is_too_much() -> None:
+def test_backlog_drops_the_oldest_output() -> None:
     backlog = OutputBacklog(limit=1000)
     for number in range(10):
         backlog.keep(m.Output("h/p.0", "", "", "", 0, [("stdout", number * 300, bytes(300))]))

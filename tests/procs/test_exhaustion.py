@@ -87,7 +87,7 @@ print(list(actors.pid.call().get(30).values())[1:] == pids[1:])
 
 
 @pytest.mark.parametrize("what", ["files", "folder", "base"])
-def test_removed_sockets_are_put_back(program: Callable[..., Any], what: str) -> None:
+def test_removed_sockets_are_restored(program: Callable[..., Any], what: str) -> None:
     assert program(REMOVED, what).ok().splitlines() == ["True", "True", "2", "True"]
 
 
@@ -110,13 +110,13 @@ print(use(1))
 )
 
 
-def test_folder_of_somebody_else_is_not_used(program: Callable[..., Any]) -> None:
+def test_foreign_session_folder_is_not_used(program: Callable[..., Any]) -> None:
     """Whoever puts a folder of their own where the session's was could answer for its ranks."""
     assert program(TAKEN).ok().splitlines() == ["True True", "1"]
 
 
 @pytest.mark.parametrize("what", ["file", "link"])
-def test_folder_is_restored_only_as_ones_own(tmp_path: Path, what: str) -> None:
+def test_only_own_folder_is_restored(tmp_path: Path, what: str) -> None:
     base = tmp_path / "base"
     folder = str(base / "s1")
     restore_folder(folder)
@@ -164,7 +164,7 @@ print(use(2))
 )
 
 
-def test_rank_that_is_never_ready_is_given_up(program: Callable[..., Any]) -> None:
+def test_rank_that_is_never_ready_is_killed(program: Callable[..., Any]) -> None:
     done = program(STUCK)
     assert done.ok().splitlines() == ["True True", "2"], done.err
 
@@ -182,7 +182,7 @@ print("lost with the host agent, which exited with code" in dies(actors), use(2)
 )
 
 
-def test_terminated_agent_is_a_loss_and_no_hang(program: Callable[..., Any]) -> None:
+def test_terminated_agent_is_an_error_and_not_a_hang(program: Callable[..., Any]) -> None:
     """It removes the folder of the session as it goes, which the program then looks through."""
     done = program(TERMINATED)
     assert done.ok() == "True 2\n", done.err
@@ -234,7 +234,7 @@ def workers(leaks: Any, tmp_path: Path) -> Iterator[Workers]:
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed"])
-def test_lost_host_is_an_error_at_once(workers: Workers, tmp_path: Path, how: str) -> None:
+def test_lost_host_is_an_error_immediately(workers: Workers, tmp_path: Path, how: str) -> None:
     started = [workers.start() for _ in range(2)]
     for process, _ in started:
         workers.wait(process)
@@ -273,7 +273,7 @@ print(list(actors.pid.call().get(30).values()) == pids, actors.take.call(1 << 20
 )
 
 
-def test_rank_without_memory_says_so_and_goes_on(program: Callable[..., Any]) -> None:
+def test_rank_without_memory_raises_and_continues(program: Callable[..., Any]) -> None:
     done = program(MEMORY)
     assert done.ok().splitlines() == ["MemoryError", "True 2"], done.err
 
@@ -380,12 +380,12 @@ print(asked.get(30) == pids[1], list(actors.pid.call().get(30).values()) == pids
 
 
 @pytest.mark.parametrize("seconds", ["6", "30"])
-def test_program_that_was_stopped_goes_on_with_its_ranks(program: Callable[..., Any], seconds: str) -> None:
+def test_suspended_program_continues_with_its_ranks(program: Callable[..., Any], seconds: str) -> None:
     """For longer than a lease: on its own host nobody takes that for its end."""
     assert program(PAUSED, seconds, timeout=100).ok() == "True True 1\n"
 
 
-def test_session_that_was_killed_while_stopped_leaves_nothing(program: Callable[..., Any]) -> None:
+def test_session_killed_while_suspended_leaves_nothing(program: Callable[..., Any]) -> None:
     text = START + "use(1)\nactors = start(2)\nactors.pid.call().get(30)\n"
     text += "subprocess.Popen(['sh', '-c', f'sleep 1; kill -9 {os.getpid()}'], start_new_session=True)\n"
     text += "os.kill(os.getpid(), signal.SIGSTOP)\n"

@@ -150,7 +150,7 @@ def family() -> Iterator[Family]:
         "server agent",
     ],
 )
-def test_nothing_is_left_when_these_are_killed(family: Family, whats: str) -> None:
+def test_nothing_is_left_after_kills(family: Family, whats: str) -> None:
     family.kill(*whats.split())
     assert wait_until(lambda: not family.left(), BOUND), family.left()
 
@@ -183,7 +183,7 @@ def test_children_of_ranks_end_when_their_mesh_is_stopped(family: Family) -> Non
 
 
 @pytest.mark.parametrize("whats", ["zygote", "server", "server zygote spare"])
-def test_children_of_ranks_outlive_who_has_forked_them(family: Family, whats: str) -> None:
+def test_children_of_ranks_outlive_their_parents(family: Family, whats: str) -> None:
     """The session goes on, and ends them with its ranks."""
     family.kill(*whats.split())
     assert len(family.living()) == 18
@@ -194,7 +194,7 @@ def test_children_of_ranks_outlive_who_has_forked_them(family: Family, whats: st
     assert wait_until(lambda: not family.living(), BOUND), family.living()
 
 
-def test_the_next_session_ends_what_nobody_was_left_to_end(family: Family) -> None:
+def test_next_session_ends_leftover_processes(family: Family) -> None:
     """Nobody of ours is left; a process without a living rank is still known by its mark."""
     family.kill(*family.pids)
     family.program.wait()
@@ -203,12 +203,12 @@ def test_the_next_session_ends_what_nobody_was_left_to_end(family: Family) -> No
     assert wait_until(lambda: not family.left(), BOUND), family.left()
 
 
-def test_a_session_leaves_the_children_of_living_ranks_alone(family: Family) -> None:
+def test_session_leaves_children_of_living_ranks_alone(family: Family) -> None:
     remove_folder(make_folder())
     assert len(family.living()) == 18
 
 
-def test_a_process_without_a_mark_is_left_alone(family: Family) -> None:
+def test_process_without_marker_is_left_alone(family: Family) -> None:
     """As one that its user wants to outlive the rank."""
     (pid, start), *_ = [child for child, kind in family.children.items() if kind == "background, setsid"]
     _unlimit(pid)

@@ -105,14 +105,14 @@ def test_sessions_of_other_environments_share_nothing(start: Callable[..., Sessi
     assert len(servers()) == before + 2
 
 
-def test_a_session_can_do_without(start: Callable[..., Session]) -> None:
+def test_session_works_without_fork_server(start: Callable[..., Session]) -> None:
     before = servers()
     session = start(MONARCH_SHARED_ZYGOTE="0")
     assert Path(f"/proc/{session.agent()}/cmdline").read_text().split("\0")[2] == "monarch._procs.agent.main"
     assert servers() == before
 
 
-def test_the_death_of_the_server_harms_no_session(start: Callable[..., Session]) -> None:
+def test_death_of_server_harms_no_session(start: Callable[..., Session]) -> None:
     before = servers()
     session = start()
     agent = session.agent()
@@ -125,7 +125,7 @@ def test_the_death_of_the_server_harms_no_session(start: Callable[..., Session])
     assert server not in servers() and len(servers()) == len(before) + 1
 
 
-def test_a_session_starts_without_a_server_that_is_stuck(start: Callable[..., Session]) -> None:
+def test_session_starts_while_fork_server_is_stuck(start: Callable[..., Session]) -> None:
     before = servers()
     first = start()
     first.agent()
@@ -139,7 +139,7 @@ def test_a_session_starts_without_a_server_that_is_stuck(start: Callable[..., Se
             os.kill(server, signal.SIGCONT)
 
 
-def test_a_session_ends_its_agent_that_was_killed(start: Callable[..., Session]) -> None:
+def test_session_cleans_up_after_killed_agent(start: Callable[..., Session]) -> None:
     """And goes on with another, of the same server."""
     session = start()
     agent, count = session.agent(), len(servers())

@@ -112,7 +112,7 @@ print({os.stat(f"/dev/shm/{name}").st_blocks for name in os.listdir("/dev/shm")}
 )
 
 
-def test_full_shared_memory_is_named_and_not_needed(program: Callable[..., Any], flags: str) -> None:
+def test_full_shared_memory_is_named_in_errors(program: Callable[..., Any], flags: str) -> None:
     """Nothing of ours lies there; what torch and the user put there fails with a reason."""
     done = program(SHARED, flags, "/dev/shm", "size=1m")
     expected = ["True", "True True", "True True", "True", "SupervisionError True", "2", "True"]
@@ -155,7 +155,7 @@ print(names())
 )
 
 
-def test_full_disk_leaves_the_checkpoint_before(program: Callable[..., Any], flags: str, tmp_path: Path) -> None:
+def test_full_disk_leaves_checkpoint_before(program: Callable[..., Any], flags: str, tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     folder.mkdir()
     done = program(CHECKPOINT, flags, str(folder), "size=6m", str(folder))
@@ -192,16 +192,12 @@ except OSError as error:
 )
 
 
-def test_session_begins_elsewhere_when_its_disk_is_full(
-    program: Callable[..., Any], flags: str, full_folder: str
-) -> None:
+def test_session_folder_moves_when_its_disk_is_full(program: Callable[..., Any], flags: str, full_folder: str) -> None:
     done = program(STARTED, flags, full_folder, "size=64k", full_folder, XDG_RUNTIME_DIR=full_folder)
     assert done.ok() == "2 False\n", done.err
 
 
-def test_session_that_has_no_room_anywhere_says_where(
-    program: Callable[..., Any], flags: str, full_folder: str
-) -> None:
+def test_session_without_room_names_the_places(program: Callable[..., Any], flags: str, full_folder: str) -> None:
     done = program(STARTED, flags, full_folder, "size=64k", full_folder, "all", XDG_RUNTIME_DIR=full_folder)
     assert f"cannot create the session folder: no space left in {full_folder}; free some" in done.ok(), done.err
 
@@ -217,7 +213,7 @@ def full_folder() -> Iterator[str]:
 # The parts
 
 
-def test_mark_without_room_is_one_that_nobody_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marker_without_room_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store to a page that a full disk has not would end a rank by SIGBUS."""
 
     def full(*_: int) -> None:
@@ -233,7 +229,7 @@ def test_mark_without_room_is_one_that_nobody_sees(tmp_path: Path, monkeypatch: 
     assert take_mark(str(tmp_path), "h/two").place is None
 
 
-def test_only_a_full_folder_counts_as_full(tmp_path: Path) -> None:
+def test_only_full_folder_counts_as_full(tmp_path: Path) -> None:
     assert full_shared_memory(str(tmp_path)) == "" == full_shared_memory(str(tmp_path / "none"))
 
 

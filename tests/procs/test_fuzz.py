@@ -35,7 +35,7 @@ def decoded(frame: bytes) -> Any:
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_message_or_a_protocol_error(frame: bytes) -> None:
+def test_any_bytes_are_message_or_protocol_error(frame: bytes) -> None:
     decoded(frame)
     assert unpack_failure(frame).kind
 
@@ -53,7 +53,7 @@ def test_broken_messages_are_messages_or_protocol_errors(seed: int) -> None:
 
 
 @given(st.integers(0, 1 << 32))
-def test_senseless_messages_arrive_as_they_were_sent(seed: int) -> None:
+def test_random_messages_round_trip(seed: int) -> None:
     message = Fuzz(seed, ["h/p.0"]).message()
     again = m.decode(m.encode(message))
     assert type(again) is type(message) and m.encode(again) == m.encode(message)
@@ -64,11 +64,11 @@ def test_senseless_messages_arrive_as_they_were_sent(seed: int) -> None:
     [m.encode(m.Watch("a", "b")).replace(b"\xa1a", b"\xa1\xff"), b"\x93\x0b\xa1x" + b"\x91" * 100_000, b"\xdd" * 5],
     ids=["text that is not UTF-8", "nested without end", "a list of 3,722,304,989 values"],
 )
-def test_frame_that_cannot_be_decoded_is_a_protocol_error(frame: bytes) -> None:
+def test_frame_that_cannot_be_decoded_is_protocol_error(frame: bytes) -> None:
     assert decoded(frame) is None and unpack_failure(frame[2:]).kind == "ProtocolError"
 
 
-def test_listen_at_a_senseless_address_leaves_no_socket(tmp_path: Path) -> None:
+def test_listen_at_invalid_address_leaves_no_socket(tmp_path: Path) -> None:
     context, owner = make_context(), KeyPair.new()
     router = Router(context, "h/agent", str(tmp_path), KeyPair.new(), 5.0)
     try:
@@ -147,7 +147,7 @@ TARGETS = pytest.mark.parametrize("target", ["controller", "agent", "rank"])
 
 @pytest.mark.slow
 @TARGETS
-def test_garbage_of_holders_of_the_key_ends_nobody(program: Callable[..., Any], target: str, tmp_path: Path) -> None:
+def test_garbage_of_holders_of_key_ends_nobody(program: Callable[..., Any], target: str, tmp_path: Path) -> None:
     done = program(LIVE, target, "7", PYTHONPATH=TESTS)
     survived(done, tmp_path)
     assert "undecodable frame was dropped: ProtocolError: invalid control message of" in done.err
@@ -155,5 +155,5 @@ def test_garbage_of_holders_of_the_key_ends_nobody(program: Callable[..., Any], 
 
 @pytest.mark.slow
 @TARGETS
-def test_noise_on_an_ipc_socket_ends_nobody(program: Callable[..., Any], target: str, tmp_path: Path) -> None:
+def test_noise_on_ipc_socket_ends_nobody(program: Callable[..., Any], target: str, tmp_path: Path) -> None:
     survived(program(LIVE, target, "0", PYTHONPATH=TESTS), tmp_path)

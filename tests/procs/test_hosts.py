@@ -126,7 +126,7 @@ def own_session() -> Iterator[None]:
 # What must work
 
 
-def test_calls_and_slices(workers: Any, leaks: Any) -> None:
+def test_calls_and_slices_reach_remote_ranks(workers: Any, leaks: Any) -> None:
     values = workers.rank.call().get(timeout=30)
     assert [dict(value) for value in values.values()] == [
         {"hosts": host, "gpus": gpu} for host in range(2) for gpu in range(2)
@@ -138,7 +138,7 @@ def test_calls_and_slices(workers: Any, leaks: Any) -> None:
     assert len(agents) == 2
 
 
-def test_one_message_a_host(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_is_one_message_per_host(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Out for a call, and back for its answers."""
     workers.echo.call(0).get(timeout=30)
     sent, got = list[int](), Counter[str]()
@@ -195,7 +195,7 @@ def test_messages_of_one_sender_arrive_in_order_across_hosts(workers: Any) -> No
         assert [number for who, number in noted if who == other] == list(range(2000))
 
 
-def test_large_arguments_and_results(workers: Any) -> None:
+def test_large_arguments_and_results_cross_hosts(workers: Any) -> None:
     data = b"\1" * BIG
     expected = len(memoryview(data)[::4096])
     assert list(workers.total.call(data).get(timeout=60).values()) == [expected] * 4
@@ -206,7 +206,7 @@ def test_large_arguments_and_results(workers: Any) -> None:
     assert other.send_big.call_one(one, BIG).get(timeout=60) == expected
 
 
-def test_what_remote_ranks_print_arrives(workers: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_remote_ranks_arrives(workers: Any, capfd: pytest.CaptureFixture[str]) -> None:
     seen = ""
 
     def printed() -> bool:
@@ -223,7 +223,7 @@ def test_what_remote_ranks_print_arrives(workers: Any, capfd: pytest.CaptureFixt
 # Losing a host
 
 
-def test_the_death_of_a_remote_agent_fails_its_calls_and_no_others() -> None:
+def test_death_of_remote_agent_fails_only_its_calls() -> None:
     with local_hosts(3) as hosts:
         procs = hosts.spawn_procs({"gpus": 2}, name="procs")
         workers = procs.spawn("workers", Worker)
@@ -279,13 +279,13 @@ if __name__ == "__main__":
 """
 
 
-def test_a_clean_end_says_nothing(program: Callable[..., Any]) -> None:
+def test_clean_end_prints_nothing(program: Callable[..., Any]) -> None:
     ended = program(PROGRAM)
     assert ended.ok() == "done\n"
     assert ended.err == ""
 
 
-def test_all_hosts_end_with_the_controller(tmp_path: Path) -> None:
+def test_all_hosts_end_with_controller(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
     before = processes()
@@ -311,7 +311,7 @@ class Bomb:
 
 
 @pytest.mark.parametrize("who", ["no key", "own key", "wrong server key", "plain"])
-def test_who_does_not_hold_the_key_is_not_heard(hosts: Any, workers: Any, tmp_path: Path, who: str) -> None:
+def test_peers_without_the_key_are_ignored(hosts: Any, workers: Any, tmp_path: Path, who: str) -> None:
     """Neither by the program nor by an agent, and nothing that it sends is unpickled."""
     target = tmp_path / "unpickled"
     node = current_node()
@@ -375,7 +375,7 @@ def test_who_does_not_hold_the_key_is_not_heard(hosts: Any, workers: Any, tmp_pa
     context.term()
 
 
-def test_garbage_at_every_door(hosts: Any, workers: Any) -> None:
+def test_garbage_at_every_socket_is_harmless(hosts: Any, workers: Any) -> None:
     import socket
 
     node = current_node()
@@ -474,7 +474,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_host_that_is_cut_off(tmp_path: Path) -> None:
+def test_cut_off_host_fails_calls_and_ends_its_ranks(tmp_path: Path) -> None:
     """In its own network namespace: within the lease its calls fail, and it ends its ranks by itself."""
     reason = why_none()
     if reason:
@@ -532,7 +532,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_how_long_a_host_may_be_silent(program: Callable[..., Any]) -> None:
+def test_silent_host_is_lost_after_lease(program: Callable[..., Any]) -> None:
     said = "silence is a number of seconds from 0.1 to 3600"
     assert program(SILENT, timeout=60).ok().splitlines() == [said, said, said, "True True"]
 
@@ -582,7 +582,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_hosts_that_have_lost_each_other(tmp_path: Path) -> None:
+def test_one_of_two_parted_hosts_is_dropped(tmp_path: Path) -> None:
     """One of them is given up, so that there is one truth for all, and the mesh can be healed."""
     reason = why_none()
     if reason:

@@ -59,7 +59,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("who", ["alone", "beside"])
-def test_ctrl_c_during_get(tmp_path: Path, who: str) -> None:
+def test_ctrl_c_during_get_raises_immediately(tmp_path: Path, who: str) -> None:
     """It is raised at once, whether the main thread leads or waits beside a leader; nothing is lost by it."""
     path = tmp_path / "program.py"
     path.write_text(CTRL_C)

@@ -34,7 +34,7 @@ def blocks(fd: int) -> int:
     return os.fstat(fd).st_blocks * 512
 
 
-def test_what_is_new_is_taken_once(files: dict[str, int]) -> None:
+def test_new_output_is_taken_once(files: dict[str, int]) -> None:
     capture = Capture(files)
     assert capture.take() == []
     os.write(files["stdout"], b"one")
@@ -58,7 +58,7 @@ def test_big_output_comes_in_chunks_and_its_memory_is_freed(files: dict[str, int
     assert capture.take() == [Chunk("stdout", len(data), b"more")]
 
 
-def test_little_by_little_memory_is_freed_too(files: dict[str, int]) -> None:
+def test_small_writes_free_memory(files: dict[str, int]) -> None:
     capture = Capture(files)
     for _ in range(300):
         os.write(files["stdout"], bytes(PAGE // 2))
@@ -66,7 +66,7 @@ def test_little_by_little_memory_is_freed_too(files: dict[str, int]) -> None:
     assert blocks(files["stdout"]) <= 17 * PAGE
 
 
-def test_the_position_of_the_file_stays(files: dict[str, int]) -> None:
+def test_file_position_is_unchanged(files: dict[str, int]) -> None:
     os.write(files["stdout"], b"some")
     before = os.lseek(files["stdout"], 0, os.SEEK_CUR)
     Capture(files).take()
@@ -106,7 +106,7 @@ def test_threads_take_everything_once(files: dict[str, int]) -> None:
     assert b"".join(chunk.data for chunk in sorted(taken, key=lambda chunk: chunk.offset)) == written
 
 
-def test_a_file_that_was_truncated_is_read_from_its_start(files: dict[str, int]) -> None:
+def test_file_that_was_truncated_is_read_from_its_start(files: dict[str, int]) -> None:
     capture = Capture(files)
     os.write(files["stdout"], b"before that")
     capture.take()
@@ -116,7 +116,7 @@ def test_a_file_that_was_truncated_is_read_from_its_start(files: dict[str, int])
     assert capture.take() == [Chunk("stdout", 0, b"after")]
 
 
-def test_streams_are_flushed_also_behind_a_redirection(files: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_are_flushed_also_behind_redirection(files: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     capture = Capture(files)
     with open(files["stdout"], "w", closefd=False) as stream:
         monkeypatch.setattr(sys, "stdout", stream)
@@ -128,7 +128,7 @@ def test_streams_are_flushed_also_behind_a_redirection(files: dict[str, int], mo
             assert capture.take() == [Chunk("stdout", 5, b"held too\n")]
 
 
-def test_a_stream_that_cannot_be_flushed_does_no_harm(files: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_that_cannot_be_flushed_is_harmless(files: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stdout", closed)
@@ -138,7 +138,7 @@ def test_a_stream_that_cannot_be_flushed_does_no_harm(files: dict[str, int], mon
     assert Capture(files).take() == [Chunk("stderr", 0, b"x")]
 
 
-def test_other_files_than_those_in_memory_can_be_captured(tmp_path: Path) -> None:
+def test_ordinary_files_can_be_captured(tmp_path: Path) -> None:
     fd = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT | os.O_APPEND)
     capture = Capture({"stdout": fd})
     data = bytes(40 * PAGE)
@@ -170,7 +170,7 @@ assert os.fstat(1).st_size == 12
     assert ran.returncode == 0, ran.stderr
 
 
-def test_a_tail_is_the_end(files: dict[str, int]) -> None:
+def test_tail_is_the_end(files: dict[str, int]) -> None:
     fd = files["stdout"]
     assert read_tail(fd) == (0, b"")
     os.write(fd, b"0123456789")
@@ -181,7 +181,7 @@ def test_a_tail_is_the_end(files: dict[str, int]) -> None:
     assert read_tail(fd, since=10) == (10, b"")
 
 
-def test_a_tail_leaves_out_what_was_taken_and_freed(files: dict[str, int]) -> None:
+def test_tail_omits_taken_and_freed_output(files: dict[str, int]) -> None:
     fd = files["stdout"]
     capture = Capture(files)
     os.write(fd, b"x" * (20 * PAGE))
@@ -191,7 +191,7 @@ def test_a_tail_leaves_out_what_was_taken_and_freed(files: dict[str, int]) -> No
     assert read_tail(fd, limit=1 << 20) == (20 * PAGE, b"the end\0")
 
 
-def test_what_there_is_no_room_for_waits(files: dict[str, int]) -> None:
+def test_output_without_room_waits(files: dict[str, int]) -> None:
     capture = Capture(files)
     os.write(files["stdout"], b"x" * 1000)
     os.write(files["stderr"], b"y" * 1000)
@@ -222,7 +222,7 @@ def test_trimmed_output_keeps_its_end_and_frees_its_memory(files: dict[str, int]
     assert 0 < len(chunk.data) <= 100_000
 
 
-def test_trimming_a_line_without_end_keeps_something(files: dict[str, int]) -> None:
+def test_trimming_line_without_end_keeps_something(files: dict[str, int]) -> None:
     capture = Capture(files)
     os.write(files["stdout"], b"x" * 1_000_000 + b"\n")
     capture.trim(1000)
@@ -230,7 +230,7 @@ def test_trimming_a_line_without_end_keeps_something(files: dict[str, int]) -> N
     assert chunk == Chunk("stdout", 999_001, b"x" * 999 + b"\n")
 
 
-def test_the_agent_bounds_what_a_rank_does_not_take(files: dict[str, int]) -> None:
+def test_agent_bounds_output_that_rank_does_not_take(files: dict[str, int]) -> None:
     capture = Capture(files)
     fd = files["stdout"]
     os.write(fd, b"begin")
@@ -248,7 +248,7 @@ def test_the_agent_bounds_what_a_rank_does_not_take(files: dict[str, int]) -> No
     assert chunks[0].offset > 3_000_000
 
 
-def test_a_flooding_writer_is_slowed_down_and_then_trimmed(files: dict[str, int]) -> None:
+def test_flooding_writer_is_slowed_down_and_then_trimmed(files: dict[str, int]) -> None:
     capture = Capture(files, most=1 << 20)
     asked: list[int] = []
     os.write(files["stdout"], b"x" * (2 << 20))
@@ -258,7 +258,7 @@ def test_a_flooding_writer_is_slowed_down_and_then_trimmed(files: dict[str, int]
     assert asked == [1]
 
 
-def test_a_very_long_text_is_written_piece_by_piece(files: dict[str, int]) -> None:
+def test_very_long_text_is_written_piece_by_piece(files: dict[str, int]) -> None:
     capture = Capture(files, most=1 << 20)
     most: list[int] = []
     stream = text_streams.rank_text(os.dup(files["stdout"]))
@@ -276,7 +276,7 @@ def test_a_very_long_text_is_written_piece_by_piece(files: dict[str, int]) -> No
     os.close(fd)
 
 
-def test_long_text_is_not_encoded_as_a_whole() -> None:
+def test_long_text_is_not_encoded_as_whole() -> None:
     """Encoding is one step of C, in which no interrupt comes."""
     long = "x" * (32 * text_streams.STEP)
     with open(os.devnull, "wb") as file:
@@ -290,7 +290,7 @@ def test_long_text_is_not_encoded_as_a_whole() -> None:
             tracemalloc.stop()
 
 
-def test_a_stream_tells_what_it_may_hold(tmp_path: Path) -> None:
+def test_stream_reports_buffered_text(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with open(path, "ab") as file:
         stream = text_streams.rank_text(file.fileno())
@@ -306,7 +306,7 @@ def test_a_stream_tells_what_it_may_hold(tmp_path: Path) -> None:
         stream.close()
 
 
-def test_a_stream_whose_buffer_is_used_may_always_hold_something(tmp_path: Path) -> None:
+def test_stream_with_direct_buffer_use_may_hold_text(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with open(path, "ab") as file:
         stream = text_streams.rank_text(file.fileno())
@@ -319,7 +319,7 @@ def test_a_stream_whose_buffer_is_used_may_always_hold_something(tmp_path: Path)
         stream.close()
 
 
-def test_held_output_of_c_is_seen() -> None:
+def test_buffered_output_of_c_is_detected() -> None:
     code = """
 import ctypes, os
 from monarch._procs.rank.output import own_may_hold

@@ -43,7 +43,7 @@ def waiting(rig: Rig) -> int:
 # Who handles
 
 
-def test_an_answer_is_handled_by_the_thread_that_waits(rig: Rig) -> None:
+def test_waiting_thread_handles_its_answer(rig: Rig) -> None:
     for number in range(100):
         box = rig.box(number)
         rig.receive_loop.call_later(0.001, lambda number=number: rig.send(number)) if number % 10 == 0 else rig.send(
@@ -55,20 +55,20 @@ def test_an_answer_is_handled_by_the_thread_that_waits(rig: Rig) -> None:
     assert all(ours[1:])
 
 
-def test_a_wait_that_is_over_before_it_begins_reads_nothing(rig: Rig) -> None:
+def test_wait_that_is_already_done_reads_nothing(rig: Rig) -> None:
     box = rig.box(1)
     box.done = True
     assert rig.receive_loop.wait(box)
     assert rig.seen == []
 
 
-def test_the_background_receives_while_nobody_waits(rig: Rig) -> None:
+def test_background_receives_while_nobody_waits(rig: Rig) -> None:
     rig.send("say")
     assert wait_until(lambda: rig.seen == [b"say"])
     assert rig.by == [rig.receive_loop._thread.ident]
 
 
-def test_the_background_hands_over_and_takes_over_again(rig: Rig) -> None:
+def test_background_hands_over_and_takes_over_again(rig: Rig) -> None:
     for number in range(20):
         assert wait_until(lambda: background_leads(rig))
         box = rig.box(number)
@@ -81,7 +81,7 @@ def test_the_background_hands_over_and_takes_over_again(rig: Rig) -> None:
         assert rig.by[-1] == rig.receive_loop._thread.ident
 
 
-def test_a_program_that_is_ready_for_messages_is_woken_by_background_at_once(rig: Rig) -> None:
+def test_background_wakes_ready_program_immediately(rig: Rig) -> None:
     box = rig.box(1)
     rig.send(1)
     rig.receive_loop.wait(box, GUARD)
@@ -89,7 +89,7 @@ def test_a_program_that_is_ready_for_messages_is_woken_by_background_at_once(rig
     assert wait_until(lambda: background_leads(rig))
 
 
-def test_the_order_is_that_of_sending_whoever_receives(rig: Rig) -> None:
+def test_messages_are_handled_in_sending_order(rig: Rig) -> None:
     for number in range(3000):
         rig.send(f"say {number}")
         if number % 300 == 0:
@@ -102,7 +102,7 @@ def test_the_order_is_that_of_sending_whoever_receives(rig: Rig) -> None:
 # Several threads that wait
 
 
-def test_another_thread_leads_when_the_leader_has_its_answer(rig: Rig) -> None:
+def test_another_thread_leads_when_leader_has_its_answer(rig: Rig) -> None:
     first, second = rig.box(1), rig.box(2)
     one = Background(lambda: rig.receive_loop.wait(first, GUARD))
     assert wait_until(lambda: leads(rig, one.thread))
@@ -116,7 +116,7 @@ def test_another_thread_leads_when_the_leader_has_its_answer(rig: Rig) -> None:
     assert second.by == two.thread.ident
 
 
-def test_the_leader_hands_answers_to_those_that_wait_beside_it(rig: Rig) -> None:
+def test_leader_wakes_threads_whose_answer_came(rig: Rig) -> None:
     first = rig.box(0)
     leader = Background(lambda: rig.receive_loop.wait(first, GUARD))
     assert wait_until(lambda: leads(rig, leader.thread))
@@ -132,7 +132,7 @@ def test_the_leader_hands_answers_to_those_that_wait_beside_it(rig: Rig) -> None
     assert leader.join()
 
 
-def test_several_threads_wait_for_the_same(rig: Rig) -> None:
+def test_several_threads_may_wait_for_one_answer(rig: Rig) -> None:
     first, shared = rig.box(0), rig.box(1)
     leader = Background(lambda: rig.receive_loop.wait(first))
     assert wait_until(lambda: leads(rig, leader.thread))
@@ -145,7 +145,7 @@ def test_several_threads_wait_for_the_same(rig: Rig) -> None:
     assert leader.join()
 
 
-def test_a_leader_is_woken_by_what_another_thread_completes(rig: Rig) -> None:
+def test_leader_wakes_on_completion_from_another_thread(rig: Rig) -> None:
     box = rig.box(1)
     leader = Background(lambda: rig.receive_loop.wait(box))
     assert wait_until(lambda: leads(rig, leader.thread))
@@ -153,7 +153,7 @@ def test_a_leader_is_woken_by_what_another_thread_completes(rig: Rig) -> None:
     assert leader.join()
 
 
-def test_one_that_was_passed_the_lead_is_woken_by_what_another_thread_completes(rig: Rig) -> None:
+def test_new_leader_wakes_on_completion_from_another_thread(rig: Rig) -> None:
     first, second = rig.box(1), rig.box(2)
     one = Background(lambda: rig.receive_loop.wait(first))
     assert wait_until(lambda: leads(rig, one.thread))
@@ -166,7 +166,7 @@ def test_one_that_was_passed_the_lead_is_woken_by_what_another_thread_completes(
     assert two.join()
 
 
-def test_completion_at_the_moment_the_wait_begins(rig: Rig) -> None:
+def test_completion_as_wait_begins_is_not_missed(rig: Rig) -> None:
     """From another thread, at every moment of a wait that finds nobody leading."""
     router = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -181,7 +181,7 @@ def test_completion_at_the_moment_the_wait_begins(rig: Rig) -> None:
         sys.setswitchinterval(router)
 
 
-def test_a_wait_that_finds_its_answer_when_it_leads_does_not_receive(rig: Rig) -> None:
+def test_leader_with_its_answer_does_not_receive(rig: Rig) -> None:
     """The answer comes between the look at it and the lead, when there is nobody yet whom one could wake."""
 
     class Late(Box):
@@ -204,7 +204,7 @@ def test_a_wait_that_finds_its_answer_when_it_leads_does_not_receive(rig: Rig) -
 # Timeouts
 
 
-def test_a_timeout_is_met_and_the_wait_can_be_repeated(rig: Rig) -> None:
+def test_timeout_is_met_and_wait_can_be_repeated(rig: Rig) -> None:
     box = rig.box(1)
     start = time.monotonic()
     assert not rig.receive_loop.wait(box, 0.05)
@@ -213,7 +213,7 @@ def test_a_timeout_is_met_and_the_wait_can_be_repeated(rig: Rig) -> None:
     assert rig.receive_loop.wait(box, GUARD)
 
 
-def test_a_short_timeout_after_a_long_one(rig: Rig) -> None:
+def test_short_timeout_after_long_one_is_met(rig: Rig) -> None:
     """How long the socket waits is kept between waits where that saves a call, but never past a deadline."""
     rig.receive_loop.call_later(1000, lambda: None)
 
@@ -231,7 +231,7 @@ def test_a_short_timeout_after_a_long_one(rig: Rig) -> None:
         assert any(0 <= each < 0.25 for each in overruns)
 
 
-def test_one_that_waits_beside_the_leader_times_out(rig: Rig) -> None:
+def test_thread_waiting_beside_leader_times_out(rig: Rig) -> None:
     first = rig.box(1)
     leader = Background(lambda: rig.receive_loop.wait(first, GUARD))
     assert wait_until(lambda: leads(rig, leader.thread))
@@ -244,7 +244,7 @@ def test_one_that_waits_beside_the_leader_times_out(rig: Rig) -> None:
 # Timers and posts
 
 
-def test_timers_run_in_their_order_while_a_thread_waits(rig: Rig) -> None:
+def test_timers_run_in_their_order_while_thread_waits(rig: Rig) -> None:
     ran: list[int] = []
     box = rig.box(1)
     for delay in (3, 1, 2):
@@ -261,7 +261,7 @@ def test_timers_run_while_nobody_waits(rig: Rig) -> None:
     assert wait_until(lambda: ran == [rig.receive_loop._thread.ident])
 
 
-def test_background_gives_the_lead_up_after_a_timer(rig: Rig) -> None:
+def test_background_releases_lead_after_timer(rig: Rig) -> None:
     ran: list[int] = []
     rig.send("message that makes the background lead")
     assert wait_until(lambda: len(rig.seen) == 1)
@@ -285,7 +285,7 @@ class SilentAlarm:
     def unwatch(self) -> None: ...
 
 
-def test_alarm_is_quiet_about_timers_that_a_leader_runs(rig: Rig) -> None:
+def test_alarm_is_quiet_about_timers_that_leader_runs(rig: Rig) -> None:
     alarm = SilentAlarm()
     timers = Timers(time.monotonic, threading.RLock())
     lead = Leadership(replace(SYSTEM, alarm=lambda _: alarm), rig.inbox, timers)
@@ -302,7 +302,7 @@ def test_alarm_is_quiet_about_timers_that_a_leader_runs(rig: Rig) -> None:
     assert len(alarm.seconds) == 3 and alarm.seconds[2] < 1
 
 
-def test_a_timer_that_is_set_from_another_thread_is_not_slept_through(rig: Rig) -> None:
+def test_timer_set_from_another_thread_wakes_leader(rig: Rig) -> None:
     box = rig.box(1)
     rig.receive_loop.call_later(1000, lambda: None)
     leader = Background(lambda: rig.receive_loop.wait(box))
@@ -311,7 +311,7 @@ def test_a_timer_that_is_set_from_another_thread_is_not_slept_through(rig: Rig) 
     assert leader.join()
 
 
-def test_posts_of_many_threads_run_once_each_in_the_order_of_each(rig: Rig) -> None:
+def test_posts_of_many_threads_run_once_in_order(rig: Rig) -> None:
     ran: list[tuple[int, int]] = []
     box = rig.box(1)
 
@@ -330,7 +330,7 @@ def test_posts_of_many_threads_run_once_each_in_the_order_of_each(rig: Rig) -> N
     assert waiter.join()
 
 
-def test_what_raises_does_not_stop_what_is_behind_it(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+def test_raising_handler_does_not_stop_later_messages(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(frame: bytes = b"bad") -> None:
         if frame == b"bad":
             raise ValueError("on purpose")
@@ -346,7 +346,7 @@ def test_what_raises_does_not_stop_what_is_behind_it(rig: Rig, capsys: pytest.Ca
     assert wait_until(lambda: capsys.readouterr().err.count("on purpose") >= 1)
 
 
-def test_wait_in_the_receiving_thread_is_an_error(rig: Rig) -> None:
+def test_wait_in_receiving_thread_is_error(rig: Rig) -> None:
     errors: list[BaseException] = []
 
     def waits(_: bytes = b"") -> None:
@@ -366,7 +366,7 @@ def test_wait_in_the_receiving_thread_is_an_error(rig: Rig) -> None:
     assert rig.receive_loop.wait(rig.box(2), 0.01) is False
 
 
-def test_handler_that_takes_long_is_told_of_in_debug_mode(
+def test_slow_handler_is_reported_in_debug_mode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MONARCH_DEBUG", "1")
@@ -390,7 +390,7 @@ def test_handler_that_takes_long_is_told_of_in_debug_mode(
 # The end
 
 
-def test_close_leaves_others_waiting_for_what_other_threads_complete(rig: Rig) -> None:
+def test_close_keeps_waits_for_other_threads(rig: Rig) -> None:
     boxes = [rig.box(number) for number in range(4)]
     waiters = [Background(lambda box=box: rig.receive_loop.wait(box)) for box in boxes]
     assert wait_until(lambda: waiting(rig) == 3 and any(leads(rig, waiter.thread) for waiter in waiters))
@@ -404,14 +404,14 @@ def test_close_leaves_others_waiting_for_what_other_threads_complete(rig: Rig) -
         assert waiter.join()
 
 
-def test_close_while_nobody_waits(rig: Rig) -> None:
+def test_close_works_while_nobody_waits(rig: Rig) -> None:
     Background(rig.receive_loop.close).join()
     assert not rig.receive_loop._thread.is_alive()
     rig.receive_loop.post(lambda: None)
     rig.receive_loop.call_later(0, lambda: None)
 
 
-def test_close_from_the_leader_itself(rig: Rig) -> None:
+def test_close_works_from_the_leader(rig: Rig) -> None:
     box = rig.box(1)
 
     def close(frame: bytes) -> None:

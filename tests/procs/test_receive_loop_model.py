@@ -208,12 +208,12 @@ def try_seed(seed: int) -> int:
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_nobody_sleeps_through_what_is_there_under_any_schedule(chunk: int) -> None:
+def test_no_wakeup_is_lost_under_any_schedule(chunk: int) -> None:
     nested = sum(try_seed(seed) for seed in range(chunk * EACH, (chunk + 1) * EACH))
     assert nested, "no handler of these schedules has tried to wait"
 
 
-def test_close_ends_while_a_thread_waits_under_any_schedule() -> None:
+def test_close_ends_while_thread_waits_under_any_schedule() -> None:
     for seed in range(150):
         model = Model(seed)
 

@@ -42,7 +42,7 @@ BREACHES: dict[str, tuple[Callable[[], object], str]] = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", BREACHES)
-def test_breach_in_the_receiving_thread_is_reported(rig: Rig, capfd: pytest.CaptureFixture[str], kind: str) -> None:
+def test_breach_in_receiving_thread_is_reported(rig: Rig, capfd: pytest.CaptureFixture[str], kind: str) -> None:
     step, text = BREACHES[kind]
     rig.on_frame = lambda _: [step(), None][1]
     rig.send(1)
@@ -134,7 +134,7 @@ if __name__ == "__main__": main()
 """
 
 
-def test_broad_program_keeps_the_law(tmp_path: Path) -> None:
+def test_broad_program_reports_no_breach(tmp_path: Path) -> None:
     """Calls, errors, output, threads, deaths, a heal and supervision: nothing of it is reported by the debug mode."""
     path = tmp_path / "program.py"
     path.write_text(BROAD)

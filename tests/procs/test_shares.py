@@ -21,18 +21,18 @@ def test_cores_are_shared_out_fairly(n: int, cores: list[int]) -> None:
     assert min(sizes) >= 1 and max(sizes) - min(sizes) <= 1
 
 
-def test_no_rank_no_share() -> None:
+def test_no_ranks_have_no_shares() -> None:
     assert affinity_plan(0, [0, 1]) == []
 
 
-def test_shares_do_not_share_a_list() -> None:
+def test_shares_do_not_share_list() -> None:
     plan = affinity_plan(3, [0, 1])
     plan[0].append(9)
     assert plan[1] == [0, 1]
 
 
 @pytest.mark.parametrize(("n", "cores", "threads"), [(1, 8, 8), (3, 8, 2), (8, 8, 1), (9, 8, 1), (2, 0, 1), (0, 4, 4)])
-def test_threads_are_a_share_of_the_cores(n: int, cores: int, threads: int) -> None:
+def test_threads_are_share_of_cores(n: int, cores: int, threads: int) -> None:
     assert threads_plan(n, list(range(cores))) == threads
 
 
@@ -52,7 +52,7 @@ def test_threads_are_a_share_of_the_cores(n: int, cores: int, threads: int) -> N
         "PYTORCH_CUDA_ALLOC_CONF",
     ],
 )
-def test_what_is_read_at_a_start_needs_one(key: str) -> None:
+def test_load_time_variables_need_a_new_zygote(key: str) -> None:
     assert is_load_time(key)
 
 
@@ -72,11 +72,11 @@ def test_what_is_read_at_a_start_needs_one(key: str) -> None:
         "GLIBC_TUNABLES_NOT",
     ],
 )
-def test_what_is_read_later_needs_none(key: str) -> None:
+def test_other_variables_need_no_new_zygote(key: str) -> None:
     assert not is_load_time(key)
 
 
-def test_only_what_needs_a_start_asks_for_one() -> None:
+def test_only_load_time_variables_are_selected() -> None:
     assert needs_cold_zygote({"A": "1", "OMP_NUM_THREADS": "2"}) == {}
     assert needs_cold_zygote({"A": "1", "LD_PRELOAD": "x", "MKL_DEBUG": None}) == {
         "LD_PRELOAD": "x",
@@ -84,6 +84,6 @@ def test_only_what_needs_a_start_asks_for_one() -> None:
     }
 
 
-def test_what_is_so_already_asks_for_nothing() -> None:
+def test_unchanged_variables_are_not_selected() -> None:
     env = {"LD_PRELOAD": "x", "LD_AUDIT": "y", "LC_ALL": None}
     assert needs_cold_zygote(env, base={"LD_PRELOAD": "x", "LD_AUDIT": "z"}) == {"LD_AUDIT": "y"}

@@ -61,7 +61,7 @@ def alarm() -> Iterator[None]:
     signal.signal(signal.SIGALRM, old)
 
 
-def test_no_message_is_lost_when_a_handler_raises(rig: Rig, alarm: None) -> None:
+def test_no_message_is_lost_when_handler_raises(rig: Rig, alarm: None) -> None:
     """The handler raises many times in the middle of receiving; each message is handled all the same, in order."""
     box = rig.box(MESSAGES)
     sender = Background(lambda: [rig.send(f"say {number}") for number in range(MESSAGES)] and rig.send(MESSAGES))
@@ -75,13 +75,13 @@ def test_no_message_is_lost_when_a_handler_raises(rig: Rig, alarm: None) -> None
     assert rig.seen == [*(b"say %d" % number for number in range(MESSAGES)), str(MESSAGES).encode()]
 
 
-def test_handlers_are_back_after_a_wait(rig: Rig, alarm: None) -> None:
+def test_handlers_are_back_after_wait(rig: Rig, alarm: None) -> None:
     rig.receive_loop.wait(rig.box(1), 0.01)
     assert signal.getsignal(signal.SIGALRM) is ring
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_each_of_two_held_handlers_runs(alarm: None) -> None:
+def test_both_deferred_handlers_run(alarm: None) -> None:
     """What the second one raises is told with the first one as its context."""
 
     def other(_number: int, _frame: FrameType | None) -> None:
@@ -102,7 +102,7 @@ def test_each_of_two_held_handlers_runs(alarm: None) -> None:
         signal.signal(signal.SIGUSR1, old)
 
 
-def test_a_handler_that_waits_itself_has_its_answer(rig: Rig) -> None:
+def test_handler_may_wait_for_an_answer(rig: Rig) -> None:
     inner, outer = rig.box(1), rig.box(2)
     waited: list[bool] = []
 
@@ -121,7 +121,7 @@ def test_a_handler_that_waits_itself_has_its_answer(rig: Rig) -> None:
     assert waited == [True]
 
 
-def test_a_message_is_sent_whole_when_a_handler_raises(tmp_path: Path, alarm: None) -> None:
+def test_message_is_sent_whole_when_handler_raises(tmp_path: Path, alarm: None) -> None:
     """A message of many frames that is cut in two would be joined to the next one."""
     context = make_context()
     inbox = Inbox(context, f"ipc://{tmp_path}/inbox")
@@ -181,7 +181,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_rank_outlives_an_alarm_that_comes_when_no_endpoint_runs(tmp_path: Path) -> None:
+def test_rank_survives_alarm_between_endpoints(tmp_path: Path) -> None:
     """What the handler raises is told on the rank's stderr, since no code of the user waits there."""
     path = tmp_path / "program.py"
     path.write_text(RANK)

@@ -70,7 +70,7 @@ def pour(port: int, size: int) -> None:
 
 
 @pytest.mark.slow
-def test_strangers_hold_little_memory_of_a_worker(workers: Workers) -> None:
+def test_strangers_hold_little_memory_of_worker(workers: Workers) -> None:
     process, address = workers.start()
     workers.wait(process)
     port = int(address.rpartition(":")[2])
@@ -122,6 +122,6 @@ def test_large_frames_are_split_and_joined() -> None:
 
 
 @pytest.mark.parametrize("parts", [[], [0, 2], [1], [3], [2, -1, 1]])
-def test_pieces_that_do_not_fit_are_refused(parts: list[int]) -> None:
+def test_mismatching_pieces_are_rejected(parts: list[int]) -> None:
     with pytest.raises(ProtocolError):
         join(Split(parts, 2), [b"a", b"b"])

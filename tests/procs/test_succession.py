@@ -43,7 +43,7 @@ def gated(start: Start, gate: Path, **setup: object) -> Agent:
     return start(later=["gated_import"], env={"GATE": str(gate)}, **setup)
 
 
-def test_ranks_have_what_the_successor_has_imported(start: Start, gate: Path) -> None:
+def test_ranks_have_the_imports_of_the_successor(start: Start, gate: Path) -> None:
     agent = gated(start, gate)
     successor = warming(agent)
     # The zygote serves on meanwhile.
@@ -58,7 +58,7 @@ def test_ranks_have_what_the_successor_has_imported(start: Start, gate: Path) ->
     assert Path(f"/proc/{successor}/comm").read_text() == "monarch-zygote\n"
 
 
-def test_what_is_asked_for_while_it_hands_over_is_answered(start: Start, gate: Path) -> None:
+def test_requests_during_handover_are_answered(start: Start, gate: Path) -> None:
     agent = gated(start, gate)
     warming(agent)
     for token in range(1, 40):
@@ -71,7 +71,7 @@ def test_what_is_asked_for_while_it_hands_over_is_answered(start: Start, gate: P
     assert [end["code"] for end in agent.run("leave", ["6"], token=50)] == [6]
 
 
-def test_a_module_with_a_thread_is_left_to_the_ranks(start: Start, gate: Path) -> None:
+def test_module_with_thread_is_left_to_ranks(start: Start, gate: Path) -> None:
     agent = start(later=["threaded_import", "gated_import"], env={"GATE": str(gate)})
     successor = warming(agent)
     gate.touch()
@@ -86,7 +86,7 @@ def test_modules_that_are_missing_or_fail_are_left_out(start: Start) -> None:
     assert [end["code"] for end in agent.run("has", ["wave"])] == [1]
 
 
-def test_the_death_of_the_zygote_ends_the_successor(start: Start, gate: Path) -> None:
+def test_death_of_zygote_ends_successor(start: Start, gate: Path) -> None:
     agent = gated(start, gate)
     successor = warming(agent)
     os.kill(agent.zygote, signal.SIGKILL)
@@ -94,14 +94,14 @@ def test_the_death_of_the_zygote_ends_the_successor(start: Start, gate: Path) ->
     assert gone_soon([successor])
 
 
-def test_the_death_of_the_successor_changes_nothing(start: Start, gate: Path) -> None:
+def test_death_of_successor_changes_nothing(start: Start, gate: Path) -> None:
     agent = gated(start, gate)
     os.kill(warming(agent), signal.SIGKILL)
     assert wait_until(lambda: not children(agent.zygote))
     assert [end["code"] for end in agent.run("leave", ["4"])] == [4]
 
 
-def test_the_death_of_a_successor_that_serves(start: Start, gate: Path) -> None:
+def test_death_of_serving_successor_is_reported(start: Start, gate: Path) -> None:
     agent = gated(start, gate)
     successor = warming(agent)
     gate.touch()
@@ -115,7 +115,9 @@ def test_the_death_of_a_successor_that_serves(start: Start, gate: Path) -> None:
 
 
 @pytest.mark.parametrize("serves", [False, True])
-def test_both_end_with_the_agent(start: Start, gate: Path, dead_controller: list[int], serves: bool) -> None:
+def test_zygote_and_successor_end_with_the_agent(
+    start: Start, gate: Path, dead_controller: list[int], serves: bool
+) -> None:
     agent = gated(start, gate, controller=dead_controller)
     successor = warming(agent)
     if serves:
@@ -129,7 +131,7 @@ def test_both_end_with_the_agent(start: Start, gate: Path, dead_controller: list
     assert not agent.session.exists()
 
 
-def test_close_ends_a_successor(start: Start, gate: Path) -> None:
+def test_close_ends_successor(start: Start, gate: Path) -> None:
     agent = gated(start, gate)
     successor = warming(agent)
     gate.touch()

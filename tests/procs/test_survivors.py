@@ -166,13 +166,13 @@ def start(tmp_path: Path) -> Callable[..., Run]:
 
 
 @pytest.mark.parametrize("what", ["controller", "controller agent", "agent controller", "zygote controller"])
-def test_the_death_of_the_controller(start: Callable[..., Run], what: str) -> None:
+def test_death_of_controller_leaves_nothing(start: Callable[..., Run], what: str) -> None:
     run = start("calls")
     assert len(run.kill(*what.split())) == len(what.split())
     run.nothing_left()
 
 
-def test_the_death_of_the_agent(start: Callable[..., Run]) -> None:
+def test_death_of_agent_leaves_nothing_of_its_ranks(start: Callable[..., Run]) -> None:
     """The program lives on and hears of it; its ranks and their sockets are gone."""
     run = start("calls")
     run.kill("agent")
@@ -187,7 +187,7 @@ def test_the_death_of_the_agent(start: Callable[..., Run]) -> None:
 
 
 @pytest.mark.parametrize("what", ["zygote", "rank"])
-def test_the_death_of_a_zygote_or_rank(start: Callable[..., Run], what: str) -> None:
+def test_death_of_zygote_or_rank_leaves_nothing(start: Callable[..., Run], what: str) -> None:
     run = start("calls")
     ranks = run.find("rank")
     assert len(ranks) == 4
@@ -207,7 +207,7 @@ def test_the_death_of_a_zygote_or_rank(start: Callable[..., Run], what: str) -> 
 
 
 @pytest.mark.parametrize("what", ["controller", "agent", "controller agent", "rank"])
-def test_what_ranks_have_started_ends_too(start: Callable[..., Run], what: str) -> None:
+def test_descendants_of_ranks_end_with_them(start: Callable[..., Run], what: str) -> None:
     """Subprocesses, those of a group of their own, orphans, and the ranks that a rank has made with theirs."""
     run = start("children")
     assert wait_until(lambda: len(run.find("sleep")) == 18)
@@ -252,18 +252,18 @@ def at_random(start: Callable[..., Run], seed: int, mode: str, longest: float) -
 
 @pytest.mark.usefixtures("cold")
 @pytest.mark.parametrize("seed", range(8))
-def test_a_kill_as_the_program_starts(start: Callable[..., Run], seed: int) -> None:
+def test_kill_during_start_leaves_nothing(start: Callable[..., Run], seed: int) -> None:
     assert not at_random(start, seed, "calls", 0.3)
 
 
 @pytest.mark.parametrize("seed", range(100, 106))
-def test_a_kill_while_it_spawns(start: Callable[..., Run], seed: int) -> None:
+def test_kill_during_spawn_leaves_nothing(start: Callable[..., Run], seed: int) -> None:
     assert not at_random(start, seed, "spawning", 2.0)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_kills_at_many_moments(start: Callable[..., Run]) -> None:
+def test_kills_at_many_moments_leave_nothing(start: Callable[..., Run]) -> None:
     for seed in range(200, 224):
         assert not at_random(start, seed, "calls", 0.4)
     for seed in range(300, 312):

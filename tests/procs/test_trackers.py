@@ -76,7 +76,7 @@ class Sharer(Actor):
 
 @pytest.mark.parametrize("end", ["stop", "die"])
 @pytest.mark.parametrize("how", ["memory", "semaphore", "tensor", "loader"])
-def test_shared_memory_of_a_rank_ends_with_it(procs: Callable[..., Any], tmp_path: Path, how: str, end: str) -> None:
+def test_shared_memory_of_rank_ends_with_it(procs: Callable[..., Any], tmp_path: Path, how: str, end: str) -> None:
     mesh = procs(1, env={"TMPDIR": str(tmp_path)})
     sharer = mesh.spawn("sharer", Sharer)
     before = set(os.listdir("/dev/shm"))
@@ -94,7 +94,7 @@ def test_shared_memory_of_a_rank_ends_with_it(procs: Callable[..., Any], tmp_pat
 
 
 @pytest.mark.parametrize("how", ["memory", "semaphore"])
-def test_shared_memory_is_removed_if_the_tracker_dies_with_its_rank(procs: Callable[..., Any], how: str) -> None:
+def test_shared_memory_is_removed_if_tracker_dies_with_its_rank(procs: Callable[..., Any], how: str) -> None:
     mesh = procs(1)
     sharer = mesh.spawn("sharer", Sharer)
     before = set(os.listdir("/dev/shm"))
@@ -107,7 +107,7 @@ def test_shared_memory_is_removed_if_the_tracker_dies_with_its_rank(procs: Calla
     assert wait_until(lambda: not made & set(os.listdir("/dev/shm")), BOUND), made
 
 
-def test_shared_memory_that_a_rank_has_handed_over_stays(procs: Callable[..., Any]) -> None:
+def test_shared_memory_handed_over_by_rank_stays(procs: Callable[..., Any]) -> None:
     mesh = procs(2)
     sharer = mesh.spawn("sharer", Sharer)
     handed = Path("/dev/shm", sharer.slice(gpus=0).hand_over.call_one().get(timeout=60))
@@ -123,7 +123,7 @@ def test_shared_memory_that_a_rank_has_handed_over_stays(procs: Callable[..., An
         handed.unlink()
 
 
-def test_names_of_the_living_stay(tmp_path: Path) -> None:
+def test_names_of_living_ranks_stay(tmp_path: Path) -> None:
     memory = tmp_path / "memory"
     memory.mkdir()
     for proc in ("dead", "alive"):

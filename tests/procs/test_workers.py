@@ -55,7 +55,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def test_they_serve_one_program_after_the_other(workers: Workers, tmp_path: Path) -> None:
+def test_workers_serve_programs_in_turn(workers: Workers, tmp_path: Path) -> None:
     script = tmp_path / "use.py"
     script.write_text(USE)
     some = [workers.start() for _ in range(2)]
@@ -81,7 +81,7 @@ def test_they_serve_one_program_after_the_other(workers: Workers, tmp_path: Path
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_one_that_is_ended_takes_everything_along(workers: Workers, how: signal.Signals) -> None:
+def test_ended_worker_ends_its_ranks(workers: Workers, how: signal.Signals) -> None:
     process, _ = workers.start()
     workers.wait(process)
     agents = children(process.pid)
@@ -91,7 +91,7 @@ def test_one_that_is_ended_takes_everything_along(workers: Workers, how: signal.
     assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in agents), 5)
 
 
-def test_where_it_cannot_listen(workers: Workers) -> None:
+def test_worker_that_cannot_listen_says_so(workers: Workers) -> None:
     first, address = workers.start()
     workers.wait(first)
     for where, why in (
@@ -109,7 +109,7 @@ def test_where_it_cannot_listen(workers: Workers) -> None:
     assert first.poll() is None
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_worker_command_serves_a_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     key = str(tmp_path / "key")
     assert main(["--new-key", key]) == 0 and key in capsys.readouterr().out
     assert os.stat(key).st_mode & 0o777 == 0o600
@@ -124,7 +124,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert ended.value.code == 2 and "usage: python -m monarch.worker" in capsys.readouterr().err
 
 
-def test_who_cannot_be_attached(workers: Workers, tmp_path: Path, host: Any, leaks: Any) -> None:
+def test_unreachable_workers_are_errors(workers: Workers, tmp_path: Path, host: Any, leaks: Any) -> None:
     process, address = workers.start()
     workers.wait(process)
     other = str(tmp_path / "other")
@@ -155,7 +155,7 @@ def test_who_cannot_be_attached(workers: Workers, tmp_path: Path, host: Any, lea
     assert process.poll() is None
 
 
-def test_a_worker_that_is_killed_is_a_host_that_is_lost(workers: Workers, program: Callable[..., Any]) -> None:
+def test_killed_worker_is_a_lost_host(workers: Workers, program: Callable[..., Any]) -> None:
     process, address = workers.start()
     workers.wait(process)
     told = """
@@ -182,7 +182,7 @@ hosts.shutdown().get(30)
     assert lines == ["far.wait() failed: the processes of all 2 ranks of far were lost"]
 
 
-def test_a_mesh_of_them_is_stopped_by_its_owner_alone(workers: Workers, host: Any, leaks: Any) -> None:
+def test_only_owner_stops_mesh_of_workers(workers: Workers, host: Any, leaks: Any) -> None:
     process, address = workers.start()
     workers.wait(process)
     # The second time it is another agent that answers, at the same address.

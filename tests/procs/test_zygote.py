@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 CORES = sorted(os.sched_getaffinity(0))
 
 
-def test_ranks_are_children_of_the_agent_and_it_gets_their_status(start: Callable[..., Agent]) -> None:
+def test_agent_gets_exit_status_of_ranks(start: Callable[..., Agent]) -> None:
     agent = start()
     # Before the zygote is ready: kept until it is.
     ends = agent.run("leave", [str(rank) for rank in range(8)])
@@ -32,9 +32,7 @@ def test_ranks_are_children_of_the_agent_and_it_gets_their_status(start: Callabl
         assert end["stderr"] == ""
 
 
-def test_a_rank_is_what_its_spec_says(
-    start: Callable[..., Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_matches_its_spec(start: Callable[..., Agent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("GIVEN", "1")
@@ -78,7 +76,7 @@ def test_a_rank_is_what_its_spec_says(
     assert agent.hear("ready")["problems"] == []
 
 
-def test_a_folder_and_cores_that_are_gone_are_no_reason_not_to_run(start: Callable[..., Agent]) -> None:
+def test_missing_cwd_and_offline_cores_are_ignored(start: Callable[..., Agent]) -> None:
     (end,) = start().run("leave", ["4"], cwd="/no/such/folder", affinity=[1023])
     assert end["code"] == 4
     assert "not bound to cores [1023]" in end["stderr"]
@@ -93,17 +91,17 @@ def test_a_folder_and_cores_that_are_gone_are_no_reason_not_to_run(start: Callab
         ("rank_entries:__doc__", "is no function"),
     ],
 )
-def test_a_misspelt_entry_is_named(start: Callable[..., Agent], entry: str, words: str) -> None:
+def test_misspelt_entry_is_named(start: Callable[..., Agent], entry: str, words: str) -> None:
     (end,) = start().run(entry, [""])
     assert end["code"] == 1
     assert words in end["stderr"]
 
 
-def test_an_entry_may_be_in_a_class() -> None:
+def test_entry_may_be_in_class() -> None:
     assert find_entry("json:JSONDecoder.decode") is json.JSONDecoder.decode
 
 
-def test_how_a_rank_ends_is_what_its_status_says(start: Callable[..., Agent]) -> None:
+def test_exit_status_tells_how_rank_ended(start: Callable[..., Agent]) -> None:
     agent = start()
     (failed,) = agent.run("fail", [""], token=1)
     assert failed["code"] == 1
@@ -116,14 +114,14 @@ def test_how_a_rank_ends_is_what_its_status_says(start: Callable[..., Agent]) ->
     assert (number["code"], number["stderr"]) == (7, "")
 
 
-def test_what_a_killed_rank_has_printed_is_all_there(start: Callable[..., Agent]) -> None:
+def test_output_of_killed_rank_is_complete(start: Callable[..., Agent]) -> None:
     (end,) = start().run("say", [""])
     assert end["code"] == -signal.SIGKILL
     assert end["stdout"] == "from print\nfrom os.write\nfrom printf\nfrom a subprocess\n"
     assert end["stderr"] == "to stderr\n\\udc80 odd\n"
 
 
-def test_torch_is_there_without_an_import(start: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_is_preimported(start: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     agent = start(preload=["torch", "numpy", "zmq", "msgspec", "cloudpickle"])
     assert agent.hear("ready")["problems"] == []
@@ -135,12 +133,12 @@ def test_torch_is_there_without_an_import(start: Callable[..., Agent], monkeypat
     assert end["stdout"] == "8.0 1 1\n"
 
 
-def test_more_ranks_than_a_packet_has_descriptors(start: Callable[..., Agent]) -> None:
+def test_more_ranks_than_descriptors_in_a_packet(start: Callable[..., Agent]) -> None:
     ends = start().run("leave", [str(rank) for rank in range(130)])
     assert [end["code"] for end in ends] == list(range(130))
 
 
-def test_what_cannot_be_imported_is_reported_and_what_is_missing_is_not(start: Callable[..., Agent]) -> None:
+def test_failed_imports_are_reported_and_missing_ones_not(start: Callable[..., Agent]) -> None:
     agent = start(preload=["no_such_module", "json.no_such_module", "broken_import", "rank_entries"])
     (problem,) = agent.hear("ready")["problems"]
     assert problem.startswith("import of broken_import failed\nTraceback")
@@ -148,7 +146,7 @@ def test_what_cannot_be_imported_is_reported_and_what_is_missing_is_not(start: C
     assert [end["code"] for end in agent.run("leave", ["5"])] == [5]
 
 
-def test_ranks_outlive_the_zygote(start: Callable[..., Agent]) -> None:
+def test_ranks_outlive_zygote(start: Callable[..., Agent]) -> None:
     agent = start(preload=["broken_import"])
     agent.fork("wait", ["", ""])
     pids = agent.forked()
@@ -163,7 +161,7 @@ def test_ranks_outlive_the_zygote(start: Callable[..., Agent]) -> None:
     assert posix.proc_start_time(pids[1])
 
 
-def test_a_request_to_a_dead_zygote_fails(start: Callable[..., Agent]) -> None:
+def test_request_to_dead_zygote_fails(start: Callable[..., Agent]) -> None:
     agent = start(preload=["endless_import"])
     agent.fork("leave", ["1"], token=5)
     os.kill(agent.zygote, signal.SIGKILL)
@@ -183,7 +181,7 @@ def test_ranks_and_zygote_end_with_their_agent(start: Callable[..., Agent], dead
     assert not agent.session.exists()
 
 
-def test_a_controller_that_lives_keeps_its_folder(start: Callable[..., Agent]) -> None:
+def test_live_controller_keeps_its_folder(start: Callable[..., Agent]) -> None:
     agent = start()
     agent.hear("ready")
     agent.process.kill()
@@ -191,7 +189,7 @@ def test_a_controller_that_lives_keeps_its_folder(start: Callable[..., Agent]) -
     assert (agent.session / "socket").exists()
 
 
-def test_a_controller_that_dies_second_leaves_no_folder(start: Callable[..., Agent]) -> None:
+def test_controller_dying_second_leaves_no_folder(start: Callable[..., Agent]) -> None:
     controller = subprocess.Popen(["sleep", "60"])
     agent = start(controller=[controller.pid, posix.proc_start_time(controller.pid)])
     agent.hear("ready")
@@ -202,7 +200,7 @@ def test_a_controller_that_dies_second_leaves_no_folder(start: Callable[..., Age
     controller.wait()
 
 
-def test_an_import_does_not_outlive_the_agent(start: Callable[..., Agent], dead_controller: list[int]) -> None:
+def test_import_does_not_outlive_agent(start: Callable[..., Agent], dead_controller: list[int]) -> None:
     agent = start(preload=["endless_import"], controller=dead_controller)
     agent.wait_for_output([agent.zygote], b"importing")
     agent.process.kill()
@@ -210,14 +208,14 @@ def test_an_import_does_not_outlive_the_agent(start: Callable[..., Agent], dead_
     assert not agent.session.exists()
 
 
-def test_the_zygote_may_die_while_it_forks(start: Callable[..., Agent]) -> None:
+def test_zygote_may_die_while_it_forks(start: Callable[..., Agent]) -> None:
     agent = start(preload=["disturbed_fork"], env={"DISTURB": "kill the zygote"})
     ends = agent.run("leave", [str(rank) for rank in range(6)])
     assert [end["code"] for end in ends] == list(range(6))
     assert "was killed by SIGKILL" in agent.hear("gone")["reason"]
 
 
-def test_ranks_of_a_request_that_failed_run_nothing(start: Callable[..., Agent]) -> None:
+def test_ranks_of_failed_request_run_nothing(start: Callable[..., Agent]) -> None:
     agent = start(preload=["disturbed_fork"], env={"DISTURB": "fail"})
     agent.fork("leave", ["0"] * 6)
     failed = agent.hear("failed", token=1)
@@ -230,7 +228,7 @@ def test_ranks_of_a_request_that_failed_run_nothing(start: Callable[..., Agent])
     assert [end["code"] for end in agent.run("leave", ["3", "4"], token=2)] == [3, 4]
 
 
-def test_a_maker_that_is_killed_leaves_no_rank(start: Callable[..., Agent]) -> None:
+def test_killed_fork_helper_leaves_no_rank(start: Callable[..., Agent]) -> None:
     agent = start(preload=["disturbed_fork"], env={"DISTURB": "kill the maker"})
     agent.hear("ready")
     agent.fork("wait", [""] * 6)
@@ -244,7 +242,7 @@ def test_a_maker_that_is_killed_leaves_no_rank(start: Callable[..., Agent]) -> N
     assert [end["code"] for end in agent.run("leave", ["3"], token=2)] == [3]
 
 
-def test_close_ends_the_zygote_and_not_its_ranks(start: Callable[..., Agent]) -> None:
+def test_close_ends_zygote_and_not_its_ranks(start: Callable[..., Agent]) -> None:
     agent = start()
     agent.fork("wait", [""])
     (pid,) = agent.forked()
@@ -261,7 +259,7 @@ def test_every_rank_needs_its_files() -> None:
         zygote.fork(1, "a:b", [RankSpec({}, None, None, b"", "", [], "")], [])
 
 
-def test_a_process_has_a_start_time_until_it_has_ended() -> None:
+def test_start_time_exists_until_process_ends() -> None:
     process = subprocess.Popen(["sleep", "60"])
     first = posix.proc_start_time(process.pid)
     assert first is not None and posix.proc_start_time(process.pid) == first

@@ -139,7 +139,7 @@ if __name__ == "__main__":
 """
 
 
-def test_groups_across_hosts(program: Callable[..., Any]) -> None:
+def test_groups_work_across_hosts(program: Callable[..., Any]) -> None:
     lines = program(GROUPS, timeout=110).ok().splitlines()
     assert lines[0] == "[6.0, 6.0, 6.0, 6.0] [2.0, 4.0, 2.0, 4.0] [1.0, 1.0, 5.0, 5.0]"
     assert lines[1] == "[(0, 4, '0', '0'), (1, 4, '1', '0'), (2, 4, '0', '1'), (3, 4, '1', '1')]"
@@ -147,7 +147,7 @@ def test_groups_across_hosts(program: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("transport", ["stream", "nixl"])
-def test_buffers_and_states_across_hosts(program: Callable[..., Any], transport: str) -> None:
+def test_buffers_and_states_work_across_hosts(program: Callable[..., Any], transport: str) -> None:
     if transport == "nixl":
         pytest.importorskip("nixl")
     env = {"MONARCH_RDMA_TRANSPORTS": f"local,attach,{transport}"}

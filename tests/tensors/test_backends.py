@@ -19,17 +19,17 @@ from monarch._tensors.collectives.world import BOTH, Place, choose_backend, torc
         (["cuda a 0", "cpu"], "gloo"),
     ],
 )
-def test_a_backend_for_what_there_is(devices: list[str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_matches_the_devices(devices: list[str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     assert choose_backend(devices) == expected
 
 
-def test_without_nccl_it_is_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_is_gloo_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     assert choose_backend(["cuda a 0", "cuda a 1"]) == "gloo"
 
 
-def test_the_variables_of_torchrun() -> None:
+def test_torchrun_variables_match_the_mesh() -> None:
     found = torchrun_variables(Place(5, 8, 1, 4, "node0", 29500, "node1", "cpu"))
     assert {key: found[key] for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")} == {
         "RANK": "5",

@@ -109,7 +109,7 @@ def sides(procs: Callable[..., Any]) -> Iterator[Callable[[str], tuple[Any, Any]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_reads_and_writes(sides: Callable[..., Any], transport: str) -> None:
+def test_buffer_reads_and_writes(sides: Callable[..., Any], transport: str) -> None:
     owner, user = sides(transport)
     small, large = owner.make.call_one(1000, LARGE // 4).get()
     assert user.read.call_one(small, 1000).get(60) == (transport, True)
@@ -121,7 +121,7 @@ def test_reads_and_writes(sides: Callable[..., Any], transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_many_at_once(sides: Callable[..., Any], transport: str) -> None:
+def test_many_transfers_at_once(sides: Callable[..., Any], transport: str) -> None:
     owner, user = sides(transport)
     sizes = [*range(1, 700), 2_000_000]
     buffers = owner.make.call_one(*sizes).get()
@@ -131,7 +131,7 @@ def test_many_at_once(sides: Callable[..., Any], transport: str) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_the_owner_may_be_busy(sides: Callable[..., Any], transport: str, tmp_path: Any) -> None:
+def test_owner_may_be_busy(sides: Callable[..., Any], transport: str, tmp_path: Any) -> None:
     owner, user = sides(transport)
     (buffer,) = owner.make.call_one(LARGE // 4).get()
     done = tmp_path / "done"
@@ -143,7 +143,7 @@ def test_the_owner_may_be_busy(sides: Callable[..., Any], transport: str, tmp_pa
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("size", [16, LARGE // 4])
-def test_a_dropped_buffer(sides: Callable[..., Any], transport: str, size: int) -> None:
+def test_dropped_buffer_is_an_error(sides: Callable[..., Any], transport: str, size: int) -> None:
     owner, user = sides(transport)
     first, second = owner.make.call_one(size, size).get()
     assert user.read.call_one(first, size).get(60)[1]
@@ -159,7 +159,7 @@ def test_a_dropped_buffer(sides: Callable[..., Any], transport: str, size: int) 
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_an_owner_that_is_killed(sides: Callable[..., Any], transport: str) -> None:
+def test_killed_owner_is_an_error(sides: Callable[..., Any], transport: str) -> None:
     owner, user = sides(transport)
     (buffer,) = owner.make.call_one(LARGE // 4).get()
     assert user.read.call_one(buffer, LARGE // 4).get(60)[1]
@@ -174,7 +174,7 @@ def test_an_owner_that_is_killed(sides: Callable[..., Any], transport: str) -> N
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_reader_that_is_killed_is_no_matter(sides: Callable[..., Any], transport: str, procs: Any) -> None:
+def test_killed_reader_is_harmless(sides: Callable[..., Any], transport: str, procs: Any) -> None:
     owner, user = sides(transport)
     (buffer,) = owner.make.call_one(LARGE // 4).get()
     env = {"MONARCH_RDMA_TRANSPORTS": transport}
@@ -190,7 +190,7 @@ def test_a_reader_that_is_killed_is_no_matter(sides: Callable[..., Any], transpo
     assert reader is not None
 
 
-def test_within_a_process(procs: Callable[..., Any]) -> None:
+def test_transfer_within_a_process(procs: Callable[..., Any]) -> None:
     mesh = procs(1)
     owner, user = mesh.spawn("owner", Owner), mesh.spawn("user", User)
     (buffer,) = owner.make.call_one(LARGE // 4).get()
@@ -202,7 +202,7 @@ def test_within_a_process(procs: Callable[..., Any]) -> None:
         user.read.call_one(buffer, LARGE // 4).get(60)
 
 
-def test_a_program_reads_and_shares(procs: Callable[..., Any]) -> None:
+def test_program_reads_and_shares_buffers(procs: Callable[..., Any]) -> None:
     owner, user = procs(1).spawn("owner", Owner), procs(1).spawn("user", User)
     (buffer,) = owner.make.call_one(10).get()
     found = bytearray(40)
@@ -220,7 +220,7 @@ def test_a_program_reads_and_shares(procs: Callable[..., Any]) -> None:
         shared.read_into(torch.zeros(10)).get()
 
 
-def test_memoryviews_and_views(procs: Callable[..., Any]) -> None:
+def test_memoryviews_and_views_are_buffers(procs: Callable[..., Any]) -> None:
     owner = procs(1).spawn("owner", Owner)
     plain = owner.make_bytes.call_one(100, False).get()
     plain.write_from(b"abc").get()
@@ -237,7 +237,7 @@ def test_memoryviews_and_views(procs: Callable[..., Any]) -> None:
     assert part.tolist() == [float(each) for each in range(10, 20)]
 
 
-def test_an_awaited_read(procs: Callable[..., Any]) -> None:
+def test_read_can_be_awaited(procs: Callable[..., Any]) -> None:
     import asyncio
 
     owner = procs(1).spawn("owner", Owner)
@@ -252,7 +252,7 @@ def test_an_awaited_read(procs: Callable[..., Any]) -> None:
     assert asyncio.run(read()) == [15.0, LARGE // 4 - 1.0]
 
 
-def test_a_buffer_ends_with_its_actor(procs: Callable[..., Any]) -> None:
+def test_buffer_ends_with_its_actor(procs: Callable[..., Any]) -> None:
     mesh = procs(1, name="place")
     owner = mesh.spawn("owner", Owner)
     (buffer,) = owner.make.call_one(10).get()
@@ -262,7 +262,7 @@ def test_a_buffer_ends_with_its_actor(procs: Callable[..., Any]) -> None:
         buffer.read_into(torch.zeros(10)).get()
 
 
-def test_bounds_and_types(procs: Callable[..., Any]) -> None:
+def test_bounds_and_types_are_checked(procs: Callable[..., Any]) -> None:
     (buffer,) = procs(1).spawn("owner", Owner).make.call_one(10).get()
     wrong: list[tuple[Callable[[], Any], str]] = [
         (lambda: buffer.read_into(torch.zeros(9)), "the destination has 36 bytes, but the buffer has 40"),
@@ -294,7 +294,7 @@ def test_bounds_and_types(procs: Callable[..., Any]) -> None:
     buffer.read_into(torch.zeros(40, dtype=torch.uint8)).get()
 
 
-def test_actions_refuse_memory_that_overlaps(procs: Callable[..., Any]) -> None:
+def test_actions_reject_overlapping_memory(procs: Callable[..., Any]) -> None:
     first, second = procs(1).spawn("owner", Owner).make.call_one(10, 10).get()
     here = torch.zeros(30)
     action = RDMAAction().read_remote(here[:10], first)
@@ -313,7 +313,7 @@ def test_actions_refuse_memory_that_overlaps(procs: Callable[..., Any]) -> None:
     assert here[:10].tolist() == [0.0] * 10
 
 
-def test_why_a_transport_is_used(sides: Callable[..., Any]) -> None:
+def test_transport_choice_is_explained(sides: Callable[..., Any]) -> None:
     owner, user = sides()
     (buffer,) = owner.make.call_one(10).get()
     assert user.transports.call_one(buffer).get() == {"local": "the owner is another process", "attach": ""}
@@ -321,7 +321,7 @@ def test_why_a_transport_is_used(sides: Callable[..., Any]) -> None:
     assert "40 bytes of float32 on cpu of rank 0 of owners" in repr(buffer)
 
 
-def test_a_transport_that_is_not_there(procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_transport_is_rejected(procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     (buffer,) = procs(1).spawn("owner", Owner).make.call_one(10).get()
     monkeypatch.setenv("MONARCH_RDMA_TRANSPORTS", "local,cuda_ipc")
     with pytest.raises(TransferError, match=r"no transport leads to .*local: the owner is another process; cuda_ipc:"):
@@ -331,7 +331,7 @@ def test_a_transport_that_is_not_there(procs: Callable[..., Any], monkeypatch: p
         buffer.read_into(torch.zeros(10)).get()
 
 
-def test_the_stream_takes_nobody_without_the_secret() -> None:
+def test_stream_rejects_peers_without_the_secret() -> None:
     from monarch._tensors.memory.registry import Registry
     from monarch._tensors.memory.views import memory_of
     from monarch._tensors.transports.base import Move
@@ -355,7 +355,7 @@ def test_the_stream_takes_nobody_without_the_secret() -> None:
         server.close()
 
 
-def test_what_a_program_may_ask() -> None:
+def test_program_may_query_rdma_backends() -> None:
     assert is_rdma_available() is True
     assert get_rdma_backend() in ("ibverbs", "nixl", "tcp")
     assert is_ibverbs_available() in (True, False)
@@ -368,7 +368,7 @@ def test_handles_are_small(procs: Callable[..., Any]) -> None:
     assert len(pickle.dumps(buffer)) < 400
 
 
-def test_time_runs_out(procs: Callable[..., Any], tmp_path: Any) -> None:
+def test_transfer_timeout_is_an_error(procs: Callable[..., Any], tmp_path: Any) -> None:
     mesh = procs(1, env={"MONARCH_RDMA_TRANSPORTS": "stream"})
     owner = mesh.spawn("owner", Owner)
     (buffer,) = owner.make.call_one(10).get()

@@ -97,7 +97,7 @@ def test_mismatch_names_ranks_shapes_and_dtypes(procs: Callable[..., Any], odd: 
     assert values(trainers.total.call()) == [3.0] * 3
 
 
-def test_groups_along_an_axis_are_checked(procs: Callable[..., Any]) -> None:
+def test_groups_along_axis_are_checked(procs: Callable[..., Any]) -> None:
     mesh = procs({"hosts": 2, "gpus": 2}, env=CHECKED)
     trainers = mesh.spawn("trainers", Trainer)
     assert values(trainers.along.call(mesh, False)) == [2.0] * 4

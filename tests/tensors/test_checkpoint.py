@@ -85,7 +85,7 @@ def values(future: Any) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_what_four_ranks_save_two_load_and_one(procs: Any, tmp_path: Path) -> None:
+def test_checkpoint_of_four_ranks_loads_on_two_and_one(procs: Any, tmp_path: Path) -> None:
     four, before = saver(procs(4)), STEPS // 2
     begun = values(four.train.call(0, before))
     at_once, meanwhile = str(tmp_path / "at once"), str(tmp_path / "meanwhile")

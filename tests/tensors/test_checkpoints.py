@@ -136,7 +136,7 @@ def nothing_kept(mesh: Any) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_versions_come_and_go(procs: Any, tmp_path: Path) -> None:
+def test_versions_are_written_and_pruned(procs: Any, tmp_path: Path) -> None:
     mesh = procs(2).spawn("keepers", Keeper)
     path = tmp_path / "new" / "run"
     for number in range(1, 4):
@@ -159,7 +159,7 @@ def test_versions_come_and_go(procs: Any, tmp_path: Path) -> None:
     assert wait_until(lambda: nothing_kept(mesh))
 
 
-def test_only_what_an_attempt_has_left_is_removed(tmp_path: Path) -> None:
+def test_only_leftovers_of_attempts_are_removed(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     for name in ("v000001.tmp", "v12", "latest.mine"):
         (tmp_path / name).mkdir()
@@ -185,7 +185,7 @@ def test_only_what_an_attempt_has_left_is_removed(tmp_path: Path) -> None:
     assert in_folder(tmp_path) == ["latest.mine", "notes.txt", "v000001", "v000001.tmp", "v000002", "v12"]
 
 
-def test_copies_keep_their_place_among_the_calls(procs: Any, tmp_path: Path) -> None:
+def test_checkpoint_copies_in_call_order(procs: Any, tmp_path: Path) -> None:
     mesh = procs(2).spawn("keepers", Synchronous)
     go = tmp_path / "go"
     mesh.add.broadcast(1.0)
@@ -203,7 +203,7 @@ def test_copies_keep_their_place_among_the_calls(procs: Any, tmp_path: Path) -> 
     assert back.get(GUARD).endswith("v000001")
 
 
-def test_an_async_actor_and_an_awaited_state(procs: Any, tmp_path: Path) -> None:
+def test_async_actor_can_save(procs: Any, tmp_path: Path) -> None:
     mesh = procs(1).spawn("keepers", Keeper)
     checkpoint(mesh, tmp_path, state="state_to_await").get(GUARD)
     mesh.add.call(4.0).get(GUARD)
@@ -212,7 +212,7 @@ def test_an_async_actor_and_an_awaited_state(procs: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_dtensors_come_back_in_another_layout(procs: Any, tmp_path: Path) -> None:
+def test_dtensors_restore_in_another_layout(procs: Any, tmp_path: Path) -> None:
     three = procs(3).spawn("keepers", Keeper, sharded=True)
     checkpoint(three, tmp_path).get(GUARD)
     whole = (torch.arange(24.0).view(8, 3)).tolist()
@@ -253,7 +253,7 @@ class Trainer(Actor):
 
 
 @pytest.mark.slow
-def test_a_training_goes_on_with_another_number_of_ranks(procs: Any, tmp_path: Path) -> None:
+def test_training_resumes_with_another_rank_count(procs: Any, tmp_path: Path) -> None:
     before = STEPS // 2
     four = procs(4).spawn("trainers", Trainer)
     begun = four.train.call(0, before, 4)
@@ -297,7 +297,7 @@ class Stateful(Actor):
         )
 
 
-def test_objects_that_have_a_state(procs: Any, tmp_path: Path) -> None:
+def test_objects_with_state_dict_are_saved(procs: Any, tmp_path: Path) -> None:
     mesh = procs(1).spawn("stateful", Stateful)
     mesh.step.call().get(GUARD)
     before = values(mesh.seen.call())
@@ -308,7 +308,7 @@ def test_objects_that_have_a_state(procs: Any, tmp_path: Path) -> None:
     assert values(mesh.seen.call()) == before
 
 
-def test_what_cannot_be_saved_is_named(procs: Any, tmp_path: Path) -> None:
+def test_unsavable_value_is_named(procs: Any, tmp_path: Path) -> None:
     mesh = procs(2).spawn("keepers", Keeper)
     checkpoint(mesh, tmp_path).get(GUARD)
     mesh.slice(gpus=1).put_what_cannot_be_saved.call().get(GUARD)
@@ -324,7 +324,7 @@ def test_what_cannot_be_saved_is_named(procs: Any, tmp_path: Path) -> None:
     assert in_folder(tmp_path) == ["latest", "v000001"] and wait_until(lambda: nothing_kept(mesh))
 
 
-def test_what_is_not_there_is_said(procs: Any, tmp_path: Path) -> None:
+def test_missing_keys_are_named(procs: Any, tmp_path: Path) -> None:
     mesh = procs(2).spawn("keepers", Keeper)
     with pytest.raises(ArgumentError, match="nowhere is no folder"):
         restore(mesh, tmp_path / "nowhere")
@@ -350,7 +350,7 @@ def test_what_is_not_there_is_said(procs: Any, tmp_path: Path) -> None:
         checkpoint({}, tmp_path)  # type: ignore[arg-type]
 
 
-def test_a_disk_that_is_full_leaves_the_version_before(procs: Any, tmp_path: Path) -> None:
+def test_full_disk_keeps_the_previous_version(procs: Any, tmp_path: Path) -> None:
     mesh = procs(2).spawn("keepers", Keeper, 200_000)
     checkpoint(mesh, tmp_path).get(GUARD)
     mesh.limit_files.call(1 << 20).get(GUARD)
@@ -363,7 +363,7 @@ def test_a_disk_that_is_full_leaves_the_version_before(procs: Any, tmp_path: Pat
     assert wait_until(lambda: nothing_kept(mesh))
 
 
-def test_a_rank_that_dies_in_writing_leaves_the_version_before(procs: Any, tmp_path: Path) -> None:
+def test_death_during_write_keeps_previous_version(procs: Any, tmp_path: Path) -> None:
     mesh = procs(3).spawn("keepers", Keeper, 200_000)
     checkpoint(mesh, tmp_path).get(GUARD)
     # Without this, only one of the ranks would write.
@@ -382,7 +382,7 @@ def test_a_rank_that_dies_in_writing_leaves_the_version_before(procs: Any, tmp_p
     assert wait_until(lambda: nothing_kept(alive))
 
 
-def test_the_first_rank_dies(procs: Any, tmp_path: Path) -> None:
+def test_death_of_first_rank_keeps_previous_version(procs: Any, tmp_path: Path) -> None:
     mesh = procs(2).spawn("keepers", Keeper, 200_000)
     checkpoint(mesh, tmp_path).get(GUARD)
     mesh.slice(gpus=0).limit_files.call(1 << 20, True).get(GUARD)
@@ -396,7 +396,7 @@ def test_the_first_rank_dies(procs: Any, tmp_path: Path) -> None:
     assert in_folder(tmp_path) == ["latest", "v000001", "v000002"]
 
 
-def test_a_checkpoint_is_given_up(procs: Any, tmp_path: Path) -> None:
+def test_checkpoint_can_be_abandoned(procs: Any, tmp_path: Path) -> None:
     mesh = procs(2).spawn("keepers", Synchronous)
     go = tmp_path / "go"
     # The first one imports what it needs.
@@ -409,7 +409,7 @@ def test_a_checkpoint_is_given_up(procs: Any, tmp_path: Path) -> None:
     assert wait_until(lambda: nothing_kept(mesh)) and not (tmp_path / "run").exists()
 
 
-def test_another_process_writes_there(procs: Any, tmp_path: Path) -> None:
+def test_concurrent_writer_is_rejected(procs: Any, tmp_path: Path) -> None:
     mesh = procs(1).spawn("keepers", Keeper)
     other = NewVersion(str(tmp_path), "ab")
     with pytest.raises(DeviceMeshError, match=f"process {os.getpid()} of .* is writing a checkpoint to"):
@@ -418,7 +418,7 @@ def test_another_process_writes_there(procs: Any, tmp_path: Path) -> None:
     assert checkpoint(mesh, tmp_path).get(GUARD).endswith("v000001")
 
 
-def test_a_mesh_that_is_stopped(procs: Any, tmp_path: Path) -> None:
+def test_stopped_mesh_finishes_its_checkpoint(procs: Any, tmp_path: Path) -> None:
     ranks = procs(2)
     mesh = ranks.spawn("keepers", Synchronous)
     mesh.wait_for.broadcast(str(tmp_path / "go"))
@@ -469,7 +469,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_new_program_restores_what_a_killed_one_has_saved(program: Any, tmp_path: Path) -> None:
+def test_new_program_restores_checkpoint_of_killed_one(program: Any, tmp_path: Path) -> None:
     path = tmp_path / "run"
     killed = program(PROGRAM, "save", "2", str(path))
     assert killed.code == -signal.SIGKILL and killed.out == "v000001\n" and not killed.left, killed.err

@@ -30,7 +30,7 @@ def test_only_connections_of_tcp_are_shut_down() -> None:
             assert far.recv(1) == b"1"
 
 
-def test_a_descriptor_that_is_another_socket_now_is_left_alone() -> None:
+def test_reused_descriptor_is_left_alone() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         a = socket.create_connection(server.getsockname())
         b = server.accept()[0]
@@ -42,16 +42,16 @@ def test_a_descriptor_that_is_another_socket_now_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
-def test_the_loopback_is_the_interface_of_its_addresses(address: str) -> None:
+def test_loopback_is_interface_of_its_addresses(address: str) -> None:
     assert interface_of(address) == "lo"
 
 
-def test_an_address_that_nobody_has_has_no_interface() -> None:
+def test_unknown_address_has_no_interface() -> None:
     assert interface_of("192.0.2.1") == ""
     assert interface_of("no-such-host.invalid") == ""
 
 
-def test_the_interface_of_an_address_is_found_without_names() -> None:
+def test_interface_of_address_is_found_without_names() -> None:
     code = "import sys; from monarch._tensors.collectives.interfaces import interface_of; interface_of('127.0.0.1')"
     code += "; print('encodings.idna' in sys.modules, 'psutil' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -158,7 +158,7 @@ def _counts(draw: Any, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(tensors())
-def test_any_layout_to_any_other(sides: Any, layouts: Any) -> None:
+def test_copy_between_any_layouts(sides: Any, layouts: Any) -> None:
     have, want = layouts
     source, target = sides
     source.lay_out.call(have, True).get(30)
@@ -168,7 +168,7 @@ def test_any_layout_to_any_other(sides: Any, layouts: Any) -> None:
     assert report.bytes_between_hosts == {}
 
 
-def test_one_to_all_and_back(procs: Callable[..., Any], host: Any) -> None:
+def test_copy_from_one_to_all_and_back(procs: Callable[..., Any], host: Any) -> None:
     source, target = procs(1).spawn("source", Keeper), procs(4).spawn("target", Keeper)
     layout = {"w": (((2000, 300), (1, 1)), "float32"), "b": (((7,), (1,)), "int64")}
     source.lay_out.call(layout, True).get()
@@ -182,7 +182,7 @@ def test_one_to_all_and_back(procs: Callable[..., Any], host: Any) -> None:
     assert all(source.right.call(layout).get().values())
 
 
-def test_a_slice_and_a_program(procs: Callable[..., Any]) -> None:
+def test_copy_to_slice_and_program(procs: Callable[..., Any]) -> None:
     keepers = procs(4).spawn("keepers", Keeper)
     keepers.set.call({"w": torch.zeros(10)}).get()
     copy_state({"w": torch.arange(10.0)}, keepers.slice(gpus=slice(1, 3)).weights).get(30)
@@ -192,7 +192,7 @@ def test_a_slice_and_a_program(procs: Callable[..., Any]) -> None:
     assert [each["w"].sum().item() for each in keepers.get.call().get().values()] == [0.0, 45.0, 45.0, 45.0]
 
 
-def test_actors_of_one_process(procs: Callable[..., Any]) -> None:
+def test_copy_between_actors_of_one_process(procs: Callable[..., Any]) -> None:
     mesh = procs(2)
     first, second = mesh.spawn("first", Keeper), mesh.spawn("second", Keeper)
     first.set.call({"w": torch.arange(10.0)}).get()
@@ -202,7 +202,7 @@ def test_actors_of_one_process(procs: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize(("source", "target"), [("0", "1"), ("1", "replicate"), ("replicate", "0")])
-def test_distributed_tensors(procs: Callable[..., Any], source: str, target: str) -> None:
+def test_copy_of_distributed_tensors(procs: Callable[..., Any], source: str, target: str) -> None:
     have, want = procs(2).spawn("have", Sharded), procs({"a": 1, "b": 2}).spawn("want", Sharded)
     have.make.call(source, 1.0).get(60)
     want.make.call(target, 0.0).get(60)
@@ -212,7 +212,7 @@ def test_distributed_tensors(procs: Callable[..., Any], source: str, target: str
 
 
 @pytest.mark.slow
-def test_from_fsdp_to_plain_and_back(procs: Callable[..., Any]) -> None:
+def test_copy_from_fsdp_to_plain_and_back(procs: Callable[..., Any]) -> None:
     trainers, generator = procs(2).spawn("trainers", Model), procs(1).spawn("generator", Model)
     trainers.build.call(True, 1).get(60)
     generator.build.call(False, 2).get(60)
@@ -224,7 +224,7 @@ def test_from_fsdp_to_plain_and_back(procs: Callable[..., Any]) -> None:
     assert list(trainers.numbers.call().get(60).values()) == [expected] * 2
 
 
-def test_what_cannot_be_copied(procs: Callable[..., Any]) -> None:
+def test_uncopyable_states_are_errors(procs: Callable[..., Any]) -> None:
     source, target = procs(1).spawn("source", Keeper), procs(2).spawn("target", Keeper)
     source.set.call({"w": torch.zeros(4)}).get()
     target.set.call({"w": torch.zeros(4, dtype=torch.int64)}).get()
@@ -258,7 +258,7 @@ def test_what_cannot_be_copied(procs: Callable[..., Any]) -> None:
     assert target.get.call().get()[1]["w"].dtype == torch.int64
 
 
-def test_an_awaited_state(procs: Callable[..., Any]) -> None:
+def test_copy_can_be_awaited(procs: Callable[..., Any]) -> None:
     class Waiting(Actor):
         def __init__(self) -> None:
             self.state = {"w": torch.ones(3)}
@@ -276,7 +276,7 @@ def test_an_awaited_state(procs: Callable[..., Any]) -> None:
     assert list(waiting.total.call().get().values()) == [3.0, 3.0]
 
 
-def test_a_source_that_dies(procs: Callable[..., Any]) -> None:
+def test_death_of_source_is_an_error(procs: Callable[..., Any]) -> None:
     source, target = procs(2).spawn("source", Keeper), procs(2).spawn("target", Keeper)
     for side in (source, target):
         side.set.call({"w": torch.zeros(4)}).get()

@@ -96,7 +96,7 @@ def raised(future: Any) -> ActorError:
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_error_of_a_rank_frees_those_that_wait_for_it(procs: Callable[..., Any], count: int) -> None:
+def test_error_of_rank_frees_those_that_wait_for_it(procs: Callable[..., Any], count: int) -> None:
     trainers = procs(count).spawn("trainers", Trainer)
     for failing in (1, 0):
         error = raised(trainers.step.call(failing))
@@ -110,7 +110,7 @@ def test_error_of_a_rank_frees_those_that_wait_for_it(procs: Callable[..., Any],
         assert values(trainers.total.call()) == [float(count)] * count
 
 
-def test_error_frees_a_rank_that_comes_to_the_collective_later(procs: Callable[..., Any], tmp_path: Path) -> None:
+def test_error_frees_rank_that_joins_collective_later(procs: Callable[..., Any], tmp_path: Path) -> None:
     trainers = procs(3).spawn("trainers", Trainer)
     assert values(trainers.total.call()) == [3.0] * 3
     go = tmp_path / "go"
@@ -138,20 +138,20 @@ def test_ranks_that_wait_for_nobody_finish(procs: Callable[..., Any], tmp_path: 
 
 
 @pytest.mark.parametrize("wait", ["receive", "meet"])
-def test_error_frees_those_that_receive_or_make_a_group(procs: Callable[..., Any], wait: str) -> None:
+def test_error_frees_those_that_receive_or_make_group(procs: Callable[..., Any], wait: str) -> None:
     trainers = procs(2).spawn("trainers", Trainer)
     assert raised(getattr(trainers, wait).call(1)).rank == 1
     assert values(trainers.total.call()) == [2.0] * 2
 
 
-def test_code_that_catches_the_broken_collective_goes_on(procs: Callable[..., Any]) -> None:
+def test_code_catching_broken_collective_continues(procs: Callable[..., Any]) -> None:
     trainers = procs(2).spawn("trainers", Trainer)
     error = raised(trainers.insists.call(1))
     assert error.results is not None and list(error.results.values()) == ["went on", None]
     assert values(trainers.total.call()) == [2.0] * 2
 
 
-def test_nothing_is_asked_when_nothing_fails(procs: Callable[..., Any]) -> None:
+def test_ranks_are_not_queried_without_failures(procs: Callable[..., Any]) -> None:
     from monarch._node.current import current_node
 
     trainers = procs(2).spawn("trainers", Trainer)

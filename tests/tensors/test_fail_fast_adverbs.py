@@ -113,7 +113,7 @@ def test_calls_of_single_actors_free_each_other(trainers: Any) -> None:
     works(trainers)
 
 
-def test_calls_sent_after_a_failure_are_freed(trainers: Any) -> None:
+def test_calls_sent_after_failure_are_freed(trainers: Any) -> None:
     first = trainers.slice(gpus=1).step.call_one()
     assert wait_until(lambda: first.done)
     time.sleep(0.3)  # long after the first look
@@ -121,7 +121,7 @@ def test_calls_sent_after_a_failure_are_freed(trainers: Any) -> None:
     works(trainers)
 
 
-def test_answers_to_a_port_free_those_that_wait(trainers: Any) -> None:
+def test_answers_to_port_free_those_that_wait(trainers: Any) -> None:
     port, receiver = Channel[float].open()
     send(trainers.step, port=port)
     told(errors(receiver.recv() for _ in range(3)))
@@ -147,7 +147,7 @@ def test_relayed_call_frees_those_that_wait(trainers: Any, procs: Callable[..., 
     works(trainers)
 
 
-def test_error_frees_those_that_wait_for_actors_that_wait(procs: Callable[..., Any]) -> None:
+def test_error_frees_transitive_waits(procs: Callable[..., Any]) -> None:
     mesh = procs(3)
     trainers, outer = mesh.spawn("trainers", Trainer), mesh.spawn("outer", Outer)
     works(trainers)
@@ -163,7 +163,7 @@ def freed(built: Any) -> None:
     assert all("the collective could not end" in unpack_failure(birth.raised[rank].body).text for rank in (0, 2))
 
 
-def test_constructors_that_wait_for_a_failed_one_are_freed(procs: Callable[..., Any]) -> None:
+def test_constructors_waiting_for_failed_one_are_freed(procs: Callable[..., Any]) -> None:
     mesh = procs(3)
     trainers = mesh.spawn("trainers", Trainer)
     for _ in range(3):
@@ -186,7 +186,7 @@ class LateBuilder(Actor):
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_late_constructors_meet_no_later_call(procs: Callable[..., Any], tmp_path: Path, made: bool) -> None:
+def test_late_constructors_do_not_join_later_call(procs: Callable[..., Any], tmp_path: Path, made: bool) -> None:
     mesh = procs(3)
     trainers = mesh.spawn("trainers", Trainer)
     if made:
@@ -216,7 +216,7 @@ FAILS = 'if os.environ["RANK"] == "1": raise ValueError("bad sample 17")'
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_program_of_torchrun_ends_when_a_rank_raises(procs: Callable[..., Any], tmp_path: Path, where: str) -> None:
+def test_torchrun_program_ends_when_rank_raises(procs: Callable[..., Any], tmp_path: Path, where: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(**{"before": "", "after": "", where: FAILS}))
     actors = procs(3).spawn("program", SPMDActor)

@@ -113,12 +113,12 @@ def member(procs: Callable[..., Any]) -> Any:
     return procs(1).spawn("member", Member)
 
 
-def test_use_waits_until_the_old_groups_are_left(member: Any) -> None:
+def test_use_waits_until_old_groups_are_left(member: Any) -> None:
     assert member.use_while_the_old_world_is_left.call_one().get(60) == (True, True)
     assert member.total.call_one().get(60) == 1.0
 
 
-def test_groups_are_new_after_a_round_that_was_ended_first(member: Any) -> None:
+def test_groups_are_new_after_ended_generation(member: Any) -> None:
     assert member.use_after_a_round_that_was_ended_first.call_one().get(60)
     assert member.total.call_one().get(60) == 1.0
 

@@ -148,7 +148,7 @@ class Trainer(Actor):
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="with one core there is nothing to share out")
-def test_threads_of_groups_made_by_hand_use_all_cores(procs: Callable[..., Any]) -> None:
+def test_threads_of_user_groups_use_all_cores(procs: Callable[..., Any]) -> None:
     size = 2
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = int(listener.getsockname()[1])

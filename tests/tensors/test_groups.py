@@ -154,7 +154,7 @@ def values(future: Any) -> list[Any]:
     return list(future.get(60).values())
 
 
-def test_groups_of_each_axis_and_of_all(procs: Callable[..., Any]) -> None:
+def test_groups_exist_for_each_axis_and_for_all(procs: Callable[..., Any]) -> None:
     members = procs({"dp": 2, "tp": 2}).spawn("members", Member)
     assert values(members.total.call()) == [6.0] * 4
     assert values(members.total.call("dp")) == [2.0, 4.0, 2.0, 4.0]
@@ -165,13 +165,13 @@ def test_groups_of_each_axis_and_of_all(procs: Callable[..., Any]) -> None:
     assert isinstance(caught.value.exception, AxisError)
 
 
-def test_three_axes_and_two_of_them(procs: Callable[..., Any]) -> None:
+def test_groups_of_three_axes_and_of_two(procs: Callable[..., Any]) -> None:
     members = procs({"a": 1, "b": 2, "c": 2}).spawn("members", Member)
     assert values(members.total.call("b", "c")) == [6.0] * 4
     assert values(members.total.call("a", "c")) == [1.0, 1.0, 5.0, 5.0]
 
 
-def test_a_device_mesh_has_the_axes_of_the_mesh(procs: Callable[..., Any]) -> None:
+def test_device_mesh_has_axes_of_mesh(procs: Callable[..., Any]) -> None:
     mesh = procs({"dp": 2, "tp": 2})
     members = mesh.spawn("members", Member)
     assert values(members.mesh.call()) == [(("dp", "tp"), (2, 2), at, 4) for at in ((0, 0), (0, 1), (1, 0), (1, 1))]
@@ -179,7 +179,7 @@ def test_a_device_mesh_has_the_axes_of_the_mesh(procs: Callable[..., Any]) -> No
     assert values(members.mesh_given.call(mesh.device_mesh())) == [(("dp", "tp"), (2, 2))] * 4
 
 
-def test_a_program_hands_groups_to_ranks(procs: Callable[..., Any]) -> None:
+def test_program_can_pass_groups_to_ranks(procs: Callable[..., Any]) -> None:
     mesh = procs({"dp": 2, "tp": 2})
     members = mesh.spawn("members", Member)
     assert "to be sent to its ranks" in repr(mesh.group("tp"))
@@ -192,7 +192,7 @@ def test_a_program_hands_groups_to_ranks(procs: Callable[..., Any]) -> None:
         mesh.group("pp")
 
 
-def test_a_slice_has_its_group_while_others_are_busy(procs: Callable[..., Any], tmp_path: Any) -> None:
+def test_slice_has_its_group_while_others_are_busy(procs: Callable[..., Any], tmp_path: Any) -> None:
     mesh = procs(4)
     everybody = mesh.spawn("everybody", Member)
     done = tmp_path / "done"
@@ -206,19 +206,19 @@ def test_a_slice_has_its_group_while_others_are_busy(procs: Callable[..., Any], 
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_who_comes_late_joins_the_same_round(procs: Callable[..., Any], first: int) -> None:
+def test_late_rank_joins_the_same_generation(procs: Callable[..., Any], first: int) -> None:
     members = procs(2).spawn("members", Member)
     assert values(members.form_slowly.call(first)) == [2, 2]
     assert values(members.total.call()) == [1.0, 1.0]
 
 
-def test_a_result_is_sent_when_its_collective_is_done(procs: Callable[..., Any]) -> None:
+def test_async_result_is_sent_after_its_collective(procs: Callable[..., Any]) -> None:
     members = procs(2).spawn("members", Member)
     members.total.call().get(30)
     assert [each.tolist() for each in values(members.sum_under_way.call())] == [[3.0] * 4] * 2
 
 
-def test_a_slice_is_no_place_for_others(procs: Callable[..., Any]) -> None:
+def test_group_of_slice_rejects_other_ranks(procs: Callable[..., Any]) -> None:
     mesh, other = procs(2), procs(1)
     with pytest.raises(ActorError, match="no rank of"):
         mesh.spawn("members", Member).total_of.call(other).get(30)
@@ -226,14 +226,14 @@ def test_a_slice_is_no_place_for_others(procs: Callable[..., Any]) -> None:
         mesh.spawn("members", Member).slice(gpus=1).total_of.call(mesh.slice(gpus=0)).get(30)
 
 
-def test_the_group_of_one(procs: Callable[..., Any]) -> None:
+def test_group_of_one_rank_works(procs: Callable[..., Any]) -> None:
     member = procs(1).spawn("member", Member)
     assert values(member.total.call()) == [0.0]
     alone = procs({}).spawn("alone", Member)
     assert values(alone.mesh.call()) == [(("ranks",), (1,), (0,), 1)]
 
 
-def test_a_program_is_no_rank() -> None:
+def test_program_is_not_a_rank() -> None:
     from monarch._groups.rendezvous import local_rendezvous
 
     for ask in (local_rendezvous().ensure, group, device_mesh):
@@ -253,7 +253,7 @@ def test_actors_of_one_process_ask_for_different_groups(procs: Callable[..., Any
         assert values(by_rows) == [1.0, 1.0] and values(by_columns) == [1.0, 1.0]
 
 
-def test_members_that_have_made_different_groups_before(procs: Callable[..., Any]) -> None:
+def test_members_with_different_group_history_can_join(procs: Callable[..., Any]) -> None:
     mesh = procs(4)
     members = mesh.spawn("members", Member)
     # Of ranks 0 and 2 one has made a group before, which the other has not.
@@ -262,7 +262,7 @@ def test_members_that_have_made_different_groups_before(procs: Callable[..., Any
         assert set(values(total)) == {float(sum(range(len(range(4)[part]))))}
 
 
-def test_many_groups_that_are_begun_at_once_in_any_order(procs: Callable[..., Any]) -> None:
+def test_groups_may_be_created_concurrently_in_any_order(procs: Callable[..., Any]) -> None:
     parts = [slice(first, last, step) for first in range(3) for last in (3, 4) for step in (1, 2, 3)]
     parts = list({tuple(range(4)[part]): part for part in parts if len(range(4)[part]) > 1}.values())
     for seed in range(3):
@@ -281,7 +281,7 @@ def test_many_groups_that_are_begun_at_once_in_any_order(procs: Callable[..., An
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_death_frees_the_others_from_the_making_of_a_group(procs: Callable[..., Any], victim: int) -> None:
+def test_death_frees_ranks_during_group_creation(procs: Callable[..., Any], victim: int) -> None:
     mesh = procs(3)
     members = mesh.spawn("members", Member)
     pids = values(members.pid.call())
@@ -306,12 +306,12 @@ class AsyncMember(Actor):
         return here.item()
 
 
-def test_async_actors(procs: Callable[..., Any]) -> None:
+def test_async_actors_use_groups(procs: Callable[..., Any]) -> None:
     assert values(procs(2).spawn("members", AsyncMember).total.call()) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_death_frees_the_others_from_a_collective(procs: Callable[..., Any], victim: int) -> None:
+def test_death_frees_ranks_from_collective(procs: Callable[..., Any], victim: int) -> None:
     members = procs(3).spawn("members", Member)
     pids = values(members.pid.call())
     waiting = members.wait_for_others.call(victim)
@@ -326,7 +326,7 @@ def test_a_death_frees_the_others_from_a_collective(procs: Callable[..., Any], v
     assert isinstance(caught.value.exception, GroupError)
 
 
-def test_a_death_frees_the_others_from_a_group_of_their_own(procs: Callable[..., Any], tmp_path: Any) -> None:
+def test_death_frees_ranks_from_own_group(procs: Callable[..., Any], tmp_path: Any) -> None:
     members = procs(2, env={"MEETING": str(tmp_path / "meeting")}).spawn("members", Member)
     pids = values(members.pid.call())
     members.own_group.call().get(30)
@@ -339,14 +339,14 @@ def test_a_death_frees_the_others_from_a_group_of_their_own(procs: Callable[...,
     assert len(values(members.slice(gpus=0).pid.call())) == 1
 
 
-def test_a_group_that_the_program_ends_is_made_anew(procs: Callable[..., Any]) -> None:
+def test_group_ended_by_program_is_recreated(procs: Callable[..., Any]) -> None:
     members = procs(2).spawn("members", Member)
     assert values(members.total.call()) == [1.0, 1.0]
     members.end_group.call().get(30)
     assert values(members.total.call()) == [1.0, 1.0]
 
 
-def test_groups_are_made_anew_with_a_new_incarnation(procs: Callable[..., Any]) -> None:
+def test_groups_are_recreated_with_new_incarnation(procs: Callable[..., Any]) -> None:
     from monarch._supervision.healing import replace_ranks
 
     mesh = procs(3)
@@ -369,7 +369,7 @@ def test_groups_are_made_anew_with_a_new_incarnation(procs: Callable[..., Any]) 
         assert values(members.total.call("gpus")) == [3.0] * 3
 
 
-def test_a_rank_that_does_not_come_is_named(leaks: Kit) -> None:
+def test_rank_that_does_not_join_is_named(leaks: Kit) -> None:
     from monarch._tensors.collectives.store import find_store, meet, serve_store
 
     store, port = serve_store("127.0.0.1", 3)
@@ -381,7 +381,7 @@ def test_a_rank_that_does_not_come_is_named(leaks: Kit) -> None:
     leaks.rebase()
 
 
-def test_a_connection_that_breaks_without_a_death(procs: Callable[..., Any]) -> None:
+def test_broken_connection_without_death_recreates_groups(procs: Callable[..., Any]) -> None:
     """The collective that was under way fails, and the next one has groups that were made anew."""
     members = procs(3).spawn("members", Member)
     assert values(members.total.call()) == [3.0] * 3

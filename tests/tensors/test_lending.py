@@ -48,7 +48,7 @@ def lent(mesh: Any) -> int:
 EXPECTED = [[0.0, 4.0, 8.0], [1.0, 5.0, 9.0], [2.0, 6.0, 10.0], [3.0, 7.0, 11.0]]
 
 
-def test_it_is_freed_when_the_last_receiver_has_its_copy(procs: Callable[..., Any]) -> None:
+def test_export_is_freed_after_the_last_copy(procs: Callable[..., Any]) -> None:
     lender, users = procs(1).spawn("lender", CopyEndpoint), procs(2).spawn("users", CopyEndpoint)
     receivers = [proc for proc, _ in users.proc.call().get().values()]
     arguments = lender.lend.call_one(receivers).get()
@@ -62,7 +62,7 @@ def test_it_is_freed_when_the_last_receiver_has_its_copy(procs: Callable[..., An
     assert isinstance(caught.value.exception, TransferError)
 
 
-def test_a_receiver_that_dies_keeps_nothing(procs: Callable[..., Any]) -> None:
+def test_dead_receiver_releases_exports(procs: Callable[..., Any]) -> None:
     lender, users = procs(1).spawn("lender", CopyEndpoint), procs(2).spawn("users", CopyEndpoint)
     known = list(users.proc.call().get().values())
     # The lender hears of the death of those that it has talked to.
@@ -74,13 +74,13 @@ def test_a_receiver_that_dies_keeps_nothing(procs: Callable[..., Any]) -> None:
     assert wait_until(lambda: lent(lender) == 0)
 
 
-def test_a_program_gets_a_copy_of_its_own() -> None:
+def test_program_gets_its_own_copy() -> None:
     assert exports.lend(torch.zeros(3), ["host/c123456"]) is None
     assert exports.lend(torch.zeros(3), []) is None
     assert exports.lend(torch.zeros(0), ["host/uid.0"]) is None
 
 
-def test_what_is_not_sent_after_all_is_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsent_export_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pickler lends what it meets, and takes it back if the rest cannot be pickled."""
     cancelled: list[Any] = []
 
@@ -104,6 +104,6 @@ def test_what_is_not_sent_after_all_is_not_lent(monkeypatch: pytest.MonkeyPatch)
     assert len(cancelled) == 1
 
 
-def test_by_memory_of_the_cpu_where_nobody_has_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_goes_through_cpu_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     found = pickling._make_gpu_tensor(torch.ones(3), True)
     assert found.device.type == "cpu" and found.requires_grad

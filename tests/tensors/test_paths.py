@@ -53,7 +53,7 @@ def values(future: Any) -> list[Any]:
     return list(future.get(60).values())
 
 
-def test_late_news_of_replaced_ranks_leave_new_groups_alone(procs: Callable[..., Any], tmp_path: Path) -> None:
+def test_late_news_of_replaced_ranks_keep_new_groups(procs: Callable[..., Any], tmp_path: Path) -> None:
     mesh = procs(3)
     trainers = mesh.spawn("trainers", Trainer)
     assert values(trainers.total.call()) == [3.0] * 3
@@ -70,7 +70,7 @@ def test_late_news_of_replaced_ranks_leave_new_groups_alone(procs: Callable[...,
     assert values(going) == [3.0] * 3
 
 
-def test_late_fault_of_a_replaced_process_is_not_its_successors(procs: Callable[..., Any]) -> None:
+def test_late_fault_of_replaced_process_is_not_its_successors(procs: Callable[..., Any]) -> None:
     mesh = procs(2)
     trainers = mesh.spawn("trainers", Trainer)
     pids = values(trainers.pid.call())
@@ -86,7 +86,7 @@ def test_late_fault_of_a_replaced_process_is_not_its_successors(procs: Callable[
     assert values(trainers.pid.call())[1] == fresh
 
 
-def test_signal_for_the_message_before_does_not_interrupt_this_one(procs: Callable[..., Any]) -> None:
+def test_signal_for_previous_message_does_not_interrupt(procs: Callable[..., Any]) -> None:
     trainer = procs(1).spawn("trainers", Trainer)
     assert trainer.stray.call_one(True).get(30) == "went on"
     assert trainer.stray.call_one(False).get(30) == "interrupted"

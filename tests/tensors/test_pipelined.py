@@ -52,7 +52,7 @@ def values(future: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_queued_calls_after_a_failure_give_right_numbers(procs: Callable[..., Any], failing: int) -> None:
+def test_queued_calls_after_failure_give_right_numbers(procs: Callable[..., Any], failing: int) -> None:
     trainers = procs(3).spawn("trainers", Trainer)
     assert values(trainers.step.call(1)) == [3.0] * 3
     failed = trainers.step.call(10, failing)
@@ -65,7 +65,7 @@ def test_queued_calls_after_a_failure_give_right_numbers(procs: Callable[..., An
     assert values(trainers.step.call(1)) == [3.0] * 3
 
 
-def test_call_sent_after_a_failure_waits_for_no_slow_rank(procs: Callable[..., Any], tmp_path: Path) -> None:
+def test_call_sent_after_failure_waits_for_no_slow_rank(procs: Callable[..., Any], tmp_path: Path) -> None:
     mesh = procs(3)
     trainers = mesh.spawn("trainers", Trainer)
     assert values(trainers.step.call(1)) == [3.0] * 3

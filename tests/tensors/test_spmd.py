@@ -92,7 +92,7 @@ def run(actors: Any, *arguments: str) -> Any:
     return actors.main.call(host, port, list(arguments))
 
 
-def test_a_script_runs_unchanged(procs: Callable[..., Any], script: Path) -> None:
+def test_script_runs_unchanged(procs: Callable[..., Any], script: Path) -> None:
     mesh = procs(2)
     actors, looker = mesh.spawn("spmd", SPMDActor), mesh.spawn("looker", Looker)
     before = values(looker.main_module.call())
@@ -111,7 +111,7 @@ def test_a_script_runs_unchanged(procs: Callable[..., Any], script: Path) -> Non
     assert values(looker.of_the_mesh.call()) == [2, 2]
 
 
-def test_a_script_that_fails(procs: Callable[..., Any], script: Path) -> None:
+def test_failing_script_is_an_error(procs: Callable[..., Any], script: Path) -> None:
     actors = procs(2).spawn("spmd", SPMDActor)
     # The other rank waits in a collective, and is freed.
     with pytest.raises(ActorError, match="a bad batch") as caught:
@@ -126,7 +126,7 @@ def test_a_script_that_fails(procs: Callable[..., Any], script: Path) -> None:
         run(actors, str(script.parent / "missing.py")).get(30)
 
 
-def test_a_module(procs: Callable[..., Any], script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_runs_like_a_script(procs: Callable[..., Any], script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(script.parent))
     actors = procs(2).spawn("spmd", SPMDActor)
     out = script.parent / "out"
@@ -134,7 +134,7 @@ def test_a_module(procs: Callable[..., Any], script: Path, monkeypatch: pytest.M
     assert (script.parent / "out.1").read_text().startswith("10.0 2 1 ['--steps']")
 
 
-def test_endpoints_find_the_environment(procs: Callable[..., Any]) -> None:
+def test_endpoints_see_torchrun_environment(procs: Callable[..., Any]) -> None:
     mesh = procs(3)
     looker = mesh.spawn("looker", Looker)
     setup_torch_elastic_env(mesh)
@@ -153,7 +153,7 @@ def test_endpoints_find_the_environment(procs: Callable[..., Any]) -> None:
         setup_torch_elastic_env(mesh, "127.0.0.1")
 
 
-def test_it_can_be_awaited(procs: Callable[..., Any]) -> None:
+def test_run_can_be_awaited(procs: Callable[..., Any]) -> None:
     import asyncio
 
     mesh = procs(2)
@@ -162,7 +162,7 @@ def test_it_can_be_awaited(procs: Callable[..., Any]) -> None:
     assert values(looker.total.call()) == [(1.0, 2)] * 2
 
 
-def test_the_environment_of_an_actor(procs: Callable[..., Any]) -> None:
+def test_actor_sets_up_torchrun_environment(procs: Callable[..., Any]) -> None:
     mesh = procs(2)
     actors, looker = mesh.spawn("spmd", SPMDActor), mesh.spawn("looker", Looker)
     host, port = actors.slice(gpus=0).get_host_port.call_one(None).get()

@@ -65,7 +65,7 @@ def served() -> Iterator[Served]:
     made.server.close()
 
 
-def test_handshake_has_one_deadline_however_slow_the_bytes(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handshake_has_one_deadline_however_slow_bytes(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_server, "HANDSHAKE_SECONDS", 0.5)
     with served.stranger() as stranger:
         begun = time.monotonic()
@@ -77,7 +77,7 @@ def test_handshake_has_one_deadline_however_slow_the_bytes(served: Served, monke
     served.read()
 
 
-def test_strangers_are_few_and_do_not_keep_friends_out(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_are_limited_and_members_served(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_server, "HANDSHAKE_SECONDS", 60.0)
     before = sum(thread.name == "monarch-stream" for thread in threading.enumerate())
     strangers = [served.stranger() for _ in range(STRANGERS + 20)]
@@ -97,7 +97,7 @@ def test_spans_out_of_bounds_are_refused(served: Served, spans: tuple[int, int])
         assert member.recv(1) == bytes([BOUNDS])
 
 
-def test_garbage_of_members_costs_few_lines(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
+def test_garbage_of_members_is_reported_seldom(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
     draw = random.Random(7)
     for _ in range(300):
         with served.member() as member:
@@ -130,7 +130,7 @@ served.server.close()
 """
 
 
-def test_accepting_goes_on_after_descriptors_have_run_out(tmp_path: Any) -> None:
+def test_accept_resumes_after_descriptor_shortage(tmp_path: Any) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", FULL],
         stdin=subprocess.PIPE,

@@ -71,7 +71,7 @@ def test_begun_counts_collectives(seen: dict[str, Any]) -> None:
     assert seen["begun"] == 1
 
 
-def test_backend_of_is_that_of_the_device(seen: dict[str, Any]) -> None:
+def test_backend_of_is_that_of_device(seen: dict[str, Any]) -> None:
     assert seen["backend"] == "ProcessGroupGloo"
     assert seen["no backend"] is None
 
@@ -80,34 +80,34 @@ def test_make_group_makes_one_that_torch_knows(seen: dict[str, Any]) -> None:
     assert seen["made"] == [[0], True, [1.0, 1.0]]
 
 
-def test_wrap_group_maker_wraps_every_way_to_make_a_group(seen: dict[str, Any]) -> None:
+def test_wrap_group_maker_wraps_every_way_to_make_group(seen: dict[str, Any]) -> None:
     assert seen["wrapped"] == [False, True, True]
     assert seen["calls"] == [1, 2]
 
 
-def test_local_box_is_the_part_of_this_rank(seen: dict[str, Any]) -> None:
+def test_local_box_is_part_of_this_rank(seen: dict[str, Any]) -> None:
     assert seen["box"] == [[4, 3], [0, 0]]
 
 
-def test_store_takes_a_listening_socket(seen: dict[str, Any]) -> None:
+def test_store_takes_listening_socket(seen: dict[str, Any]) -> None:
     assert seen["port"] is True
 
 
-def test_has_hooks_finds_hooks_of_the_backward_pass() -> None:
+def test_has_hooks_finds_hooks_of_backward_pass() -> None:
     tensor = torch.ones(2, requires_grad=True)
     assert not tensor_compat.has_hooks(tensor)
     tensor.register_hook(lambda gradient: gradient)
     assert tensor_compat.has_hooks(tensor)
 
 
-def test_storage_key_tells_storages_apart_also_empty_ones() -> None:
+def test_storage_key_identifies_empty_storages_too() -> None:
     whole, first, second = torch.ones(4), torch.empty(0), torch.empty(0)
     keys = [tensor_compat.storage_key(each.untyped_storage()) for each in (whole, whole[:2], first, second)]
     assert keys[0] == keys[1]
     assert len(set(keys)) == 3
 
 
-def test_untyped_is_the_storage_below(recwarn: pytest.WarningsRecorder) -> None:
+def test_untyped_returns_the_storage(recwarn: pytest.WarningsRecorder) -> None:
     tensor = torch.ones(4)
     typed = tensor.storage()
     recwarn.clear()

@@ -166,50 +166,50 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def test_ddp_trains_as_one_process_does(procs: Any) -> None:
+def test_ddp_matches_one_process(procs: Any) -> None:
     (losses, state), (others, other) = run(procs(2), "ddp")
     assert_golden([losses, others])
     assert_same(state, golden()[1])
     assert all(torch.equal(value, other[name]) for name, value in state.items())
 
 
-def test_ddp_over_a_group_that_the_program_names(procs: Any) -> None:
+def test_ddp_works_over_given_group(procs: Any) -> None:
     mesh = procs({"dp": 2, "tp": 2})
     losses = run(mesh, "ddp_over", mesh.group("dp"))
     assert losses[0] == losses[1] != losses[2]
     assert_golden(losses)
 
 
-def test_ddp_in_a_group_that_the_actor_makes_by_itself(procs: Any) -> None:
+def test_ddp_works_in_own_group_of_actor(procs: Any) -> None:
     mesh = procs(2, env={"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())})
     assert_golden(run(mesh, "ddp_by_itself"))
 
 
-def test_fsdp_trains_as_one_process_does(procs: Any) -> None:
+def test_fsdp_matches_one_process(procs: Any) -> None:
     (losses, state), (others, other) = run(procs(2), "fsdp")
     assert_golden([losses, others])
     assert_same(state, golden()[1])
     assert_same(other, state)
 
 
-def test_split_layers_give_what_whole_ones_give(procs: Any) -> None:
+def test_split_layers_match_whole_layers(procs: Any) -> None:
     expected = make_net()(batch(0)[0])
     for out in run(procs({"tp": 2}), "tensor_parallel"):
         torch.testing.assert_close(out, expected.detach(), rtol=1e-12, atol=1e-12)
 
 
-def test_distributed_tensors_give_what_plain_ones_give(procs: Any) -> None:
+def test_distributed_tensors_match_plain_ones(procs: Any) -> None:
     run(procs(2), "distributed_tensors")
 
 
 @pytest.mark.slow
-def test_fsdp_and_split_layers_on_two_axes(procs: Any) -> None:
+def test_fsdp_with_split_layers_on_two_axes(procs: Any) -> None:
     losses = run(procs({"dp": 2, "tp": 2}), "two_axes")
     assert losses[0] == losses[1] != losses[2]
     assert_golden(losses)
 
 
-def test_a_pipeline_gives_what_the_whole_gives(procs: Any) -> None:
+def test_pipeline_matches_whole_model(procs: Any) -> None:
     (nothing, none), (out, losses) = run(procs(2), "pipeline")
     assert nothing is None and none == []
     assert_golden([losses])
@@ -219,7 +219,7 @@ def test_a_pipeline_gives_what_the_whole_gives(procs: Any) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_models_train_as_they_are(procs: Any, tmp_path: Path) -> None:
+def test_compiled_models_match_eager_ones(procs: Any, tmp_path: Path) -> None:
     mesh = procs(2)
     for ddp_first in (True, False):
         assert_golden(run(mesh, "compiled", "aot_eager", ddp_first, str(tmp_path)))
@@ -227,12 +227,12 @@ def test_compiled_models_train_as_they_are(procs: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler")
-def test_models_compiled_to_machine_code_train_as_they_are(procs: Any, tmp_path: Path) -> None:
+def test_natively_compiled_models_match_eager_ones(procs: Any, tmp_path: Path) -> None:
     assert_golden(run(procs(2), "compiled", "inductor", True, str(tmp_path)))
     assert list(tmp_path.rglob("*.cpp")), "it was compiled"
 
 
-def test_a_rank_that_dies_in_a_step_ends_the_step_of_the_others(procs: Any) -> None:
+def test_death_in_step_ends_step_of_other_ranks(procs: Any) -> None:
     trainers = procs(2).spawn("trainers", Trainer)
     with pytest.raises(SupervisionError) as caught:
         trainers.dies.call().get(timeout=GUARD)
@@ -252,7 +252,7 @@ def notebook(spec: str) -> Iterator[Notebook]:
 
 
 @pytest.mark.slow
-def test_ddp_in_cells(notebook: Notebook) -> None:
+def test_ddp_works_in_cells(notebook: Notebook) -> None:
     folder = str(Path(__file__).parent)
     notebook.mesh(
         f"import sys\nsys.path.insert(0, {folder!r})\n"

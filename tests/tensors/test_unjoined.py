@@ -78,7 +78,7 @@ def reported(capfd: pytest.CaptureFixture[str], seen: list[str]) -> str:
 
 
 @pytest.mark.parametrize("operation", ["barrier", "work"])
-def test_endpoint_that_waits_for_finished_ranks_is_reported(
+def test_endpoint_waiting_for_finished_ranks_is_reported(
     trainers: Any, capfd: pytest.CaptureFixture[str], operation: str
 ) -> None:
     future = trainers.meet.call([0], operation)
@@ -94,7 +94,7 @@ def test_endpoint_that_waits_for_finished_ranks_is_reported(
     assert values(future) == ["met", "did not meet", "did not meet"]
 
 
-def test_receive_from_a_finished_rank_is_reported(trainers: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_receive_from_finished_rank_is_reported(trainers: Any, capfd: pytest.CaptureFixture[str]) -> None:
     future = trainers.meet.call([0], "recv")
     seen: list[str] = []
     assert wait_until(lambda: "rank 1 has not joined: it has finished" in reported(capfd, seen))
@@ -102,7 +102,7 @@ def test_receive_from_a_finished_rank_is_reported(trainers: Any, capfd: pytest.C
     assert values(future)[0] == "met"
 
 
-def test_ranks_that_wait_for_a_slow_one_are_not_reported(
+def test_ranks_waiting_for_slow_one_are_not_reported(
     trainers: Any, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     go = tmp_path / "go"

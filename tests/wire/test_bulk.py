@@ -173,7 +173,7 @@ def test_many_receivers_share_one_copy(segments: Segments, others: Callable[[], 
     assert [maps_of_segments(process.pid) for process in receivers] == [0, 0, 0]
 
 
-def test_a_mapping_takes_no_file_descriptor(segments: Segments, others: Callable[[], Process]) -> None:
+def test_mapping_takes_no_file_descriptor(segments: Segments, others: Callable[[], Process]) -> None:
     process = others()
     process.do(receive, "0", *small(segments, "0"))
     before = process.do(count_of_fds)
@@ -189,7 +189,7 @@ def small(segments: Segments, name: str) -> tuple[bytes, list]:
     return body, list(segments.put(buffers, ["it"]))
 
 
-def test_a_receiver_that_dies_leaks_nothing(segments: Segments, others: Callable[[], Process]) -> None:
+def test_dead_receiver_leaks_nothing(segments: Segments, others: Callable[[], Process]) -> None:
     dies, lives = others(), others()
     body, buffers = dumps(np.ones(100_000))
     refs = [segments.put(buffers, ["dies", "lives"]), segments.put(buffers, ["dies"])]
@@ -214,7 +214,7 @@ def test_mappings_outlive_their_owner(others: Callable[[], Process]) -> None:
 
 
 @pytest.mark.parametrize("reaped", [True, False])
-def test_the_data_of_a_dead_owner(others: Callable[[], Process], reaped: bool) -> None:
+def test_data_of_dead_owner_is_an_error(others: Callable[[], Process], reaped: bool) -> None:
     owner = others()
     _, ref = owner.do(own, np.ones(100_000))
     owner.kill(wait=reaped)
@@ -226,7 +226,7 @@ def test_the_data_of_a_dead_owner(others: Callable[[], Process], reaped: bool) -
     assert released == [(owner.pid, ref[2])]
 
 
-def test_tensors_in_another_process(segments: Segments, others: Callable[[], Process]) -> None:
+def test_tensors_arrive_in_another_process(segments: Segments, others: Callable[[], Process]) -> None:
     process = others()
     base = torch.ones(100_000)
     body, buffers = dumps({"a": base, "b": base[:60_000]})
@@ -258,7 +258,7 @@ def test_spans_are_aligned_and_empty_ones_allowed(segments: Segments) -> None:
     assert Mappings(lambda key: None).open(segments.put([], ["it"])) == []
 
 
-def test_a_reference_that_was_released_is_refused(segments: Segments) -> None:
+def test_released_reference_is_rejected(segments: Segments) -> None:
     released: list[tuple[int, int]] = []
     mappings = Mappings(released.append)
     stale = segments.put([data(100_000)], ["it"])
@@ -274,7 +274,7 @@ def test_a_reference_that_was_released_is_refused(segments: Segments) -> None:
     assert len(released) == 3
 
 
-def test_what_is_no_segment_is_refused(segments: Segments) -> None:
+def test_file_that_is_not_a_segment_is_rejected(segments: Segments) -> None:
     ref = segments.put([data(10)], ["it"])
     mappings = Mappings(lambda key: None)
     reader, writer = os.pipe()
@@ -288,7 +288,7 @@ def test_what_is_no_segment_is_refused(segments: Segments) -> None:
     os.close(writer)
 
 
-def test_one_receiver_may_open_twice_if_it_is_named_twice(segments: Segments) -> None:
+def test_receiver_named_twice_may_open_twice(segments: Segments) -> None:
     released: list[tuple[int, int]] = []
     mappings = Mappings(released.append)
     ref = segments.put([data(100_000)], ["it", "it"])
@@ -303,12 +303,12 @@ def test_one_receiver_may_open_twice_if_it_is_named_twice(segments: Segments) ->
     assert segments.stats().live == 0
 
 
-def test_bulk_data_needs_a_receiver(segments: Segments) -> None:
+def test_bulk_data_needs_receiver(segments: Segments) -> None:
     with pytest.raises(ValueError, match="receivers: expected at least one"):
         segments.put([data(10)], [])
 
 
-def test_the_limit_of_live_bytes() -> None:
+def test_live_bytes_above_limit_are_reported() -> None:
     segments = Segments(live_limit=1 << 20)
     ref = segments.put([data(700_000)], ["it"])
     assert not segments.over_limit
@@ -320,7 +320,7 @@ def test_the_limit_of_live_bytes() -> None:
     assert segments.stats() == ALL_FREE
 
 
-def test_too_few_file_descriptors_are_told_of_after_the_idle_ones_went() -> None:
+def test_lack_of_descriptors_first_frees_idle_segments() -> None:
     segments = Segments()
     mappings = Mappings(lambda key: None)
     held = segments.put([data(10)], ["it"])
@@ -352,7 +352,7 @@ def test_too_few_file_descriptors_are_told_of_after_the_idle_ones_went() -> None
     segments.close()
 
 
-def test_a_lack_of_memory_is_told_of(segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_is_an_error(segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_memory(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -416,7 +416,7 @@ STEPS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS, st.sampled_from([0, 300_000, 1 << 20, 1 << 30]))
-def test_no_segment_is_used_again_while_it_is_held(steps: list[tuple[str, Any, Any]], idle_limit: int) -> None:
+def test_held_segment_is_not_reused(steps: list[tuple[str, Any, Any]], idle_limit: int) -> None:
     segments = Segments(idle_limit)
     mappings = Mappings(lambda key: None)
     held: dict[int, tuple[BulkRef, list[str], list[memoryview], list[memoryview]]] = {}
@@ -454,7 +454,7 @@ def test_no_segment_is_used_again_while_it_is_held(steps: list[tuple[str, Any, A
 
 @given(st.lists(st.integers(1, 3_000_000), min_size=1, max_size=5))
 @settings(max_examples=30, deadline=None)
-def test_a_released_segment_is_used_for_the_next_of_its_size(lengths: list[int]) -> None:
+def test_released_segment_is_reused_for_its_size(lengths: list[int]) -> None:
     segments = Segments()
     for length in lengths:
         fds = set()

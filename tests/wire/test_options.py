@@ -21,7 +21,7 @@ def pair() -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes]]]:
     context.destroy(0)
 
 
-def test_events_are_seen_as_by_pyzmq(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]) -> None:
+def test_events_match_pyzmq(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]) -> None:
     receiver, sender = pair
     options = QuickOptions(receiver)
     assert not options.has_events()
@@ -33,7 +33,7 @@ def test_events_are_seen_as_by_pyzmq(pair: tuple[zmq.Socket[bytes], zmq.Socket[b
     assert not options.has_events() and not receiver.get(zmq.EVENTS)
 
 
-def test_a_receive_ends_after_its_timeout(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]) -> None:
+def test_receive_ends_after_its_timeout(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]) -> None:
     receiver, sender = pair
     options = QuickOptions(receiver)
     options.set_receive_timeout(50)
@@ -48,7 +48,7 @@ def test_a_receive_ends_after_its_timeout(pair: tuple[zmq.Socket[bytes], zmq.Soc
     assert receiver.recv() == b"late"
 
 
-def test_an_error_is_that_of_pyzmq(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]) -> None:
+def test_errors_match_pyzmq(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]) -> None:
     receiver, _ = pair
     options = QuickOptions(receiver)
     with pytest.raises(zmq.ZMQError):

@@ -55,19 +55,19 @@ def sizes(obj: Any) -> list[int]:
     "obj",
     [((3,), {}), None, ((), {"lr": 0.1, "name": "x"}), ([1, [2.0, b"x"], {"a": (True, 1j)}], {}), "x" * LARGE],
 )
-def test_a_plain_value_is_pickled_plainly(obj: Any) -> None:
+def test_plain_value_is_pickled_plainly(obj: Any) -> None:
     assert dumps(obj) == (pickle.dumps(obj, 5), [])
     assert loads(dumps(obj)[0]) == obj
 
 
-def test_a_list_in_itself_is_not_walked_for_ever() -> None:
+def test_recursive_list_is_not_walked_for_ever() -> None:
     loop: list[Any] = []
     loop.append(loop)
     back = sent(loop)
     assert back[0] is back
 
 
-def test_torch_is_not_imported_for_what_is_not_of_torch() -> None:
+def test_torch_is_not_imported_for_other_types() -> None:
     code = """
 import sys, numpy
 from monarch._wire.pickling import dumps, loads
@@ -77,7 +77,7 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_main_defines_is_sent_by_value() -> None:
+def test_main_definitions_are_sent_by_value() -> None:
     code = """
 import sys
 from monarch._wire.pickling import dumps
@@ -93,7 +93,7 @@ sys.stdout.buffer.write(dumps(((Model(), helper), {}))[0])
     assert (model.double(), helper(5)) == (6, 15)
 
 
-def test_what_a_module_defines_is_sent_by_reference() -> None:
+def test_module_definitions_are_sent_by_reference() -> None:
     assert sent(OrderedDict) is OrderedDict
     assert len(dumps(subprocess.run)[0]) < 100
 
@@ -156,7 +156,7 @@ NESTED = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(NESTED, st.booleans())
-def test_bytes_come_back_wherever_they_are(obj: Any, twice: bool) -> None:
+def test_bytes_round_trip_anywhere(obj: Any, twice: bool) -> None:
     if twice:
         obj = [obj, obj]
     body, buffers = dumps(obj)
@@ -170,14 +170,14 @@ def test_bytes_come_back_wherever_they_are(obj: Any, twice: bool) -> None:
 
 @pytest.mark.parametrize("kind", [bytes, bytearray])
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [x], Box, lambda x: functools.partial(print, {"a": Box(x)})])
-def test_large_bytes_leave_the_body(kind: type, wrap: Any) -> None:
+def test_large_bytes_leave_body(kind: type, wrap: Any) -> None:
     body, buffers = dumps(wrap(kind(LARGE)))
     assert [buffer.nbytes for buffer in buffers] == [LARGE]
     assert len(body) < 400
     assert sizes(wrap(kind(THRESHOLD - 1))) == []
 
 
-def test_much_small_stuff_stays_whole() -> None:
+def test_many_small_values_stay_in_the_body() -> None:
     obj = [[str(number), number, float(number)] for number in range(50_000)]
     assert sizes(obj) == []
     assert sent(obj) == obj
@@ -201,7 +201,7 @@ def test_much_small_stuff_stays_whole() -> None:
     ],
     ids=lambda array: f"{array.dtype}-{array.shape}",
 )
-def test_arrays(array: Any) -> None:
+def test_arrays_round_trip(array: Any) -> None:
     back = sent(array)
     assert (back.dtype, back.shape, type(back)) == (array.dtype, array.shape, type(array))
     assert np.array_equal(back, array)
@@ -210,14 +210,14 @@ def test_arrays(array: Any) -> None:
         assert bool(sizes(array)) == (array.nbytes >= THRESHOLD)
 
 
-def test_an_array_of_objects_and_one_that_may_not_be_written() -> None:
+def test_object_and_read_only_arrays_round_trip() -> None:
     assert sent(np.array([1, "a", None], object)).tolist() == [1, "a", None]
     fixed = np.arange(LARGE)
     fixed.flags.writeable = False
     assert not sent(fixed).flags.writeable
 
 
-def test_a_table_is_not_copied() -> None:
+def test_table_is_not_copied() -> None:
     table = pa.table({"a": np.arange(LARGE), "b": np.ones(LARGE), "c": ["x"] * LARGE})
     body, buffers = dumps(table)
     assert len(body) < 5000
@@ -270,7 +270,7 @@ def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @settings(max_examples=400, deadline=None)
 @given(tensors(), st.data())
-def test_tensors_and_what_they_share(made: list[torch.Tensor], data: st.DataObject) -> None:
+def test_tensors_keep_shared_storages(made: list[torch.Tensor], data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pickling, "THRESHOLD", data.draw(st.sampled_from([64, THRESHOLD])))
         back, again = sent(made), sent(made)
@@ -291,7 +291,7 @@ def test_tensors_and_what_they_share(made: list[torch.Tensor], data: st.DataObje
     assert all(torch.equal(one, other) for one, other in zip(again, before, strict=True))
 
 
-def test_a_large_tensor_leaves_the_body_with_no_copy() -> None:
+def test_large_tensor_leaves_body_without_copy() -> None:
     tensor = torch.zeros(LARGE)
     body, buffers = dumps(((tensor,), {"twice": tensor}))
     assert len(body) < 300
@@ -301,7 +301,7 @@ def test_a_large_tensor_leaves_the_body_with_no_copy() -> None:
     assert one[0] == 5
 
 
-def test_a_small_part_of_a_large_tensor_is_sent_alone() -> None:
+def test_small_part_of_large_tensor_is_sent_alone() -> None:
     base = torch.arange(LARGE)
     assert sizes(base[:4]) == []
     assert sizes(base[: LARGE // 4]) == [LARGE * 2]
@@ -317,7 +317,7 @@ def test_a_small_part_of_a_large_tensor_is_sent_alone() -> None:
     assert sizes(base[:1].expand(9)) == [LARGE * 8]
 
 
-def test_a_module_keeps_its_tied_weights() -> None:
+def test_module_keeps_its_tied_weights() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(200, 200), torch.nn.Linear(200, 200), torch.nn.BatchNorm1d(200))
     model[1].weight = model[0].weight
     back = sent(model)
@@ -333,7 +333,7 @@ class Tagged(torch.Tensor):
     pass
 
 
-def test_tensors_of_other_kinds() -> None:
+def test_tensors_of_other_kinds_round_trip() -> None:
     dense = torch.randn(4, 40_000)
     for tensor in (
         dense.to(torch.complex64).conj(),
@@ -370,14 +370,14 @@ def test_tensors_of_other_kinds() -> None:
     assert [part.shape for part in nested.unbind()] == [(2,), (3,)]
 
 
-def test_a_tensor_of_a_graph_arrives_as_a_leaf() -> None:
+def test_tensor_of_graph_arrives_as_leaf() -> None:
     weight = torch.ones(LARGE, requires_grad=True)
     back = sent(weight * 2)
     assert back.requires_grad
     assert back.is_leaf
 
 
-def test_modes_of_the_receiver_do_not_matter() -> None:
+def test_modes_of_receiver_do_not_matter() -> None:
     body, buffers = dumps([torch.ones(LARGE), torch.ones(3)])
     with torch.device("meta"), torch.inference_mode():
         back = loads(body, buffers)
@@ -391,21 +391,21 @@ def test_small_tensors_can_be_resized() -> None:
     assert sent(torch.empty(0)).resize_(5).shape == (5,)
 
 
-def test_tensors_on_buffers_that_may_not_be_written() -> None:
+def test_tensors_on_read_only_buffers() -> None:
     body, buffers = dumps(torch.ones(LARGE))
     tensor = loads(body, [bytes(buffer) for buffer in buffers])
     tensor += 1
     assert tensor[0] == 2
 
 
-def test_storages_are_sent_as_they_are() -> None:
+def test_storages_round_trip() -> None:
     storage = torch.arange(LARGE).untyped_storage()
     back = sent([storage, torch.tensor([], dtype=torch.int64).set_(storage)])
     assert back[1].untyped_storage() is back[0]
     assert torch.equal(back[1], torch.arange(LARGE))
 
 
-def test_nothing_is_kept_beyond_its_use() -> None:
+def test_pickling_keeps_no_references() -> None:
     gc.collect()
     gc.disable()
     try:
@@ -481,7 +481,7 @@ def closure() -> Any:
     ],
     ids=["argument", "slot", "keyword", "field", "closure", "careful", "frame", "set"],
 )
-def test_an_error_says_which_part(obj: Any, path: str | None) -> None:
+def test_error_names_the_part(obj: Any, path: str | None) -> None:
     if path is None:
         assert sent(obj) == obj
         return
@@ -491,12 +491,12 @@ def test_an_error_says_which_part(obj: Any, path: str | None) -> None:
     assert type(caught.value.__cause__) is TypeError
 
 
-def test_the_caller_may_name_it() -> None:
+def test_caller_may_name_the_value() -> None:
     with pytest.raises(SerializationError, match=r"^the result\[0\].lock: "):
         dumps([Guarded()], "the result")
 
 
-def test_an_error_survives_a_repr_that_raises() -> None:
+def test_error_survives_repr_that_raises() -> None:
     class Bad:
         def __repr__(self) -> str:
             raise RuntimeError
@@ -505,7 +505,7 @@ def test_an_error_survives_a_repr_that_raises() -> None:
         dumps({Bad(): LOCK})
 
 
-def test_too_deep() -> None:
+def test_too_deep_nesting_is_an_error() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
@@ -514,7 +514,7 @@ def test_too_deep() -> None:
 
 
 @pytest.mark.parametrize("body", [b"cnosuchmodule\nname\n.", b"cos\nnosuch\n.", b"", b"\x80\x05\x97."])
-def test_what_cannot_be_loaded(body: bytes) -> None:
+def test_failed_unpickling_is_an_error(body: bytes) -> None:
     with pytest.raises(SerializationError, match="cannot be unpickled here") as caught:
         loads(body)
     assert caught.value.__cause__ is not None
@@ -522,7 +522,7 @@ def test_what_cannot_be_loaded(body: bytes) -> None:
         assert "install the module" in str(caught.value)
 
 
-def test_a_stop_is_not_an_error_of_pickling() -> None:
+def test_stop_is_not_error_of_pickling() -> None:
     class Stopped:
         def __reduce__(self) -> Any:
             raise KeyboardInterrupt

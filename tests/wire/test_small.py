@@ -104,13 +104,13 @@ def test_small_values_need_no_cloudpickle(make: Any, at_length: list[Any]) -> No
         lambda: [torch.ones(3)] * 60,
     ],
 )
-def test_anything_else_goes_at_length(make: Any, at_length: list[Any]) -> None:
+def test_other_values_use_full_pickling(make: Any, at_length: list[Any]) -> None:
     value = make()
     dumps(value)
     assert len(at_length) == 1 and at_length[0] is value
 
 
-def test_tensors_that_share_memory_share_it_where_they_arrive(at_length: list[Any]) -> None:
+def test_tensors_sharing_memory_share_it_on_arrival(at_length: list[Any]) -> None:
     base = torch.zeros(6)
     one, two, same = base[:], base.view(2, 3), base
     back = loads(*dumps([one, two, same]))
@@ -145,7 +145,7 @@ def test_array_of_any_size_arrives_beside_anything(size: int) -> None:
         assert all(np.array_equal(np.frombuffer(each, np.uint8), array) for each in back[:3])
 
 
-def test_modes_of_the_receiver_do_not_matter() -> None:
+def test_modes_of_receiver_do_not_matter() -> None:
     body, _ = dumps([torch.ones(3), np.ones(3)])
     with torch.device("meta"), torch.inference_mode():
         tensor = loads(body)[0]
