@@ -1,4 +1,4 @@
-"""A minute of death at random: every call is answered or failed, exactly once and in order, and nothing is left."""
+"""A minute of random deaths: every call is answered or fails, exactly once and in order, and nothing is left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from monarch.exceptions import ActorError, DeadlockError, DeviceMeshError
 
 SECONDS = float(os.environ.get("MONARCH_CHAOS_SECONDS", "8"))
 HANG = 30.0
-"""Seconds after which a call counts as lost. It is not how long one may take."""
+"""Seconds after which a call counts as lost. This is not a limit on its duration."""
 
 
 class Node(Actor):
@@ -31,7 +31,7 @@ class Node(Actor):
 
     @endpoint
     def take(self, sender: str, number: int) -> tuple[str, str, int, int]:
-        """Says whether the number is a later one than those before it, and how often it was here."""
+        """Return whether the number is later than those before it, and how often it came."""
         known = self.seen.setdefault(sender, [])
         fault = 0 if not known or known[-1] < number else 1
         known.append(number)
@@ -51,7 +51,7 @@ class Node(Actor):
 
     @endpoint
     def pass_on(self, other: Any, sender: str, number: int) -> list[Any]:
-        """Asks another mesh; what becomes of that is the answer."""
+        """Call another mesh; the outcome of that is the answer."""
         try:
             return list(other.take.call(f"{sender}>{self.name}.{os.getpid()}", number).get(timeout=HANG).values())
         except (DeviceMeshError, ActorError, DeadlockError) as error:
@@ -63,7 +63,7 @@ class Node(Actor):
 
 
 class Ledger:
-    """What has become of each call."""
+    """The outcomes of each call."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -87,7 +87,7 @@ class Ledger:
 
 
 class World:
-    """The meshes that there are at the moment."""
+    """The current meshes."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -113,7 +113,7 @@ class World:
 
 
 def client(number: int, seed: int, world: World, ledger: Ledger, end: threading.Event) -> None:
-    """Sends calls, several at a time, and enters each outcome."""
+    """Sends calls, several at a time, and records each outcome."""
     chance = random.Random(f"{seed}.{number}")
     step = 0
     while not end.is_set():
@@ -202,13 +202,13 @@ def find(what: str, before: dict[int, str]) -> list[int]:
 def disturb(
     seed: int, world: World, before: dict[int, str], ledger: Ledger, end: threading.Event, agents: bool
 ) -> Counter[str]:
-    """Kills, stops and spawns."""
+    """Kills, stops and spawns processes."""
     chance = random.Random(f"{seed}.disturb")
     done: Counter[str] = Counter()
     while not end.wait(chance.random() * 0.3):
         what = chance.choice(["rank", "rank", "rank", "rank", "stop", "spawn", "other"])
         if what == "other":
-            # Seldom: what there was is gone then, and a new zygote takes seconds to be there.
+            # Rarely: it loses everything, and a new zygote takes seconds.
             what = "agent" if agents and chance.random() < 0.2 else "zygote" if chance.random() < 0.4 else "rank"
         try:
             if what == "stop":
@@ -258,7 +258,7 @@ def chaos(seed: int, seconds: float, agents: bool, capfd: pytest.CaptureFixture[
     for thread in threads:
         thread.join(2 * HANG)
     hanging = [thread.name for thread in threads if thread.is_alive()]
-    # And it goes on: a new mesh works as if nothing had been.
+    # Afterwards a new mesh works as usual.
     fresh = this_host().spawn_procs({"gpus": 2}, name="fresh").spawn("fresh", Node, "fresh")
     after = list(fresh.take.call("after", 1).get(timeout=HANG).values())
     shutdown_context().get(timeout=HANG)

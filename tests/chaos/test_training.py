@@ -1,7 +1,7 @@
-"""A training loop while its processes, connections and links are killed, stopped and cut off at random.
+"""A training loop while its processes, connections and links are killed, suspended and cut at random.
 
-At the end each call was answered or has failed, once; the state is the same on all ranks, and losses and parameters are
-those of a run without faults; and nothing is left behind. ``MONARCH_CHAOS_SEED`` repeats what a seed has shown.
+At the end each call was answered or failed, once; the state is the same on all ranks, and losses and parameters match a
+run without faults; nothing is left behind. ``MONARCH_CHAOS_SEED`` repeats a seed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TESTS = str(Path(__file__).resolve().parent.parent)
 
 
 def chaos(where: str, usual: float, *prefix: str) -> None:
-    """Runs the program for some seconds, and looks at its books and at what it leaves."""
+    """Run the program for some seconds, and check its records and leftovers."""
     seconds = float(SECONDS or usual)
     before, folders = processes(), session_folders()
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The replica of the chaos over a training loop: it can begin a step again, and knows what has reached it."""
+"""The replica of the chaos training loop: it can repeat a step, and knows what has reached it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from monarch.actor import Actor, current_rank, endpoint
 from monarch.distributed import group
 
 RANKS = 4
-"""Of a whole mesh, however its hosts and processes are arranged."""
+"""Of a whole mesh, in any arrangement of hosts and processes."""
 TRACE = 50_000
 """Numbers in a state beside the network: enough for it not to go through a socket."""
 
 
 class NotTogether(RuntimeError):
-    """Some replica does not have the state that a step begins with."""
+    """Some replica lacks the state that a step begins with."""
 
 
 class Trainer(Actor):
-    """A replica. It keeps the state before its last step and the one after it; a new one has none."""
+    """A replica. It keeps the states before and after its last step; a new one has none."""
 
     def __init__(self) -> None:
         self.rank = current_rank().rank
@@ -30,7 +30,7 @@ class Trainer(Actor):
         self._begin()
 
     def _begin(self) -> None:
-        """The state that everything begins with."""
+        """The initial state."""
         import torch
 
         from tensors.training import make_net
@@ -41,7 +41,7 @@ class Trainer(Actor):
         self.trace = torch.zeros(TRACE, dtype=torch.double)
         self.at = 0
 
-    # What a peer needs of it; what has reached it is its own.
+    # What a peer needs of it, without its own records.
 
     def __getstate__(self) -> dict[int, dict[str, Any]]:
         return self.states
@@ -57,7 +57,8 @@ class Trainer(Actor):
 
     @endpoint
     def step(self, number: int, attempt: int) -> tuple[float, str]:
-        """One step from the state of this number: the loss of all ranks together, and a digest of the new state."""
+        """Take one step from the state of this number: return the loss of all ranks together, and a digest of the new
+        state."""
         self._reached("step", attempt)
         return self._step(number), self._digest()
 
@@ -78,7 +79,7 @@ class Trainer(Actor):
 
     @endpoint
     def load(self, number: int, saved: bytes) -> None:
-        """Takes a state; nothing is the one that everything begins with."""
+        """Take a state; None is the initial one."""
         import torch
 
         self._begin()
@@ -93,12 +94,12 @@ class Trainer(Actor):
 
     @endpoint
     def train(self, first: int, steps: int) -> tuple[list[float], str]:
-        """Some steps, without anybody in between."""
+        """Take some steps without interruption."""
         return [self._step(number) for number in range(first, first + steps)], self._digest()
 
     @endpoint
     def alone(self, steps: int) -> list[float]:
-        """What one process without a mesh gets from whole batches."""
+        """Return the result of one process without a mesh on whole batches."""
         self._begin()
         losses: list[float] = []
         for number in range(steps):
@@ -116,7 +117,7 @@ class Trainer(Actor):
         import torch.distributed as dist
 
         here = group()
-        # All take part in this, or one that has nothing would leave the others waiting.
+        # All take part in this; otherwise one without a state would leave the others waiting.
         common = torch.tensor([number if number in self.states else -1])
         dist.all_reduce(common, dist.ReduceOp.MIN, group=here)
         if common.item() != number:

@@ -1,4 +1,4 @@
-"""What is done to a program at random: its processes are killed and stopped, its connections and links are cut."""
+"""Random faults: processes are killed and suspended, connections and links are cut."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 from monarch._node.current import current_node
 
 Undo = Callable[[], object]
-"""What ends a fault that lasts."""
+"""Ends a lasting fault."""
 
 
 def family() -> dict[int, str]:
@@ -52,14 +52,14 @@ def find(what: str) -> list[int]:
 
 
 class Faults:
-    """Does one thing after the other, and undoes in time what is not for ever.
+    """Causes one fault after the other, and undoes temporary ones in time.
 
     Args:
-        chance: decides all of it.
-        deck: kinds of faults, each as often as it is to come before all have come once more.
-        own: kinds that only the place of the program knows, by name; each may return after how long what undoes it.
-        progress: how many steps are done by now.
-        tell: is told what is done.
+        chance: decides everything.
+        deck: kinds of faults, each as often as it occurs in one shuffle.
+        own: kinds that depend on the place of the program, by name; each may return the delay and function to undo it.
+        progress: returns the number of steps done.
+        tell: called with each fault.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class Faults:
         self._open: list[tuple[float, Undo]] = []
 
     def run(self, end: threading.Event) -> None:
-        """Until the end is set; then all that was stopped goes on."""
+        """Run until the end is set; then everything suspended resumes."""
         left: list[str] = []
         try:
             while not end.is_set():
                 left = left or self.chance.sample(self.deck, len(self.deck))
                 self._do(left.pop())
-                # Now and then in the middle of what the program does about the one before.
+                # Sometimes while the program still handles the previous one.
                 self._wait(end, self.progress() + self.chance.choice([0, 0, 1, 3, 10, 10]), self.chance.random() * 0.3)
         finally:
             for _, undo in self._open:

@@ -1,4 +1,4 @@
-"""What has become of each call: it is answered or it fails, once, and it stays so."""
+"""The outcome of each call: it is answered or fails, once, and stays so."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError
 
 HANG = 30.0
-"""Seconds after which a call counts as lost. It is not how long one may take."""
+"""Seconds after which a call counts as lost. This is not a limit on its duration."""
 Trouble = (DeviceMeshError, ActorError)
-"""What a call may fail by while ranks die."""
+"""Errors that a call may raise while ranks die."""
 
 
 class Lost(Exception):
-    """A call was neither answered nor has it failed."""
+    """A call was neither answered nor failed."""
 
 
 class Call:
-    """One call that is under way."""
+    """One pending call."""
 
     def __init__(self, ledger: Ledger, what: str, future: Any) -> None:
         self.ledger, self.what, self.future = ledger, what, future
@@ -68,14 +68,14 @@ class Ledger:
         self.kinds: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.told: deque[str] = deque(maxlen=200)
-        """What has happened lately, for whoever looks for the cause of something wrong."""
+        """Recent events, for whoever looks for the cause of an error."""
         self._begun = time.monotonic()
 
     def tell(self, text: str) -> None:
         self.told.append(f"{time.monotonic() - self._begun:.3f} {text}")
 
     def send(self, what: str, begin: Callable[[], Any]) -> Call:
-        """Makes a call. One that cannot even be sent is refused, which is an end as well."""
+        """Make a call. One that cannot even be sent is rejected, which is an outcome as well."""
         with self.lock:
             self.sent += 1
         try:
@@ -103,7 +103,7 @@ class Ledger:
             self.wrong.append(text)
 
     def close(self) -> None:
-        """Counts: each call has one end, and was told of it once."""
+        """Check that each call has one outcome, reported once."""
         odd = Counter(call.ends for call in self.calls if call.ends != 1)
         if odd:
             self.complain(f"calls by how often they have ended, where that is not once: {dict(odd)}")

@@ -1,8 +1,8 @@
-"""A program that trains while its processes are killed: a step that fails is done again, by replicas that were healed.
+"""A program that trains while its processes are killed: a failed step is repeated by healed replicas.
 
-A step counts as done when all ranks have answered. Each rank keeps the state before the last step and the one after it,
-so that the step that comes next can be begun by all that live, whatever became of the last one. A new rank gets the
-states of a peer; where none has lived on, or a host is lost, the program goes back to what it has saved.
+A step is done when all ranks have answered. Each rank keeps the states before and after the last step, so that all live
+ranks can begin the next step, whatever became of the last one. A new rank gets the states of a peer; if none has
+survived, or a host is lost, the program goes back to its checkpoint.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from monarch.exceptions import CallTimeoutError, SpawnError, StoppedError, Super
 
 SAVED_EVERY = 8
 TRIES = 60
-"""Attempts at one step after which a program that goes on is given up."""
+"""Attempts at one step before a running program gives up."""
 AT_LEAST = 5
 """Faults in a run, however short it is."""
 AT_ONCE = 200
-"""Steps of the run without faults in one call."""
+"""Steps of the fault-free run in one call."""
 ALONE = 30
-"""Steps for which one process alone is the measure as well."""
+"""Steps that are compared with a single process as well."""
 
 
 class Training:
-    """The loop, with what it knows of the run so far."""
+    """The loop, with its knowledge of the run so far."""
 
     def __init__(self, place: OneHost, ledger: Ledger, chance: random.Random) -> None:
         self.place, self.ledger, self.chance = place, ledger, chance
@@ -60,7 +60,7 @@ class Training:
         return self.ledger.ask(f"{what} of mesh {self.made} at step {self.done}", begin)
 
     def step(self) -> None:
-        """One more step, with all that it takes."""
+        """Do one more step, with all that it takes."""
         for attempt in range(TRIES):
             try:
                 if attempt:
@@ -88,15 +88,15 @@ class Training:
             number, rank = self.done, self.chance.randrange(RANKS)
             with suppress(*Trouble):
                 self._saved = number, self.ask("a save", lambda: self._one(rank).save.call_one(number))
-                # Now and then it goes on with a mesh of another kind.
+                # Sometimes continue with a mesh of another kind.
                 self._lost = self.chance.random() < 0.15
 
     def _mend(self, attempt: int) -> None:
-        """Heals the mesh, and gives the state to those that do not have it."""
+        """Heal the mesh, and send the state to ranks without it."""
         if attempt % 3 == 0:
             self._lost = True
         if attempt % 6 == 0:
-            # Hosts may be lost to each other, and not to this program.
+            # Hosts may lose each other, while this program reaches both.
             self.place.renew()
         if self._lost:
             return
@@ -105,7 +105,7 @@ class Training:
             heal_mesh(self._whole, copy_from="peer", timeout=HANG)
             self.healed += 1
         except SupervisionError:
-            # Nobody has lived on who could give it.
+            # No rank with the state has survived.
             pass
         except CallTimeoutError as error:
             self.ledger.complain(f"heal_mesh took {time.monotonic() - begun:.1f} s: {error}")
@@ -125,7 +125,7 @@ class Training:
             self.ask("a load", lambda rank=rank: self._one(rank).load.call(number, state))
 
     def _make(self) -> None:
-        """A new mesh, with what was saved."""
+        """Create a new mesh from the checkpoint."""
         self.made += 1
         self.ledger.tell(f"mesh {self.made}")
         if self._procs is not None:
@@ -148,7 +148,7 @@ class Training:
         self._back()
 
     def _back(self) -> None:
-        """All ranks take what was saved, and the steps since then are to be done again."""
+        """All ranks restore the checkpoint, and the steps since then are repeated."""
         self.restored += 1
         number, saved = self._saved
         del self.losses[number:]
@@ -158,7 +158,7 @@ class Training:
         return self.trainers.slice(ranks=rank)
 
     def finish(self) -> None:
-        """With all faults over, the state is the same on all ranks, and it is what a run without faults has."""
+        """With all faults over, the state is the same on all ranks, and matches a run without faults."""
         self.step()
         number = self.done
         digests = set(self.ask("the digests", lambda: self.trainers.digest.call(number)).values())
@@ -206,7 +206,7 @@ def visit(number: int, seed: int, training: Training, ledger: Ledger, end: threa
 
 
 def main(where: str, seed: int, seconds: float) -> None:
-    """Prints what has become of it, as JSON; on stderr what led to it, if it is wrong or MONARCH_CHAOS_TELL is set."""
+    """Print the outcome as JSON; on stderr the events before it, if it is wrong or MONARCH_CHAOS_TELL is set."""
     faulthandler.dump_traceback_later(seconds * 4 + 150, exit=True)
     ledger, end = Ledger(), threading.Event()
     place = PLACES[where]()
@@ -223,7 +223,7 @@ def main(where: str, seed: int, seconds: float) -> None:
             for thread in threads:
                 thread.start()
             until = time.monotonic() + seconds
-            # On a slow machine it goes on until enough has been done to it.
+            # On a slow machine it continues until there were enough faults.
             while time.monotonic() < until or faults.done.total() < AT_LEAST:
                 training.step()
         except Lost as lost:

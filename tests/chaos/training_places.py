@@ -1,4 +1,4 @@
-"""Where the training loop of the chaos runs: on this host, on several, and on several with a network between them."""
+"""Where the chaos training loop runs: on this host, on several, and on several with a network between them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class OneHost:
         return this_host(), {"gpus": RANKS}
 
     def renew(self) -> None:
-        """Those that there were are of no use."""
+        """The previous ones are useless."""
 
     def close(self) -> None:
         """The program ends."""
 
 
 class SeveralHosts(OneHost):
-    """Two hosts, over tcp and CURVE. Where one is lost, the other may have all ranks."""
+    """Two hosts, over tcp and CURVE. If one is lost, the other may have all ranks."""
 
     deck = [*ALWAYS, "agent stopped", "agent stopped long", "connection", "connection"]
 
@@ -73,7 +73,7 @@ class SeveralHosts(OneHost):
 class Namespaces(SeveralHosts):
     """Two hosts, each in a network namespace of its own, with a link to a bridge in that of the program.
 
-    The program must be in a namespace of its own already: ``unshare -Urn``.
+    The program must already be in a namespace of its own: ``unshare -Urn``.
     """
 
     deck = [*ALWAYS, "connection", "link", "link", "link", "way", "way", "agent stopped"]
@@ -122,13 +122,13 @@ class Namespaces(SeveralHosts):
         """The hosts are cut off from each other, and not from the program."""
         here = chance.randrange(2)
         other = [f"10.77.0.{3 - here}", "dev", f"w{here}"]
-        # What goes there is for a machine that does not exist, so it is lost in silence.
+        # Packets go to a machine that does not exist, so they are lost silently.
         _run(*self._inside[here], "ip", "neigh", "replace", *other, "lladdr", "02:00:00:00:00:99", "nud", "permanent")
         return _duration(chance), lambda: _run(*self._inside[here], "ip", "neigh", "del", *other, check=False)
 
 
 def _duration(chance: random.Random) -> float:
-    """Seconds of a cut: some are over before a host counts as lost, some are not."""
+    """Seconds of a cut: some end before a host counts as lost, some do not."""
     lease = current_node().hosts.lease
     return lease + 1.5 if chance.random() < 0.3 else chance.random() * lease * 0.6
 

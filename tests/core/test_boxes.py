@@ -1,4 +1,4 @@
-"""Boxes: grids of them, and which elements of two lie together."""
+"""Boxes: their grids, and the contiguous elements of two boxes."""
 
 from __future__ import annotations
 

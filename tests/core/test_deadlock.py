@@ -1,4 +1,4 @@
-"""Finding actors that wait for each other in a circle."""
+"""Deadlock detection between actors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def hop(source: Actor, target: Actor) -> str:
 
 
 class Procs:
-    """Some processes whose requests stand as the test says."""
+    """Some processes, with requests in the states that the test sets."""
 
     def __init__(self) -> None:
         self.state: dict[Request, State] = {}
@@ -46,7 +46,7 @@ class Procs:
         return number, requests
 
     def deliver(self, probes: Iterable[Probe]) -> tuple[list[tuple[str, Deadlock]], int]:
-        """Delivers the probes and what comes of them; who was told, and how many there were."""
+        """Deliver the probes and their results; return the deadlocks found, and the number of probes."""
         told: list[tuple[str, Deadlock]] = []
         waiting = list(probes)
         delivered = 0
@@ -78,7 +78,7 @@ def test_two_actors_of_one_process_deadlock() -> None:
     assert procs.at("p").probes(first) == ([], None)
     second, _ = procs.begin(other, A, state="running")
     assert procs.at("p").probes(second) == ([], Deadlock(second, ("b waits for a", "a waits for b")))
-    # The wait that was told is about to fail, which frees the other.
+    # The reported wait is about to fail, which frees the other.
     assert procs.at("p").probes(first) == ([], None)
 
 
@@ -115,7 +115,7 @@ def test_one_of_eight_callees_waits_back() -> None:
     ranks = [(f"rank{rank}", f"w{rank}") for rank in range(8)]
     number, requests = procs.begin(A, *ranks, state="running")
     procs.begin(ranks[5], A)
-    # The others are answered or at work.
+    # The others are answered or running.
     for request in requests[:3]:
         del procs.state[request]
         procs.at("p").answered(number, request)
@@ -233,11 +233,11 @@ def test_probe_survives_the_wire() -> None:
 
 
 class Handling(NamedTuple):
-    """A request and what its endpoint will do."""
+    """A request, and what its endpoint will do."""
 
     request: Request
     calls: list[list[Actor]]
-    """Whom it calls, and waits for, one group after the other."""
+    """The actors that it calls and waits for, one group after the other."""
     explicit: bool
 
 
@@ -247,11 +247,11 @@ class Blocked(NamedTuple):
 
 
 class World:
-    """Processes with actors that call each other, where anything may take any time.
+    """Processes with actors that call each other; any step may take any time.
 
     Args:
-        choices: what happens, and in which order; zeros when they run out.
-        fails: whether a wait that is told fails, so that its actor goes on; otherwise it stays blocked.
+        choices: the events and their order; zeros when they run out.
+        fails: whether a reported wait fails, so that its actor continues; otherwise it stays blocked.
     """
 
     def __init__(self, procs: int, actors: int, choices: list[int], fails: bool) -> None:
@@ -262,7 +262,7 @@ class World:
         self.queue: dict[Actor, list[Handling]] = defaultdict(list)
         self.running: dict[Actor, Handling] = {}
         self.blocked: dict[Actor, Blocked] = {}
-        # Explicit ones that began and have no reply; it may come while they are handled, or later.
+        # Explicit ones that began and have no reply; it may come while they run, or later.
         self.ports: list[Request] = []
         self.told: set[Actor] = set()
         # In flight; any of them may be the next to arrive.
@@ -293,7 +293,7 @@ class World:
         return request
 
     def edges(self) -> dict[Actor, set[Actor]]:
-        """Who is blocked until whom: of requests that have arrived, and that only their target can answer."""
+        """Return who is blocked by whom: by requests that have arrived and that only their target can answer."""
         return {
             actor: {
                 (request.target, request.actor)
@@ -304,7 +304,7 @@ class World:
         }
 
     def on_circle(self, without: Iterable[Actor] = ()) -> set[Actor]:
-        """Those that are part of a circle."""
+        """Return the members of deadlocks."""
         edges = {actor: targets for actor, targets in self.edges().items() if actor not in set(without)}
 
         def reached(start: Actor) -> set[Actor]:
@@ -319,14 +319,14 @@ class World:
         return {actor for actor in edges if actor in reached(actor)}
 
     def step(self, actor: Actor) -> None:
-        """Something that an actor does: takes a request, makes its next calls and waits, or finishes."""
+        """Perform a step of an actor: take a request, make its next calls and wait, or finish."""
         now = self.running.get(actor)
         if now is None:
             now = self.running[actor] = self.queue[actor].pop(0)
             if now.explicit:
                 self.ports.append(now.request)
         elif now.calls:
-            # Ever fewer calls, so that it all comes to an end.
+            # Fewer and fewer calls, so that it ends.
             depth = int(self.made < 40)
             requests = {self.call(actor[0], target, depth) for target in now.calls.pop(0)}
             number = self.waits[actor[0]].begin(
@@ -370,7 +370,7 @@ class World:
             self.go_on(actor)
             return
         assert actor in self.on_circle()
-        # The path is a circle of the graph, from this actor back to it.
+        # The path is a cycle of the graph, from this actor back to it.
         edges = {hop(*pair): pair for pair in self.pairs()}
         path = [edges[text] for text in found.path]
         assert path[0][0] == path[-1][1] == actor
@@ -412,7 +412,7 @@ class World:
         ]
 
     def settle(self) -> None:
-        """Lets everything happen that does by itself."""
+        """Let all automatic steps happen."""
         while events := self.enabled(asking=False):
             events[self.choose(len(events))]()
 

@@ -1,4 +1,4 @@
-"""Events: all subscribers are told, in their order, whatever one of them does."""
+"""Events: all subscribers are called, in order, even if one raises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of which the beginning and the end are kept."""
+"""Excerpts: the beginning and the end of a text."""
 
 from __future__ import annotations
 

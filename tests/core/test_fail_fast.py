@@ -1,4 +1,4 @@
-"""Who is freed when a rank fails: those that wait for it in vain, and nobody who goes on by himself."""
+"""Which ranks are freed when a rank fails: those that wait for it in vain, and no others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALL = (0, 1, 2, 3)
 
 
 def at(rank: int, count: int, place: int = 1, group: tuple[int, ...] = ALL, sleeps: bool = False) -> Standing:
-    """A rank that has begun so many collectives in one group."""
+    """Return a rank that has begun so many collectives in one group."""
     return Standing(rank, {"g": (group, count)}, (), (place,), sleeps)
 
 
@@ -32,9 +32,9 @@ def test_rank_waits_in_vain_when_it_is_ahead_of_failed_one() -> None:
     assert waits_in_vain(at(0, 3), [at(1, 2)])
     assert not waits_in_vain(at(0, 2), [at(1, 2)])
     assert not waits_in_vain(at(0, 1), [at(1, 2)])
-    # In a group that the failed one is not of.
+    # In a group without the failed rank.
     assert not waits_in_vain(at(0, 3, group=(0, 2)), [Standing(1, {})])
-    # In one that the failed one has not made.
+    # In a group that the failed rank has not created.
     assert waits_in_vain(at(0, 1, group=(0, 1)), [Standing(1, {})])
 
 
@@ -48,7 +48,7 @@ def test_rank_waits_in_vain_for_failed_one_to_make_group() -> None:
 
 
 def drive(standings: dict[int, list[Standing]], failed: int, seconds: float) -> list[tuple[float, Command]]:
-    """Looks at ranks for some seconds; the last standing of each stays."""
+    """Check ranks for some seconds; the last state of each stays."""
     machine = FailFast(len(standings), 0.0)
     machine.failed(failed)
     log: list[tuple[float, Command]] = []

@@ -112,7 +112,7 @@ TestFlow = Flow.TestCase
 
 @pytest.fixture(params=["1us", "5ms", "opcodes"])
 def schedule(request: Any) -> Iterator[str]:
-    """How threads take turns: by the clock, or at any bytecode of flow.py."""
+    """How threads alternate: by the clock, or at any bytecode of flow.py."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(0.005 if request.param == "5ms" else 1e-6)
     yield request.param
@@ -120,18 +120,18 @@ def schedule(request: Any) -> Iterator[str]:
 
 
 def at_any_opcode(frame: FrameType, event: str, _: Any) -> Any:
-    """A trace function that lets another thread run, now and then, between two bytecodes of flow.py."""
+    """Return a trace function that sometimes lets another thread run between two bytecodes of flow.py."""
     if frame.f_code.co_filename != flow.__file__:
         return None
     frame.f_trace_opcodes = True
     if event == "opcode" and random.random() < 0.1:
-        # Gives up the GIL, which CPython by itself does only at calls and jumps.
+        # Releases the GIL, which CPython itself does only at calls and jumps.
         time.sleep(0)
     return at_any_opcode
 
 
 def together(schedule: str, work: Callable[[int, int], None], count: int = 4) -> int:
-    """Runs the same in several threads at once, and raises what one of them raised; how many rounds each has done."""
+    """Run a function in several threads at once, raising any error; return how many rounds each has done."""
     begin = threading.Barrier(count)
     errors: list[BaseException] = []
     rounds = 300 if schedule == "opcodes" else 20_000

@@ -17,7 +17,7 @@ WINDOW = 0.1
 Add = tuple[str, int, str, str]
 """Source, rank, stream, text."""
 Printed = dict[tuple[str, int], list[tuple[str, str]]]
-"""Of each source and rank, stream and text of its lines in order."""
+"""By source and rank, stream and text of its lines in order."""
 
 
 def adds(text: st.SearchStrategy[str]) -> st.SearchStrategy[Add]:
@@ -42,7 +42,7 @@ def by_rank(lines: Iterable[Line]) -> Printed:
 
 
 class Unfolded:
-    """What the folder should keep: the lines of each rank in the order in which they ended."""
+    """Return what the folder should keep: the lines of each rank in the order in which they ended."""
 
     def __init__(self) -> None:
         self.printed: Printed = defaultdict(list)
@@ -119,7 +119,7 @@ def test_equal_output_of_all_ranks_is_shown_once(order: list[int], chunks: int) 
 
 
 def fold(*printed: str, order: Iterable[int] | None = None) -> list[tuple[str, str]]:
-    """Prefix and text of what ranks print, each a text whose lines are parted by spaces."""
+    """Return prefix and text of the output of ranks, each given as lines separated by spaces."""
     folder = Folder(WINDOW)
     for rank in range(len(printed)) if order is None else order:
         folder.add("A", rank, "stdout", printed[rank].replace(" ", "\n") + "\n", rank * 0.001)
@@ -242,7 +242,7 @@ def test_progress_bar_that_wiped_itself_leaves_no_line() -> None:
 
 
 def test_thousand_interdependent_ranks_fold() -> None:
-    # Each rank has the line that the one before it begins with further back.
+    # Each rank has, further back, the line that the one before it begins with.
     printed = [f"line{rank} line{rank - 1}" for rank in range(1000)]
     found = fold(*printed)
     assert len(found) == 1001
@@ -298,7 +298,7 @@ def test_equal_long_lines_wait_for_the_rest_of_one() -> None:
     folder.add("A", 0, "stdout", text + "\n", 0)
     for step in range(5):
         folder.add("A", 1, "stdout", text[step * 40_000 : (step + 1) * 40_000], step * 0.05)
-        # The piece that is there by 0.05 s makes it a long one.
+        # The part that came by 0.05 s makes it long.
         if step:
             assert folder.due(step * 0.05 + 0.04) == []
     folder.add("A", 1, "stdout", "\n", 0.25)

@@ -1,4 +1,4 @@
-"""Ordering and exactly once, without processes: a caller, an agent and ranks, and any interleaving of what they do."""
+"""Ordering and exactly-once delivery, without processes: a caller, an agent and ranks, in any interleaving."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class ReceiveLoop:
         self.notified.append(waiter)
 
     def call_later(self, seconds: float, action: Any) -> None:
-        """Time does not pass here: those that live answer before a call is given up."""
+        """Time stands still here: live processes answer before a call is abandoned."""
 
 
 class Caller:
-    """As much of a node as a Gather and a Peer need; it counts what completes."""
+    """The part of a node that a Gather and a Peer need; it counts completions."""
 
     def __init__(self) -> None:
         self.receive_loop: Any = ReceiveLoop()
@@ -80,7 +80,7 @@ class Caller:
 
 
 class World:
-    """A caller, the agent of another host and its ranks, with a queue for each way between them."""
+    """A caller, another host's agent and its ranks, with a queue in each direction."""
 
     def __init__(self, ranks: int) -> None:
         self.caller = Caller()
@@ -129,7 +129,7 @@ class World:
             self.from_rank[proc].append(m.Reply(proc, call.port, place, m.RESULT, 1, body))
 
     def agent_takes_a_reply(self, rank: int) -> None:
-        """What a rank sent before its death may come before or after the news of it."""
+        """Messages that a rank sent before its death may come before or after the notice of it."""
         proc = self.procs[rank % len(self.procs)]
         if self.from_rank[proc]:
             reply = self.from_rank[proc].popleft()
@@ -161,7 +161,7 @@ class World:
             self.caller.take(self.to_caller.popleft())
 
     def settle(self) -> None:
-        """All that can still happen, happens."""
+        """Let everything that can still happen happen."""
         while self.to_agent or self.unreaped or self.to_caller or any(self.from_rank.values()) or self._busy():
             self.agent_takes_a_cast(0)
             self.agent_reaps(0)
@@ -208,7 +208,7 @@ def test_every_call_is_answered_or_failed_exactly_once(data: st.DataObject) -> N
             step(world, rank)
     world.settle()
     caller = world.caller
-    # Each is done, once, and its port is closed; nothing is kept anywhere.
+    # Each is done, once, and its port is closed; nothing is left anywhere.
     assert sorted(caller.closed) == list(range(1, len(world.gathers) + 1))
     assert not caller.ports.sinks
     assert not world.reply_batches._open
@@ -226,7 +226,7 @@ def test_every_call_is_answered_or_failed_exactly_once(data: st.DataObject) -> N
             assert failed
         for place, proc in enumerate(procs):
             if place in failed:
-                # Only of one that did die. It may have handled the call: that is not known, and said so by the error.
+                # Only for one that did die. It may have handled the call: that is unknown, and the error says so.
                 assert proc not in world.alive
                 assert values[place] is None
             else:
@@ -268,7 +268,7 @@ def test_sender_waiting_for_room_always_gets_it(costs: list[int], replies: bool,
     chance = data.draw(st.randoms(use_true_random=False))
     for cost in costs:
         while not peer.done:
-            # All that is under way is handled in the end, and then there is room.
+            # All pending messages are handled in the end, and then there is room.
             assert under_way or said, "waits for ever"
             if under_way and (not said or chance.random() < 0.5):
                 handle()

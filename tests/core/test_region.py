@@ -48,7 +48,7 @@ def slices(draw: st.DrawFn, sizes: dict[str, int]) -> dict[str, int | slice]:
 
 @st.composite
 def views(draw: st.DrawFn) -> tuple[Region, np.ndarray[Any, Any]]:
-    """A region sliced up to three times, and the base ranks that it should have."""
+    """A region sliced up to three times, and its expected base ranks."""
     region, array = whole(draw(SIZES))
     for _ in range(draw(st.integers(0, 3))):
         chosen = draw(slices(dict(region.extent)))
@@ -216,7 +216,7 @@ def test_invalid_packed_region_is_rejected(packed: Any) -> None:
 
 
 class Mesh(MeshView):
-    """The least that a mesh can be."""
+    """A minimal mesh."""
 
     def __init__(self, region: Region) -> None:
         self._region = region

@@ -1,4 +1,4 @@
-"""Plans of copies between meshes: everybody gets what it wants, and each byte comes to a host once."""
+"""Copy plans between meshes: each target gets its parts, and each byte comes to a host once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from monarch.exceptions import ShapeError
 
 
 def shards(shape: list[int], counts: list[int]) -> list[Box]:
-    """A tensor shared out evenly along each dim, as far as that goes; empty parts are left out."""
+    """Return a tensor split evenly along each dim, as far as possible; empty parts are omitted."""
     boxes: list[Box] = [()]
     for size, count in zip(shape, counts, strict=True):
         edges = [size * index // count for index in range(count + 1)]
@@ -27,7 +27,7 @@ def shards(shape: list[int], counts: list[int]) -> list[Box]:
 
 @st.composite
 def layouts(draw: Any, shape: list[int], prefix: str) -> list[Holder]:
-    """Processes on some hosts, that share a tensor out and may have copies of the same part."""
+    """Processes on some hosts that hold shards of a tensor, possibly with copies of the same shard."""
     counts = [draw(st.integers(1, 4)) for _ in shape]
     replicas = draw(st.integers(1, 3))
     hosts = draw(st.integers(1, 3))
@@ -38,13 +38,13 @@ def layouts(draw: Any, shape: list[int], prefix: str) -> list[Holder]:
 
 
 def carry_out(plan: Plan, shape: list[int], sources: list[Holder], targets: list[Holder]) -> dict[str, Any]:
-    """Does what a plan says with real arrays; what has come to each host, and how often."""
+    """Execute a plan with real arrays; return what has come to each host, and how often."""
     tensor = numpy.arange(1, numpy.prod(shape, dtype=int) + 1).reshape(shape)
     have = [tensor[tuple(slice(*each) for each in source.boxes["w"])] for source in sources]
     get = [numpy.zeros([stop - start for start, stop in target.boxes["w"]], dtype=int) for target in targets]
     arrived: dict[str, Any] = {target.host: numpy.zeros(shape, dtype=int) for target in targets}
     for number, phase in enumerate(plan.phases):
-        # Within a phase nobody may rely on what others get in it.
+        # Within a phase, no copy may depend on another of that phase.
         before = [each.copy() for each in get]
         for index, fetches in phase.items():
             for fetch in fetches:
@@ -67,7 +67,7 @@ def _within(part: Box, box: Box) -> tuple[slice, ...]:
 
 @pytest.fixture
 def fine_grained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that small tensors are shared out too."""
+    """So that small tensors are split too."""
     monkeypatch.setattr(reshard, "_LEAST", 1)
 
 
@@ -85,7 +85,7 @@ def test_targets_get_all_and_hosts_get_bytes_once(
             assert count.max() <= 1
             own = [source for source in sources if source.host == host]
             for source in own:
-                # What is on the host already does not come there again.
+                # Bytes that the host has do not come there again.
                 assert not count[tuple(slice(*each) for each in source.boxes["w"])].any()
     finally:
         reshard._LEAST = before
@@ -97,7 +97,7 @@ def test_one_to_many_copy_is_shared(fine_grained: None) -> None:
     plan = Planner([Holder("source", {"w": box_of(shape)})], targets, {"w": 4}).plan()
     arrived = carry_out(plan, shape, [Holder("source", {"w": box_of(shape)})], targets)
     assert len(arrived) == 4 and all((count == 1).all() for count in arrived.values())
-    # The source sends everything once, and all hosts pass on what they have.
+    # The source sends everything once, and all hosts forward their shares.
     sent = sum(_size(fetch.box) for fetches in plan.phases[FROM_SOURCES].values() for fetch in fetches)
     assert sent == 64 * 4
     senders = {fetch.holder // 2 for fetches in plan.phases[BETWEEN_HOSTS].values() for fetch in fetches}

@@ -1,4 +1,4 @@
-"""Complaints that are counted, and told a few times only."""
+"""Complaints that are counted, and printed only a few times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a view is called: by words that lead to the same members."""
+"""Selection texts: they select the same members again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MESH = Region.full(Extent.of({"hosts": 2, "gpus": 4}))
 
 
 def read(text: str) -> dict[str, int | slice]:
-    """The axes of a text, as ``slice`` takes them."""
+    """Return the axes of a text, as ``slice`` takes them."""
     axes: dict[str, int | slice] = {}
     for part in text.split(", ") if text else ():
         label, _, what = part.partition("=")
@@ -27,7 +27,7 @@ def read(text: str) -> dict[str, int | slice]:
 
 @st.composite
 def views(draw: st.DrawFn) -> tuple[Region, Region]:
-    """A mesh and a view that was sliced from it some times."""
+    """A mesh and a view that was sliced from it several times."""
     whole = part = Region.full(Extent.of(draw(SIZES)))
     for _ in range(draw(st.integers(0, 3))):
         for label in part.labels:

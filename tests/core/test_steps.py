@@ -15,7 +15,7 @@ from monarch._core.steps import in_step
         ({0: {"": 1, "0,1": 5}, 1: {"": 1, "0,1": 4}}, False),
         ({0: {"": 1, "0,1": 5}, 1: {"": 2, "0,1": 5}}, False),
         ({0: {"": 1}, 1: None}, False),
-        # Groups that only some are in are compared among those.
+        # Groups of some ranks are compared among those.
         ({0: {"": 1, "0,2": 3}, 1: {"": 1, "1,3": 9}, 2: {"": 1, "0,2": 3}, 3: {"": 1, "1,3": 9}}, True),
         ({0: {"": 1, "0,2": 3}, 1: {"": 1, "1,3": 9}, 2: {"": 1, "0,2": 4}, 3: {"": 1, "1,3": 9}}, False),
     ],

@@ -1,4 +1,4 @@
-"""The ladder of Stop, proven without processes: whatever ranks answer or do not, it ends in time and names each end."""
+"""The ladder of Stop, tested without processes: however ranks answer, it ends in time and names each outcome."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Rank:
     ends: dict[type, float | None] = field(default_factory=dict[type, "float | None"])
     """Until its code ends after a rung."""
     is_freed: float | None = None
-    """Until it says that something was aborted."""
+    """Until it reports an abort."""
     says: tuple[float, Activity] | None = None
-    """Until it says what it does."""
+    """Until it reports its state."""
 
 
 def simulate(ranks: dict[int, Rank], restartable: bool = True, again: set[int] | None = None) -> Any:
-    """Runs the ladder against ranks, with a clock of its own; the commands with their times, and when it ended."""
+    """Run the ladder against ranks, with its own clock; return the commands with their times, and the end."""
     ladder = StopLadder(ranks, restartable, again or set())
     events: list[tuple[float, int, Any]] = []
     stopped: dict[int, float] = {}
@@ -99,12 +99,12 @@ RANKS = st.builds(Rank, RUNGS, SECONDS, st.none() | st.tuples(st.floats(0.0, 1.0
 def test_ladder_ends_in_time_and_names_each_rank(ranks: dict[int, Rank], restartable: bool, again: set[int]) -> None:
     ladder, log, seconds, stopped = simulate(ranks, restartable, again)
     assert seconds <= BOUND + 1e-6
-    # Each rung for each rank at most once, and only for those that have not ended.
+    # Each rung for each rank at most once, and only for running ranks.
     rungs = Counter((type(command), rank) for _, command in log for rank in command.ranks)
     assert all(count == 1 for count in rungs.values())
     ended = {rank: at - 100.0 for rank, at in stopped.items()}
     assert all(ended.get(rank, BOUND + 1) >= when for when, command in log for rank in command.ranks)
-    # The verdict names each rank's end, truly.
+    # The verdict has the true outcome of each rank.
     assert ladder.endings.keys() == ranks.keys()
     for rank, ending in ladder.endings.items():
         assert (ending in (Ending.INTERRUPTED, Ending.FREED)) == (rank in stopped)
@@ -112,13 +112,13 @@ def test_ladder_ends_in_time_and_names_each_rank(ranks: dict[int, Rank], restart
             assert ranks[rank].is_freed is not None
         if ending is Ending.RESTARTED:
             assert rank in again or (restartable and ladder.activity(rank) is Activity.PYTHON)
-            # Said first.
+            # Announced first.
             said = [
                 at for at, (_, command) in enumerate(log) if isinstance(command, Announce) and rank in command.ranks
             ]
             done = [at for at, (_, each) in enumerate(log) if isinstance(each, Restart) and rank in each.ranks]
             assert len(said) == len(done) == 1 and said < done
-    # Those that swallow interrupts, or were named the last time, are not left if they may be restarted.
+    # Ranks that swallow interrupts, or were named by the last stop, are restarted if they may be.
     for rank, ending in ladder.endings.items():
         if ending is Ending.LEFT:
             assert rank not in again

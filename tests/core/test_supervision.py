@@ -1,4 +1,4 @@
-"""What becomes of deaths, proven without processes: whatever happens in whatever order, each is dealt with once."""
+"""The handling of deaths, tested without processes: in any order of events, each is dealt with once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RANKS = st.integers(0, 3)
 
 
 class Deaths(RuleBasedStateMachine):
-    """Processes die, are replaced, judged and started again, also late and twice; the clock is turned by hand."""
+    """Processes die, are replaced, judged and restarted, also late and twice; the test turns the clock."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,10 +24,10 @@ class Deaths(RuleBasedStateMachine):
         self.now = 0.0
         self.incarnation = 0
         self.truth: dict[int, str] = {}
-        """The process that each rank has, by what happened."""
+        """The current process of each rank."""
         self.alive: set[str] = set()
         self.deaths: set[tuple[int, str]] = set()
-        """Those that nobody expected, and that were news."""
+        """Unexpected deaths that were news."""
         self.ends: Counter[tuple[int, str]] = Counter()
         """How often each came to an end: handled, failed, or replaced."""
         self.judging: dict[int, str] = {}
@@ -57,7 +57,7 @@ class Deaths(RuleBasedStateMachine):
             else:
                 assert isinstance(command, Fail) and command.ranks
                 for rank in command.ranks:
-                    # Never of one that has been replaced meanwhile.
+                    # Never for one that has been replaced meanwhile.
                     assert self.truth[rank] not in self.alive and rank not in self.judging
                     self.ends[rank, self.truth[rank]] += 1
 
@@ -85,7 +85,7 @@ class Deaths(RuleBasedStateMachine):
 
     @rule(rank=RANKS, number=st.integers(1, 40))
     def late_news(self, rank: int, number: int) -> None:
-        """Of a process that is not there any more."""
+        """Of a process that no longer exists."""
         if f"p{number}" != self.truth[rank]:
             assert self.mesh.died(rank, f"p{number}", False) == []
             assert self.mesh.judged(rank, f"p{number}", False) == []
@@ -104,7 +104,7 @@ class Deaths(RuleBasedStateMachine):
         if handled:
             self.ends[rank, name] += 1
         self.take(self.mesh.judged(rank, name, handled))
-        # A second verdict is none.
+        # A second verdict is ignored.
         assert self.mesh.judged(rank, name, False) == []
 
     @precondition(lambda self: self.begun)
@@ -126,7 +126,7 @@ class Deaths(RuleBasedStateMachine):
         assert all(count <= 1 for count in self.ends.values())
 
     def teardown(self) -> None:
-        # What is still open is brought to an end; then each death has had one.
+        # Open decisions are completed; then each death has had one.
         if self.collecting:
             self.collect()
         while self.begun:
@@ -154,7 +154,7 @@ def test_simultaneous_deaths_are_one_restart() -> None:
         mesh.joined(rank, f"b{rank}")
     assert not mesh.settling
     mesh.died(1, "a1", False)
-    # Once within a minute, so this one is for the supervisors; after that it may be started again.
+    # Once within a minute, so this one goes to the supervisors; after that it may be restarted.
     assert mesh.collect(59.0) == [Judge((1,))]
     assert mesh.judged(1, "a1", False) == [Fail((1,))]
     mesh.joined(1, "b1")

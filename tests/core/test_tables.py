@@ -20,7 +20,7 @@ CELLS = st.none() | st.integers() | st.text(max_size=12) | st.floats()
 
 
 class Cells(HTMLParser):
-    """The texts of the cells of a table, and how often each tag was opened and closed."""
+    """Collects the texts of table cells, and how often each tag was opened and closed."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

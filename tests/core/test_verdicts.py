@@ -1,4 +1,4 @@
-"""Verdicts: open from the first hold to the last release, and each ended exactly once, under any schedule."""
+"""Verdicts: open from the first hold to the last release, each ended exactly once, under any schedule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from monarch._core.verdicts import Hold, Tally, Verdicts
 
 
 class End:
-    """What waits for a verdict."""
+    """The object that waits for a verdict."""
 
     def __init__(self) -> None:
         self.completed = 0
@@ -84,7 +84,7 @@ TestModel = Model.TestCase
 
 @pytest.fixture
 def busy() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Make threads alternate as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -92,7 +92,7 @@ def busy() -> Iterator[None]:
 
 
 def give_way(frame: FrameType, event: str, _: Any) -> Any:
-    """A trace function: lets another thread run before each line of what is tested."""
+    """A trace function that lets another thread run before each line under test."""
     if frame.f_code.co_filename != inspect.getfile(Verdicts):
         return None
     if event == "line":
@@ -137,7 +137,7 @@ def test_verdicts_end_once_each_when_judges_race(busy: None) -> None:
         for turn in range(300):
             hold = verdicts.hold("m", f"judge {number}.{turn}")
             end = verdicts.open("m")
-            # As long as this one judges, what others wait for is open, and stays the same.
+            # While this judge holds it, the verdict is open, and stays the same.
             assert end is not None and not end.completed
             assert f"judge {number}.{turn}" in verdicts.holders("m")
             assert verdicts.open("m") is end and not end.completed

@@ -1,4 +1,4 @@
-"""What the ranks of the agent's tests run; imported by path. Config: proc, place, folder, what is common to all."""
+"""Entry points of ranks in the agent's tests; imported by path. Config: proc, place, folder, common part."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def wait(config: bytes) -> None:
 
 
 def ignore(config: bytes) -> None:
-    """Ends for nothing but a kill."""
+    """Ends only by a kill."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     wait(config)
 
 
 def leave(config: bytes) -> int:
-    """Ends with the status that config says, after some last words."""
+    """Exit with the status from config, after some last words."""
     code = config.split(b"\0")[3]
     print("last words", file=sys.stderr)
     return int(code)
@@ -49,7 +49,7 @@ def with_children(config: bytes) -> None:
 
 
 def listen(config: bytes) -> None:
-    """Answers each Call: to its sender by way of ipc if it is of this host, else through the agent."""
+    """Answer each Call: to its sender through ipc on this host, else through the agent."""
     proc, place, folder, _ = config.split(b"\0", 3)
     me, host = proc.decode(), proc.decode().partition("/")[0]
     context = make_context()
@@ -82,7 +82,7 @@ def listen(config: bytes) -> None:
             else:
                 link(agent).send(m.encode(m.Route(message.src, 1)), [reply])
             if message.method == "die":
-                # What was sent is on its way before the end.
+                # All messages are sent before the end.
                 time.sleep(0.1)
                 os._exit(9)
 

@@ -1,4 +1,4 @@
-"""What tests of zygotes start."""
+"""Fixtures for tests of zygotes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from small_agents import Agent
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
-    """Starts agents, and sees to it that they leave no process behind."""
+    """Start agents, and check that they leave no process behind."""
     agents: list[Agent] = []
     posix.set_child_subreaper()
 
@@ -37,8 +37,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
 
 @pytest.fixture
 def cold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The programs of this test have a fork server of their own: it is started by the first, and ends with the last."""
-    # Python reads no such variable, but might: fork servers are told apart by all that start like this.
+    """The programs of this test have their own fork server: the first starts it, and it ends with the last."""
+    # Python ignores this variable, but could read it: fork servers differ by all variables of this prefix.
     monkeypatch.setenv("PYTHON_OF_THIS_TEST", secrets.token_hex(4))
 
 

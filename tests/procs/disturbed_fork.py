@@ -1,4 +1,4 @@
-"""Preloaded into a zygote, this disturbs the third of the forks that its maker does, as DISTURB says."""
+"""Preloaded into a zygote, this disturbs the third fork of its fork helper, as DISTURB says."""
 
 from __future__ import annotations
 

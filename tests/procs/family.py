@@ -1,4 +1,4 @@
-"""A program whose ranks have children of every kind; run by tests, which kill it or parts of it."""
+"""A program whose ranks have children of every kind; tests kill it or parts of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of the tests run, and modules' worth of ways to disturb a zygote; imported by path."""
+"""Entry points of ranks in the tests, and ways to disturb a zygote; imported by path."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathlib import Path
 
 
 def leave(config: bytes) -> int:
-    """Ends with the status that config says."""
+    """Exit with the status from config."""
     print(f"parent {os.getppid()} group {os.getpgrp()}")
     return int(config)
 
 
 def describe(config: bytes) -> None:
-    """Tells all about this process."""
+    """Report everything about this process."""
     about = {
         "config": config.decode(),
         "env": {key: os.environ.get(key) for key in config.decode().split()},
@@ -35,7 +35,7 @@ def describe(config: bytes) -> None:
         "sigint": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
         "sigterm": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
         "blocked": len(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
-        # One is of the folder that is being listed.
+        # One belongs to the folder that is being listed.
         "fds": sorted(int(name) for name in os.listdir("/proc/self/fd"))[:-1],
         "stdin": sys.stdin.read(),
         "random": [random.random(), _numpy_random()],
@@ -82,7 +82,7 @@ def leave_with_number(config: bytes) -> None:
 
 
 def say(config: bytes) -> None:
-    """Prints in every way there is, and is killed before any buffer is emptied by the end."""
+    """Print in every possible way; killed before the end flushes any buffer."""
     print("from print")
     os.write(1, b"from os.write\n")
     ctypes.CDLL(None).printf(b"from printf\n")
@@ -92,5 +92,5 @@ def say(config: bytes) -> None:
 
 
 def has(config: bytes) -> int:
-    """Whether a module is there without an import."""
+    """Whether a module is loaded without an import."""
     return int(config.decode() in sys.modules)

@@ -1,4 +1,4 @@
-"""A host agent with nothing to it but a zygote: run by tests, told by lines of JSON what to do, answers likewise."""
+"""A minimal host agent with one zygote: tests send it commands as lines of JSON, and it answers likewise."""
 
 from __future__ import annotations
 

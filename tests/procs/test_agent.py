@@ -1,4 +1,4 @@
-"""The host agent by itself: a process that is sent the messages of the wire, and whose ranks run tiny functions."""
+"""The host agent by itself: a process that gets wire messages, and whose ranks run tiny functions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OWNER = "h/owner"
 
 @pytest.fixture(scope="module", autouse=True)
 def alone() -> None:
-    """All processes of this run are of these tests: no session of earlier ones goes on."""
+    """All processes of this run belong to these tests: no session of earlier ones is left."""
     if "monarch.actor" in sys.modules:
         sys.modules["monarch.actor"].shutdown_context().get(timeout=30)
 
@@ -96,7 +96,7 @@ class Rig:
         return self.hear_all(kind, which)[0]
 
     def hear_all(self, kind: type[M], which: Callable[[M], bool] = lambda _: True) -> tuple[M, list[bytes]]:
-        """The next message of a kind, with the frames that came beside it; those before it are kept."""
+        """Return the next message of a kind, with its frames; earlier messages are kept."""
         while True:
             for index, (message, frames) in enumerate(self.seen):
                 if isinstance(message, kind) and which(message):
@@ -135,17 +135,17 @@ class Rig:
         return [pid for pid, name in self.processes().items() if name.startswith("test[")]
 
     def there(self, procs: int) -> list[int]:
-        """Waits until so many ranks run; their pids."""
+        """Wait until so many ranks run; return their pids."""
         assert wait_until(lambda: len(self.ranks()) == procs)
         return self.ranks()
 
     def says(self) -> str:
-        """What the agent wrote on stderr."""
+        """Return the agent's stderr."""
         self.errors.seek(0)
         return self.errors.read().decode()
 
     def is_well(self) -> None:
-        """It still does what it is asked."""
+        """It still answers."""
         self.asked += 1
         proc = f"h/well{self.asked}.0"
         self.spawn([proc], "leave", "7")
@@ -219,7 +219,7 @@ def test_socket_of_dead_rank_is_removed(rig: Rig) -> None:
 
 
 def test_ranks_end_with_rank_that_owns_them(rig: Rig) -> None:
-    """And theirs with them."""
+    """And their ranks too."""
     rig.spawn(["h/a.0"], "wait")
     (first,) = rig.there(1)
     rig.spawn(["h/b.0", "h/b.1"], "ignore", owner="h/a.0")
@@ -235,7 +235,7 @@ def test_ranks_end_with_rank_that_owns_them(rig: Rig) -> None:
 
 
 def test_ranks_of_dead_owner_are_killed(rig: Rig) -> None:
-    """Its request comes after its death: nobody would ever end them."""
+    """Its request comes after its death: nothing would ever end them."""
     rig.spawn(["h/a.0"], "leave", "0")
     rig.dead("h/a.0")
     rig.spawn(["h/b.0"], "wait", owner="h/a.0")
@@ -319,7 +319,7 @@ def test_rank_ending_within_grace_is_not_killed(rig: Rig) -> None:
 
 
 def test_stop_may_overtake_the_fork(rig: Rig) -> None:
-    """The rank is killed as soon as it is there."""
+    """The rank is killed as soon as it exists."""
     rig.spawn(["h/a.0"], "ignore")
     rig.send(m.Stop(OWNER, ["h/a.0"], 0))
     assert rig.dead("h/a.0").expected
@@ -331,7 +331,7 @@ def test_killed_zygote_is_replaced_and_ranks_live_on(rig: Rig) -> None:
     (pid,) = rig.there(1)
     (zygote,) = zygotes(rig.before)
     os.kill(zygote, signal.SIGKILL)
-    # What it was asked meanwhile fails, with the reason; the next one has another zygote.
+    # Requests meanwhile fail, with the reason; the next one has another zygote.
     rig.spawn(["h/b.0"], "leave", "7")
     assert rig.dead("h/b.0").reason.startswith(("could not be started: the ", "exited with code 7"))
     rig.is_well()
@@ -342,7 +342,7 @@ def test_killed_zygote_is_replaced_and_ranks_live_on(rig: Rig) -> None:
 
 
 def test_cast_reaches_all_and_replies_come_as_batch(rig: Rig) -> None:
-    """For a caller on another host, as one Batch; here it is the agent's own host, so each answers by itself."""
+    """For a caller on another host, as one Batch; here it is the agent's own host, so each answers separately."""
     rig.spawn(["h/a.0", "h/a.1"], "listen", OWNER)
     for proc in ("h/a.0", "h/a.1"):
         rig.hear(m.Ready, lambda ready, proc=proc: ready.src == proc)
@@ -481,7 +481,7 @@ def test_agent_ends_with_its_owner(folder: str) -> None:
 
 
 def test_stranger_connecting_does_not_end_the_host(folder: str) -> None:
-    """The connection of the owner is what counts, not that of anybody who finds the port."""
+    """The connection of the owner counts, not that of any process that finds the port."""
     import socket
 
     keys, wrong = KeyPair.new(), KeyPair.new()
@@ -528,7 +528,7 @@ def test_session_folder_is_for_its_user_only(folder: str) -> None:
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
     base = os.path.dirname(folder)
     assert stat.S_IMODE(os.stat(base).st_mode) == 0o700
-    # Somebody has opened it up: the next session closes it again.
+    # Somebody has changed its mode: the next session restores it.
     os.chmod(base, 0o755)
     other = session_folder.make_folder()
     assert stat.S_IMODE(os.stat(base).st_mode) == 0o700
@@ -548,7 +548,7 @@ def test_temporary_folder_with_long_name_is_not_used(tmp_path: Path, monkeypatch
 
 
 def test_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor one that is a link, which could lead anywhere."""
+    """Nor is a link, which could lead anywhere."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     target = tmp_path / "target"
@@ -568,7 +568,7 @@ def test_folder_of_dead_session_is_swept(folder: str) -> None:
     )
     dead = process.stdout.strip()
     assert os.path.dirname(dead) == os.path.dirname(folder)
-    # The next session has swept it, and left alone what is alive.
+    # The next session has swept it, and left live ones alone.
     other = session_folder.make_folder()
     assert not os.path.exists(dead)
     assert os.path.exists(folder)
@@ -576,7 +576,7 @@ def test_folder_of_dead_session_is_swept(folder: str) -> None:
 
 
 def test_sessions_may_begin_and_end_concurrently() -> None:
-    """One removes the common folder as the last while another is about to make its own in it."""
+    """One removes the common folder as the last while another is about to create its own in it."""
     errors: list[BaseException] = []
 
     def work() -> None:

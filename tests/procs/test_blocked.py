@@ -1,4 +1,4 @@
-"""What a thread waits in, as the machine's kernel says it."""
+"""What a thread waits in, as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from monarch._procs.os.blocked import Blocked, Wait, blocked, process_state
 
 
 def seen(work: Callable[[], object], end: Callable[[], object], what: Callable[[Blocked], bool]) -> bool:
-    """Whether a thread that does something is seen to wait so; then that is ended."""
+    """Check that a thread is seen to wait this way; then end it."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
@@ -54,7 +54,7 @@ def test_blocked_tells_locks_sleeps_and_work_apart() -> None:
 
 
 def test_blocked_knows_main_thread_of_fork() -> None:
-    """Python has the id of the process that forked, which is no thread of the fork."""
+    """Python has the id of the forking process, which is not a thread of the fork."""
     code = (
         "import os, threading, time\nfrom monarch._procs.os.blocked import blocked\n"
         "main = threading.main_thread().ident\npid = os.fork()\n"

@@ -1,4 +1,4 @@
-"""Processes that run out of file descriptors: an error that says so, and no process is aborted or hangs."""
+"""Processes without free file descriptors: errors that say so; nothing aborts or hangs."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ print(frame.decode())
 
 
 def test_full_process_is_not_aborted_by_connection(tmp_path: Path) -> None:
-    """Where accept cannot be replaced, libzmq aborts a process without descriptors; its file is out of sight then."""
+    """Where accept cannot be replaced, libzmq aborts a process without descriptors; so its file is hidden."""
     path = str(tmp_path / "it")
     process = subprocess.Popen(
         [sys.executable, "-c", FULL, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -221,7 +221,7 @@ print(*sorted(inbox.socket.recv().decode() for _ in range(3)))
 
 @pytest.mark.skipif(not tolerate_full_table(), reason="libzmq aborts then on this machine: see 0034")
 def test_connection_before_next_check_aborts_nothing(tmp_path: Path) -> None:
-    """As when user code takes the last descriptors in a moment; the connection is accepted when there is room."""
+    """As when user code suddenly takes the last descriptors; the connection is accepted when there is room."""
     path = str(tmp_path / "it")
     process = subprocess.Popen(
         [sys.executable, "-c", SURPRISED, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -283,7 +283,7 @@ def test_fork_does_not_inherit_the_reserve() -> None:
     pid = os.fork()
     if pid == 0:
         before = used_by()
-        # Its numbers may be those of other files by now.
+        # Its numbers may belong to other files by now.
         kept.give_up()
         os._exit(0 if used_by() == before else 1)
     assert os.waitpid(pid, 0)[1] == 0

@@ -1,4 +1,4 @@
-"""Kept meshes: they outlive their program until the end of a lease, and only who has the key gets them back."""
+"""Detached meshes: they outlive their program until the end of a lease, and attaching one needs the key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from monarch.exceptions import ArgumentError, DetachedMeshInUseError, MonarchErr
 pytestmark = pytest.mark.slow
 
 ENDS = 5.0
-"""Seconds in which what is told to end has ended, on a busy machine."""
+"""Seconds until a process that was told to end has ended, on a busy machine."""
 
 FIRST = """
 import os, sys, threading, time
@@ -125,7 +125,7 @@ class Program:
         self.said: list[str] = []
 
     def until(self, what: str) -> list[str]:
-        """Reads lines until one is this; those before it."""
+        """Read lines until this one; return those before it."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.said.append(line.rstrip("\n"))
@@ -142,7 +142,7 @@ class Program:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., Program]]:
-    """Starts programs by their text; ends them, and what they have kept."""
+    """Starts programs from their text; ends them, and their detached meshes."""
     programs: list[Program] = []
 
     def start(text: str, *args: str) -> Program:
@@ -162,7 +162,7 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Program]]:
 
 
 def detached_by(run: Callable[..., Program], seconds: float, *args: str) -> tuple[Record, list[str]]:
-    """A mesh whose program was killed: its record, and the pids of its ranks."""
+    """Return a mesh whose program was killed: its record, and the pids of its ranks."""
     first = run(FIRST, str(seconds), *args)
     pids = first.until("ready")[0].split()
     first.kill()
@@ -173,12 +173,12 @@ def detached_by(run: Callable[..., Program], seconds: float, *args: str) -> tupl
 
 
 def lines(said: list[str], text: str) -> list[str]:
-    """Those lines of ranks that have a text, without the ranks."""
+    """Return the lines of ranks that contain a text, without the ranks."""
     return [line.partition("] ")[2] for line in said if text in line]
 
 
 def test_another_program_attaches_with_missed_output(run: Callable[..., Program], tmp_path: Path) -> None:
-    """What is there has gone on meanwhile, and what was printed is shown once."""
+    """The mesh has kept running, and its output is shown once."""
     go = tmp_path / "go"
     record, pids = detached_by(run, 60, str(go))
     assert re.match(r"free until \d{4}-.*, for (1m|59s|58s|57s|56s|55s|5\ds)", record.state())
@@ -195,13 +195,13 @@ def test_another_program_attaches_with_missed_output(run: Callable[..., Program]
         # Of both ranks, as one line or as two.
         assert found in ("0-1", "01", "10"), said
     assert not [line for line in said if "lost" in line]
-    # A third one: what was shown is not shown again.
+    # A third one: output that was shown is not shown again.
     said = run(SECOND.replace("{more}", "")).until("done")
     assert "counts 12 12" in said and not lines(said, "meanwhile")
 
 
 def test_attached_mesh_spawns_and_heals(run: Callable[..., Program]) -> None:
-    """New procs and actors on the host that is kept; new ranks for those that die, made as at first."""
+    """New procs and actors on the detached host; replacements for dead ranks, started like the first."""
     more = """
     import signal, time
     from monarch._state.heal import heal_mesh
@@ -279,7 +279,7 @@ def test_roles_spares_and_restarts_survive_detach(run: Callable[..., Program]) -
 
 
 def test_program_suspended_past_lease_can_reattach(run: Callable[..., Program]) -> None:
-    """Its connection is lost; then it is free for others, and for itself when it goes on."""
+    """Its connection is lost; then the mesh is free for others, and for itself when it resumes."""
     text = FIRST.replace(
         'print("ready", flush=True)\n    time.sleep(1000)',
         'print("ready", flush=True)\n'
@@ -312,7 +312,7 @@ def test_lease_end_ends_everything(run: Callable[..., Program]) -> None:
     detached_by(run, 2.0)
     assert len(processes().keys() - before.keys()) >= 4
     assert wait_until(lambda: not processes().keys() - before.keys())
-    # Also what the program has left, that was killed.
+    # Also leftovers of the killed program.
     assert wait_until(lambda: session_folders() <= folders) and not records()
     with pytest.raises(NoDetachedMeshError, match="'mine' does not exist; detached meshes: none"):
         keeping.attach("mine")
@@ -340,7 +340,7 @@ def test_kill_at_any_moment_leaves_nothing_after_lease(run: Callable[..., Progra
     program.kill()
 
     def nothing_left() -> bool:
-        # Where no agent was there yet, what the program has left is for the next session to sweep.
+        # If no agent existed yet, the next session sweeps the leftovers.
         remove_folder(make_folder())
         return not processes().keys() - before.keys() and session_folders() <= folders
 
@@ -378,7 +378,7 @@ def test_only_one_program_at_time(run: Callable[..., Program]) -> None:
     assert find("mine").user == os.getpid()
     with pytest.raises(DetachedMeshInUseError, match="attached in this program already"):
         keeping.attach("mine")
-    # To let go of it, and to have it again.
+    # Detach, and attach again.
     kept.leave()
     assert wait_until(lambda: not find("mine").user, ENDS)
     kept = keeping.attach("mine")
@@ -421,7 +421,7 @@ def test_death_of_agent_ends_detached_mesh(run: Callable[..., Program]) -> None:
 def test_leftovers_of_dead_mesh_are_reported_once(run: Callable[..., Program]) -> None:
     before = processes()
     record, _ = detached_by(run, 60)
-    # The zygotes too, who would clean up: so all are stopped before the first one is killed.
+    # The zygotes too, which would clean up: so all are suspended before the first one is killed.
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in {*processes(), *pids_named("monarch-spare", before=before)} - before.keys():
             with suppress(ProcessLookupError):
@@ -473,7 +473,7 @@ def test_record_readable_by_others_is_rejected(run: Callable[..., Program]) -> N
 
 
 def test_nobody_attaches_without_the_key(run: Callable[..., Program]) -> None:
-    """At either of its doors, with no key or one of their own; and a record with another key is of no use."""
+    """At both sockets, without a key or with another one; and a record with another key is useless."""
     record, _ = detached_by(run, 60)
     from zmq.utils.monitor import recv_monitor_message
 

@@ -1,4 +1,4 @@
-"""What runs out or goes away: memory, disk, socket files, hosts. Each ends in time, with an error that names it."""
+"""Exhausted or lost resources: memory, disk, socket files, hosts. Each ends in time, with an error that names it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ print(use(1))
 
 
 def test_foreign_session_folder_is_not_used(program: Callable[..., Any]) -> None:
-    """Whoever puts a folder of their own where the session's was could answer for its ranks."""
+    """A folder put in the place of the session's could answer for its ranks."""
     assert program(TAKEN).ok().splitlines() == ["True True", "1"]
 
 
@@ -131,7 +131,7 @@ def test_only_own_folder_is_restored(tmp_path: Path, what: str) -> None:
 
 
 def test_session_folder_is_locked_against_cleaners(program: Callable[..., Any]) -> None:
-    """systemd-tmpfiles leaves alone what it cannot lock."""
+    """systemd-tmpfiles leaves alone folders that it cannot lock."""
     text = START + "use(1)\nprint(subprocess.run(['flock', '-nx', current_node().folder, 'true']).returncode)\n"
     assert program(text).ok() == "1\n"
 
@@ -183,7 +183,7 @@ print("lost with the host agent, which exited with code" in dies(actors), use(2)
 
 
 def test_terminated_agent_is_an_error_and_not_a_hang(program: Callable[..., Any]) -> None:
-    """It removes the folder of the session as it goes, which the program then looks through."""
+    """It removes the session's folder, which the program then looks through."""
     done = program(TERMINATED)
     assert done.ok() == "True 2\n", done.err
     assert "Traceback" not in done.err
@@ -250,7 +250,7 @@ def test_lost_host_is_an_error_immediately(workers: Workers, tmp_path: Path, how
         "worked",
     ], done.stderr
     assert done.returncode == 0
-    # A process that never was is not said to live.
+    # A process that never existed is not reported as alive.
     assert "it lives" not in done.stderr
 
 
@@ -346,7 +346,7 @@ print(use(2))
 
 @pytest.fixture
 def small_disk() -> Iterator[str]:
-    """A folder with room for a few files; its name is short, as that of a session's folder has to be."""
+    """A folder with room for a few files; its name is short, as a session folder's must be."""
     folder = tempfile.mkdtemp(prefix="mk-", dir="/tmp")
     command = ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=16,mode=700", "none", folder]
     if os.getuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
@@ -381,7 +381,7 @@ print(asked.get(30) == pids[1], list(actors.pid.call().get(30).values()) == pids
 
 @pytest.mark.parametrize("seconds", ["6", "30"])
 def test_suspended_program_continues_with_its_ranks(program: Callable[..., Any], seconds: str) -> None:
-    """For longer than a lease: on its own host nobody takes that for its end."""
+    """For longer than a lease: on its own host this does not count as its end."""
     assert program(PAUSED, seconds, timeout=100).ok() == "True True 1\n"
 
 

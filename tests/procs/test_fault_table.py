@@ -1,4 +1,4 @@
-"""Whatever set of processes is killed at once, nothing stays of the ranks: no process, no file, no shared memory."""
+"""Whatever set of processes is killed at once, nothing is left of the ranks: no process, file or shared memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from monarch._procs.session_folder import make_folder, remove_folder
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(30)]
 
 BOUND = 2.0
-"""Seconds after which nothing may be left."""
+"""Seconds until nothing may be left."""
 
 
 BYSTANDER = """
@@ -84,25 +84,25 @@ class Family:
         return pids_named(*names, before=self.before)
 
     def kill(self, *whats: str) -> None:
-        """Kills all processes of each kind, as near to each other as can be."""
+        """Kill all processes of each kind, as simultaneously as possible."""
         for what in whats:
             for pid in self.pids[what]:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     def living(self) -> list[str]:
-        """Children of ranks that live."""
+        """Return the children of live ranks."""
         return [kind for (pid, start), kind in self.children.items() if proc_start_time(pid) == start]
 
     def shared(self) -> list[str]:
-        """Shared memory of ranks that is there; other programs of this user have some too."""
+        """Return the shared memory of ranks; other programs of this user have some too."""
         return [name for name in self.memory if Path("/dev/shm", name).exists()]
 
     def left(self) -> list[str]:
-        """What there is more than before the program, but for the program itself and its files."""
+        """Return leftovers since before the program, except the program itself and its files."""
         found = [f"{pid} {name}" for pid, name in processes().items() if pid not in {*self.before, self.program.pid}]
         if self.program.poll() is None:
-            # It is there for what the program starts next.
+            # It stays for the next start of the program.
             found = [what for what in found if not what.endswith((" monarch-server", " monarch-image"))]
         found += self.shared()
         if self.program.poll() is not None:
@@ -112,7 +112,7 @@ class Family:
     def end(self) -> None:
         self.program.kill()
         self.program.communicate()
-        # What nobody was left to end or to remove is the next session's.
+        # The next session cleans up what no process was left to end or remove.
         remove_folder(make_folder())
         wait_until(lambda: not self.left(), BOUND)
         for pid, start in self.children:
@@ -158,7 +158,7 @@ def test_nothing_is_left_after_kills(family: Family, whats: str) -> None:
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("whats", ["rank controller agent zygote spare", "controller server", "zygote agent server"])
 def test_another_session_does_not_notice(family: Family, program: Callable[..., Any], whats: str) -> None:
-    """A session of the same user goes on, and makes ranks while the other one is killed and after that."""
+    """A session of the same user runs on, and spawns ranks while the other one is killed and after that."""
     pids = [str(pid) for what in whats.split() for pid in family.pids[what]]
     done = program(BYSTANDER, *pids)
     assert done.code == 0, done.err
@@ -184,7 +184,7 @@ def test_children_of_ranks_end_when_their_mesh_is_stopped(family: Family) -> Non
 
 @pytest.mark.parametrize("whats", ["zygote", "server", "server zygote spare"])
 def test_children_of_ranks_outlive_their_parents(family: Family, whats: str) -> None:
-    """The session goes on, and ends them with its ranks."""
+    """The session runs on, and ends them with its ranks."""
     family.kill(*whats.split())
     assert len(family.living()) == 18
     assert family.program.stdin is not None and family.program.stdout is not None
@@ -195,7 +195,7 @@ def test_children_of_ranks_outlive_their_parents(family: Family, whats: str) -> 
 
 
 def test_next_session_ends_leftover_processes(family: Family) -> None:
-    """Nobody of ours is left; a process without a living rank is still known by its mark."""
+    """None of its processes is left; a process without a living rank is still known by its marker."""
     family.kill(*family.pids)
     family.program.wait()
     assert wait_until(lambda: not any(proc_start_time(pid) for pid in family.pids["rank"]), BOUND)
@@ -209,7 +209,7 @@ def test_session_leaves_children_of_living_ranks_alone(family: Family) -> None:
 
 
 def test_process_without_marker_is_left_alone(family: Family) -> None:
-    """As one that its user wants to outlive the rank."""
+    """Like one that its user wants to outlive the rank."""
     (pid, start), *_ = [child for child, kind in family.children.items() if kind == "background, setsid"]
     _unlimit(pid)
     family.kill("rank")

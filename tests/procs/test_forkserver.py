@@ -33,7 +33,7 @@ for line in sys.stdin:
 
 
 class Session:
-    """A program of its own that makes a mesh whenever it is asked to."""
+    """A separate program that spawns a mesh on request."""
 
     def __init__(self, folder: Path, **env: str) -> None:
         self.process = subprocess.Popen(
@@ -59,7 +59,7 @@ class Session:
         return int(str(self.answer()[0][1]))
 
     def end(self) -> None:
-        # The standard input is closed, which ends it as usual.
+        # Its standard input is closed, which ends it normally.
         self.process.communicate(timeout=20)
 
 
@@ -92,7 +92,7 @@ def test_sessions_that_start_together_share_one_import(start: Callable[..., Sess
         session.ask()
     for session, folder in zip(sessions, folders, strict=True):
         about = session.answer()
-        # Nothing of one reaches another, and each is as if its program had started it.
+        # They share nothing else, and each is as if its program had started it.
         assert [each[0] for each in about] == [session.process.pid] * 4
         assert [each[2:] for each in about] == [[True, str(folder), folder.name]] * 4
     assert len(servers()) == before + 1
@@ -140,7 +140,7 @@ def test_session_starts_while_fork_server_is_stuck(start: Callable[..., Session]
 
 
 def test_session_cleans_up_after_killed_agent(start: Callable[..., Session]) -> None:
-    """And goes on with another, of the same server."""
+    """And continues with another, of the same server."""
     session = start()
     agent, count = session.agent(), len(servers())
     os.kill(agent, signal.SIGKILL)

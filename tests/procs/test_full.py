@@ -33,7 +33,7 @@ def attempt(what):
     except MonarchError as error:
         return error
 """
-"""A program that runs where a folder is a small file system, which nobody else sees."""
+"""A program with its own small file system in place of a folder."""
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ print({os.stat(f"/dev/shm/{name}").st_blocks for name in os.listdir("/dev/shm")}
 
 
 def test_full_shared_memory_is_named_in_errors(program: Callable[..., Any], flags: str) -> None:
-    """Nothing of ours lies there; what torch and the user put there fails with a reason."""
+    """Nothing of ours is there; torch and user code that use it fail with a reason."""
     done = program(SHARED, flags, "/dev/shm", "size=1m")
     expected = ["True", "True True", "True True", "True", "SupervisionError True", "2", "True"]
     assert done.ok().splitlines() == expected, done.err

@@ -1,4 +1,4 @@
-"""Garbage on the control plane, also of holders of the key: nothing dies or hangs, and memory is bounded."""
+"""Garbage on the control plane, also from peers with the key: nothing dies or hangs, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from monarch.exceptions import ProtocolError
 
 
 def decoded(frame: bytes) -> Any:
-    """The message of a frame, or None: nothing else may come of it."""
+    """Return the message of a frame, or None: no other outcome is allowed."""
     try:
         return m.decode(frame)
     except ProtocolError as error:
@@ -47,7 +47,7 @@ def test_broken_messages_are_messages_or_protocol_errors(seed: int) -> None:
         head, *rest = frames
         message = decoded(head)
         if isinstance(message, m.Split):
-            # Few of them fit; the others are refused, and nothing else.
+            # Few of them are valid; the others are rejected, and nothing else.
             with suppress(ProtocolError):
                 assert len(join(message, rest)) == len(message.parts)
 

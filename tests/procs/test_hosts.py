@@ -37,7 +37,7 @@ BIG = 3_000_000
 
 
 class Worker(Actor):
-    """Does what the tests need on a remote host."""
+    """Remote actor for the tests."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -96,7 +96,7 @@ class Worker(Actor):
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Any]:
     with local_hosts(2) as made:
-        # So that all connections are there, which stay.
+        # So that all connections exist, which stay.
         procs = made.spawn_procs({"gpus": 2})
         workers = procs.spawn("warm", Worker)
         workers.echo.call(b"x" * BIG).get(timeout=60)
@@ -116,7 +116,7 @@ def workers(hosts: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module", autouse=True)
 def own_session() -> Iterator[None]:
-    """The agent of this host takes part too; with what the module has made it ends at its end."""
+    """The agent of this host takes part too; it ends with the module's processes."""
     from monarch.actor import shutdown_context
 
     yield
@@ -139,7 +139,7 @@ def test_calls_and_slices_reach_remote_ranks(workers: Any, leaks: Any) -> None:
 
 
 def test_call_is_one_message_per_host(workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Out for a call, and back for its answers."""
+    """One message out for a call, and one back for its answers."""
     workers.echo.call(0).get(timeout=30)
     sent, got = list[int](), Counter[str]()
     cast, route, handle = Gateway.cast, Gateway.route, current_node().dispatch.handlers
@@ -213,7 +213,7 @@ def test_output_of_remote_ranks_arrives(workers: Any, capfd: pytest.CaptureFixtu
         nonlocal seen
         seen += "".join(capfd.readouterr())
         ranks = re.findall(r"\[ranks? (\S+)\] hello from afar", seen)
-        # Of all of them: as one, or as several if the machine is busy.
+        # From all of them: as one line, or as several on a busy machine.
         return sorted(rank for text in ranks for rank in parse_ranks(text)) == [0, 1, 2, 3]
 
     workers.say.call("hello from afar").get(timeout=30)
@@ -301,7 +301,7 @@ def test_all_hosts_end_with_controller(tmp_path: Path) -> None:
 
 
 class Bomb:
-    """Says so in a file when it is unpickled."""
+    """Writes to a file when it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -312,7 +312,7 @@ class Bomb:
 
 @pytest.mark.parametrize("who", ["no key", "own key", "wrong server key", "plain"])
 def test_peers_without_the_key_are_ignored(hosts: Any, workers: Any, tmp_path: Path, who: str) -> None:
-    """Neither by the program nor by an agent, and nothing that it sends is unpickled."""
+    """Neither by the program nor by an agent; its messages are never unpickled."""
     target = tmp_path / "unpickled"
     node = current_node()
     session = need_session(node)
@@ -360,7 +360,7 @@ def test_peers_without_the_key_are_ignored(hosts: Any, workers: Any, tmp_path: P
     from zmq.utils.monitor import recv_monitor_message
 
     for _, monitor in sockets:
-        # Whatever becomes of it: it is no success.
+        # In any case, it must not succeed.
         events = []
         if monitor.poll(1500):
             events.append(recv_monitor_message(monitor)["event"])
@@ -475,7 +475,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_cut_off_host_fails_calls_and_ends_its_ranks(tmp_path: Path) -> None:
-    """In its own network namespace: within the lease its calls fail, and it ends its ranks by itself."""
+    """In its own network namespace: within the lease its calls fail, and it ends its ranks itself."""
     reason = why_none()
     if reason:
         pytest.skip(reason)
@@ -494,7 +494,7 @@ def test_cut_off_host_fails_calls_and_ends_its_ranks(tmp_path: Path) -> None:
         "[4, 4]",
     ], done.stderr
     assert done.returncode == 0
-    # That ranks are silent may be said before their host counts as lost.
+    # Unresponsive ranks may be reported before their host counts as lost.
     assert not [line for line in done.stderr.splitlines() if "does not answer" not in line], done.stderr
     assert wait_until(lambda: not processes().keys() - before.keys(), 5)
 
@@ -583,7 +583,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_one_of_two_parted_hosts_is_dropped(tmp_path: Path) -> None:
-    """One of them is given up, so that there is one truth for all, and the mesh can be healed."""
+    """One of them is dropped, so that all agree, and the mesh can be healed."""
     reason = why_none()
     if reason:
         pytest.skip(reason)

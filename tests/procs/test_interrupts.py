@@ -1,4 +1,4 @@
-"""Ctrl-C in a program that waits: raised at once, and no message is lost by it."""
+"""Ctrl-C in a waiting program: raised immediately, and no message is lost."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("who", ["alone", "beside"])
 def test_ctrl_c_during_get_raises_immediately(tmp_path: Path, who: str) -> None:
-    """It is raised at once, whether the main thread leads or waits beside a leader; nothing is lost by it."""
+    """It is raised immediately, whether the main thread leads or waits beside a leader; no message is lost."""
     path = tmp_path / "program.py"
     path.write_text(CTRL_C)
     process = subprocess.Popen(
@@ -132,7 +132,7 @@ if __name__ == "__main__":
 
 
 def test_many_interrupts_lose_no_answer(tmp_path: Path) -> None:
-    """Each is a KeyboardInterrupt in the program, and the same future can be asked again."""
+    """Each is a KeyboardInterrupt in the program, and the same future can be waited for again."""
     path = tmp_path / "program.py"
     path.write_text(INTERRUPTS)
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60)

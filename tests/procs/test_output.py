@@ -1,4 +1,4 @@
-"""Output of a rank: taken as it comes, and read after its death."""
+"""Output of a rank: read as it comes, and after its death."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ posix.unbuffer_c_stdout()
 ctypes.CDLL(None).printf(b"a part")
 assert os.fstat(1).st_size == 12
 """
-    # With PYTHONUNBUFFERED, Python has C write at once as well.
+    # With PYTHONUNBUFFERED, Python makes C write immediately as well.
     env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert ran.returncode == 0, ran.stderr
@@ -277,7 +277,7 @@ def test_very_long_text_is_written_piece_by_piece(files: dict[str, int]) -> None
 
 
 def test_long_text_is_not_encoded_as_whole() -> None:
-    """Encoding is one step of C, in which no interrupt comes."""
+    """Encoding is one step in C, which no interrupt breaks."""
     long = "x" * (32 * text_streams.STEP)
     with open(os.devnull, "wb") as file:
         stream = text_streams.rank_text(file.fileno())
@@ -330,6 +330,6 @@ assert own_may_hold()
 libc.fflush(None)
 assert not own_may_hold()
 """
-    # With PYTHONUNBUFFERED, Python has C write at once as well.
+    # With PYTHONUNBUFFERED, Python makes C write immediately as well.
     env = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, env=env, check=True)

@@ -1,4 +1,4 @@
-"""Who receives: the thread that waits, another one that waits, or the background; nothing is lost between them."""
+"""Which thread receives: a waiting one, another waiting one, or the background; nothing is lost between them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def waiting(rig: Rig) -> int:
     return rig.receive_loop._lead.waiting()
 
 
-# Who handles
+# Which thread handles messages
 
 
 def test_waiting_thread_handles_its_answer(rig: Rig) -> None:
@@ -50,7 +50,7 @@ def test_waiting_thread_handles_its_answer(rig: Rig) -> None:
             number
         )
         assert rig.receive_loop.wait(box, GUARD)
-    # The background may have had some of those that came before the wait began, but not those that it waited for.
+    # The background may have handled some that came before the wait began, but not the awaited ones.
     ours = [rig.boxes[number].by == threading.get_ident() for number in range(0, 100, 10)]
     assert all(ours[1:])
 
@@ -182,7 +182,7 @@ def test_completion_as_wait_begins_is_not_missed(rig: Rig) -> None:
 
 
 def test_leader_with_its_answer_does_not_receive(rig: Rig) -> None:
-    """The answer comes between the look at it and the lead, when there is nobody yet whom one could wake."""
+    """The answer comes between the check and the lead, when there is no thread to wake yet."""
 
     class Late(Box):
         looks = 0
@@ -214,7 +214,7 @@ def test_timeout_is_met_and_wait_can_be_repeated(rig: Rig) -> None:
 
 
 def test_short_timeout_after_long_one_is_met(rig: Rig) -> None:
-    """How long the socket waits is kept between waits where that saves a call, but never past a deadline."""
+    """The socket's timeout is kept between waits where that saves a call, but never past a deadline."""
     rig.receive_loop.call_later(1000, lambda: None)
 
     def overrun(long: float, short: float) -> float:
@@ -275,7 +275,7 @@ def test_background_releases_lead_after_timer(rig: Rig) -> None:
 
 
 class SilentAlarm:
-    """What it was set to, and nothing else."""
+    """The time that was set, and nothing else."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -372,7 +372,7 @@ def test_slow_handler_is_reported_in_debug_mode(
     monkeypatch.setenv("MONARCH_DEBUG", "1")
     rig = Rig(tmp_path)
     said: list[str] = []
-    # Not in one piece: what is said has lines of this source.
+    # Not as one string: the printed text has lines of this source.
     busy = " ".join(("busy", "for", "over", "50", "ms"))
 
     def takes_long(frame: bytes) -> None:

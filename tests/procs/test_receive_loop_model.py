@@ -48,7 +48,7 @@ class Model:
 
         self.schedule.thread(run, name).start()
 
-    # What the threads do
+    # Behavior of the threads
 
     def handle(self, frame: bytes) -> None:
         number, box = map(int, frame.split())
@@ -103,7 +103,7 @@ class Model:
 
 
 def work(model: Model, kinds: list[str]) -> None:
-    """One thread: makes what it waits for be done in one way or another."""
+    """One thread: completes what it waits for in one way or another."""
     chance = model.schedule.chance
     for kind in kinds:
         number = model.box()
@@ -140,7 +140,7 @@ def work(model: Model, kinds: list[str]) -> None:
             # The background thread has received it meanwhile.
             assert model.boxes[number].done
         elif kind == "asleep":
-            # Nobody waits, and there was nothing to receive when the last leader left.
+            # No thread waits, and there was nothing to receive when the last leader left.
             assert not model.wait(model.box(), TICK)
             model.sleep(TICK)
             model.send(number)
@@ -218,7 +218,7 @@ def test_close_ends_while_thread_waits_under_any_schedule() -> None:
         model = Model(seed)
 
         def waits(model: Model = model) -> None:
-            # Nobody fills it, so it waits for its time; the receive loop is closed meanwhile.
+            # Nobody completes it, so it waits until its timeout; the receive loop is closed meanwhile.
             assert not model.wait(model.box(), 5 * TICK)
 
         def closes(model: Model = model, waits: Callable[[], None] = waits) -> None:

@@ -1,4 +1,4 @@
-"""The law of the receiving thread, as the debug mode checks it: it never waits, and never runs code of the user."""
+"""The debug mode check of the receiving thread: it never waits, and never runs user code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
 
 def user_code() -> None:
-    """Something that is not of this package."""
+    """An object from outside this package."""
 
 
 BREACHES: dict[str, tuple[Callable[[], object], str]] = {
@@ -135,7 +135,7 @@ if __name__ == "__main__": main()
 
 
 def test_broad_program_reports_no_breach(tmp_path: Path) -> None:
-    """Calls, errors, output, threads, deaths, a heal and supervision: nothing of it is reported by the debug mode."""
+    """Calls, errors, output, threads, deaths, a heal and supervision: the debug mode reports none of it."""
     path = tmp_path / "program.py"
     path.write_text(BROAD)
     environment = {**os.environ, VARIABLE: "1"}

@@ -1,4 +1,4 @@
-"""Handlers of signals that raise while the main thread receives: no message is lost, and the error reaches the wait."""
+"""Signal handlers that raise while the main thread receives: no message is lost, and the error reaches the wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESSAGES = 4000
 
 
 class Rang(Exception):
-    """What the handler raises."""
+    """The handler's exception."""
 
 
 _armed: list[bool] = []
@@ -33,7 +33,7 @@ def ring(_number: int, _frame: FrameType | None) -> None:
 
 
 def rings(work: Callable[[], object]) -> bool:
-    """Do something that the handler may break off; whether it has."""
+    """Run something that the handler may interrupt; return whether it did."""
     try:
         try:
             _armed.append(True)
@@ -54,7 +54,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 @pytest.fixture
 def alarm() -> Iterator[None]:
-    """A handler of SIGALRM that raises; SIGALRM is blocked but where a test lets it come."""
+    """A handler of SIGALRM that raises; SIGALRM is blocked except where a test admits it."""
     old = signal.signal(signal.SIGALRM, ring)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -62,7 +62,7 @@ def alarm() -> Iterator[None]:
 
 
 def test_no_message_is_lost_when_handler_raises(rig: Rig, alarm: None) -> None:
-    """The handler raises many times in the middle of receiving; each message is handled all the same, in order."""
+    """The handler raises many times in the middle of receiving; each message is still handled, in order."""
     box = rig.box(MESSAGES)
     sender = Background(lambda: [rig.send(f"say {number}") for number in range(MESSAGES)] and rig.send(MESSAGES))
     raised = 0
@@ -82,7 +82,7 @@ def test_handlers_are_back_after_wait(rig: Rig, alarm: None) -> None:
 
 
 def test_both_deferred_handlers_run(alarm: None) -> None:
-    """What the second one raises is told with the first one as its context."""
+    """The second one's error has the first as its context."""
 
     def other(_number: int, _frame: FrameType | None) -> None:
         raise ValueError
@@ -182,7 +182,7 @@ if __name__ == "__main__":
 
 
 def test_rank_survives_alarm_between_endpoints(tmp_path: Path) -> None:
-    """What the handler raises is told on the rank's stderr, since no code of the user waits there."""
+    """The handler's error goes to the rank's stderr, since no user code waits there."""
     path = tmp_path / "program.py"
     path.write_text(RANK)
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60)

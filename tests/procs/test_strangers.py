@@ -1,4 +1,4 @@
-"""Strangers at a worker's door, with sockets of their own: they hold little of its memory, and only for a while."""
+"""Strangers at a worker's sockets: they hold little of its memory, and only for a while."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def knock(port: int) -> socket.socket:
 
 
 def pour(port: int, size: int) -> None:
-    """Declares a frame of 4 GiB, and sends as much as it may."""
+    """Declare a frame of 4 GiB, and send as much as accepted."""
     with knock(port) as stranger:
         try:
             stranger.sendall(b"\x06" + (4 << 30).to_bytes(8, "big"))
@@ -76,7 +76,7 @@ def test_strangers_hold_little_memory_of_worker(workers: Workers) -> None:
     port = int(address.rpartition(":")[2])
     (agent,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
     before = most = resident(agent)
-    # Those that just wait after their greeting, those that send a frame without end, and those that send noise.
+    # Some just wait after their greeting, some send an endless frame, and some send noise.
     waiting = [knock(port) for _ in range(50)]
     noise = [knock(port) for _ in range(50)]
     for each in noise:
@@ -87,7 +87,7 @@ def test_strangers_hold_little_memory_of_worker(workers: Workers) -> None:
     while any(each.is_alive() for each in strangers):
         most = max(most, resident(agent))
     assert most - before < 50 * MB
-    # They are shown out, and those who hold the key are served meanwhile.
+    # They are disconnected, while peers with the key are served.
     done = subprocess.run(
         [sys.executable, "-c", FRIEND, workers.key, address, str(5 * PIECE + 17)], capture_output=True, timeout=100
     )
@@ -99,7 +99,7 @@ def test_strangers_hold_little_memory_of_worker(workers: Workers) -> None:
         each.close()
 
 
-# Large frames of those who hold the key
+# Large frames of peers with the key
 
 
 def test_small_messages_are_not_split() -> None:

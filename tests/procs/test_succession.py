@@ -1,4 +1,4 @@
-"""A zygote that hands over to one which has imported more, with real processes."""
+"""A zygote that hands over to a successor with more imports, with real processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Start = Callable[..., Agent]
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Path:
-    """A file that lets the successor go on once it is there."""
+    """A file that lets the successor continue once it exists."""
     return tmp_path / "gate"
 
 

@@ -22,7 +22,7 @@ from monarch._procs.os.posix import proc_start_time
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm")]
 
 BOUND = 2.0
-"""Seconds after which nothing may be left: the law's."""
+"""Seconds until nothing may be left, as promised."""
 
 PROGRAM = """
 import os, subprocess, sys, time
@@ -77,7 +77,7 @@ if __name__ == "__main__":
 
 
 class Run:
-    """A program of its own, with all that it starts."""
+    """A separate program, with all that it starts."""
 
     def __init__(self, path: Path, mode: str, wait_for: str = "ready") -> None:
         self.before = processes()
@@ -95,7 +95,7 @@ class Run:
         return {pid: name for pid, name in processes().items() if pid not in self.before}
 
     def of_session(self) -> list[str]:
-        """Processes but for the program itself, and the fork server that it shares with others."""
+        """Return processes except the program itself, and the shared fork server."""
         server = ("monarch-server", "monarch-image")
         return [name for pid, name in self.ours().items() if pid != self.process.pid and name not in server]
 
@@ -103,7 +103,7 @@ class Run:
         return session_folders() - self.folders
 
     def find(self, what: str) -> list[int]:
-        """Pids of a kind of its processes, as far as there are some."""
+        """Return the pids of a kind of its processes, as far as there are some."""
         ours = self.ours()
         if what == "controller":
             return [self.process.pid]
@@ -116,7 +116,7 @@ class Run:
         return [pid for pid, name in ours.items() if name == what]
 
     def kill(self, *whats: str) -> list[int]:
-        """Kills one of each kind, as near to each other as can be."""
+        """Kill one of each kind, as simultaneously as possible."""
         pids = [pid for what in whats for pid in self.find(what)[:1]]
         for pid in pids:
             try:
@@ -126,10 +126,10 @@ class Run:
         return pids
 
     def left(self) -> list[str]:
-        """What there is more than before the program."""
+        """Return leftovers since before the program."""
         found = [f"{pid} {name}" for pid, name in self.ours().items() if pid != self.process.pid]
         found += [*self.files()]
-        # Others on this machine have shared memory too, by names that are not ours.
+        # Other programs on this machine have shared memory too, with names that are not ours.
         found += [name for name in shared_memory() - self.memory if "monarch" in name]
         return found
 
@@ -173,13 +173,13 @@ def test_death_of_controller_leaves_nothing(start: Callable[..., Run], what: str
 
 
 def test_death_of_agent_leaves_nothing_of_its_ranks(start: Callable[..., Run]) -> None:
-    """The program lives on and hears of it; its ranks and their sockets are gone."""
+    """The program lives on and is notified; its ranks and their sockets are gone."""
     run = start("calls")
     run.kill("agent")
     assert run.process.stdout is not None
     assert run.process.stdout.readline() == "SupervisionError\n"
     assert wait_until(lambda: not run.of_session(), BOUND), run.ours()
-    # The controller's own socket is what there is in its folder.
+    # Only the controller's own socket is left in its folder.
     files = f"monarch-{os.getuid()}/s*/*"
     assert wait_until(lambda: len([name for name in run.files() if fnmatch(name, files)]) == 1, BOUND), run.files()
     run.kill("controller")
@@ -208,13 +208,13 @@ def test_death_of_zygote_or_rank_leaves_nothing(start: Callable[..., Run], what:
 
 @pytest.mark.parametrize("what", ["controller", "agent", "controller agent", "rank"])
 def test_descendants_of_ranks_end_with_them(start: Callable[..., Run], what: str) -> None:
-    """Subprocesses, those of a group of their own, orphans, and the ranks that a rank has made with theirs."""
+    """Subprocesses, also in their own groups, orphans, and the ranks spawned by a rank with theirs."""
     run = start("children")
     assert wait_until(lambda: len(run.find("sleep")) == 18)
     assert len(run.find("rank")) == 6
     if what == "rank":
         for pid in run.find("rank"):
-            # Those that a rank has made may have ended with it by now.
+            # Ranks spawned by a rank may have ended with it by now.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         assert wait_until(lambda: not run.find("sleep"), BOUND), run.ours()
@@ -227,7 +227,7 @@ def test_descendants_of_ranks_end_with_them(start: Callable[..., Run], what: str
 
 
 def at_random(start: Callable[..., Run], seed: int, mode: str, longest: float) -> list[str]:
-    """What is left of a program of which something was killed at a random moment."""
+    """Return what is left of a program after a kill at a random moment."""
     chance = random.Random(seed)
     run = start(mode, "begins")
     time.sleep(chance.random() * longest)
@@ -239,7 +239,7 @@ def at_random(start: Callable[..., Run], seed: int, mode: str, longest: float) -
     try:
         run.nothing_left()
     except AssertionError as error:
-        # With the agent dead and the zygote not there yet, the folder is for the next session to sweep.
+        # With the agent dead and no zygote yet, the next session sweeps the folder.
         if any(" " in what for what in run.left()):
             raise AssertionError(f"seed {seed}, {whats}: {error}") from error
         from monarch._procs.session_folder import make_folder, remove_folder

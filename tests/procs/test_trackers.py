@@ -1,4 +1,4 @@
-"""Shared memory that the code of a rank makes is removed at its end, by those that tidy up after processes."""
+"""Shared memory created by a rank's code is removed at its end, by cleanup processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BOUND = 15.0
 
 
 class Sharer(Actor):
-    """Makes shared memory in each way that is usual, and keeps it."""
+    """Create shared memory in each usual way, and keep it."""
 
     @endpoint
     def share(self, how: str) -> None:
@@ -50,7 +50,7 @@ class Sharer(Actor):
         data: Any = torch.randn(100, 1000)
         self.kept = iter(DataLoader(data, num_workers=2, batch_size=10))
         for _ in range(2):
-            # Of each worker one: a manager whose first process is killed as it starts leaves its folder.
+            # One for each worker: a manager whose first process is killed as it starts leaves its folder.
             next(self.kept)
 
     @endpoint
@@ -66,7 +66,7 @@ class Sharer(Actor):
 
     @endpoint
     def hand_over(self) -> str:
-        """Makes shared memory that is to outlive this rank."""
+        """Create shared memory that must outlive this rank."""
         from multiprocessing import resource_tracker
 
         self._memory()

@@ -1,4 +1,4 @@
-"""Hosts that are started by hand, as on a cluster: workers that wait for programs, and programs that attach them."""
+"""Hosts started by hand, as on a cluster: workers that wait for programs, and programs that attach them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_workers_serve_programs_in_turn(workers: Workers, tmp_path: Path) -> Non
     for process, address in some:
         assert workers.wait(process) == f"monarch: worker at {address} waits for a controller\n"
     addresses = [address for _, address in some]
-    # One that ends as it should, one that is killed, and one after that.
+    # One that ends normally, one that is killed, and one after that.
     for end in ("", "kill", ""):
         done = subprocess.run(
             [sys.executable, str(script), workers.key, *addresses],
@@ -101,7 +101,7 @@ def test_worker_that_cannot_listen_says_so(workers: Workers) -> None:
         other, _ = workers.start(where)
         _, errors = other.communicate(timeout=60)
         assert other.returncode == 1
-        # It is told in one line, and not how it was found.
+        # It is reported in one line, without internals.
         assert errors == f"monarch.worker: a worker cannot listen at {where}: {why}; name another address or port\n"
     other, _ = workers.start("127.0.0.1:1")
     assert "like tcp://node1:22222" in other.communicate(timeout=60)[1]
@@ -133,7 +133,7 @@ def test_unreachable_workers_are_errors(workers: Workers, tmp_path: Path, host: 
         with pytest.raises(SpawnError, match="it does not run, or it has another key, or another controller has it"):
             attach_to_workers(ca=other, workers=[address], timeout=1)
         if not tries:
-            # This program listens for hosts from now on; what comes after the first leaves no more.
+            # This program listens for hosts from now on; later attempts leave no more sockets.
             leaks.rebase()
     with pytest.raises(SpawnError, match=r"nohost.invalid:22222' leads nowhere"):
         attach_to_workers(ca=workers.key, workers=[address, "tcp://nohost.invalid:22222"])
@@ -185,7 +185,7 @@ hosts.shutdown().get(30)
 def test_only_owner_stops_mesh_of_workers(workers: Workers, host: Any, leaks: Any) -> None:
     process, address = workers.start()
     workers.wait(process)
-    # The second time it is another agent that answers, at the same address.
+    # The second time another agent answers, at the same address.
     for _ in range(2):
         with attach_to_workers(ca=workers.key, workers=[address], name="mine") as hosts:
             first = hosts.spawn_procs({"gpus": 1})
@@ -194,7 +194,7 @@ def test_only_owner_stops_mesh_of_workers(workers: Workers, host: Any, leaks: An
                 hosts.slice(hosts=0).shutdown()
             with attach_to_workers(ca=workers.key, workers=[address.replace("127.0.0.1", "localhost")]) as same:
                 assert same.spawn_procs({"gpus": 1}).initialized.get(60)
-            # Those who have them still may use them.
+            # Holders of a reference may still use them.
             assert list(first.execute(len, "ab").values()) == [2]
         with pytest.raises(StoppedError, match="the hosts mine have been shut down"):
             hosts.spawn_procs()

@@ -1,4 +1,4 @@
-"""The zygote and its forks, with real processes: a small agent in a process of its own, told what to do."""
+"""The zygote and its forks, with real processes: a small agent in a separate process takes commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CORES = sorted(os.sched_getaffinity(0))
 
 def test_agent_gets_exit_status_of_ranks(start: Callable[..., Agent]) -> None:
     agent = start()
-    # Before the zygote is ready: kept until it is.
+    # Before the zygote is ready: the request waits.
     ends = agent.run("leave", [str(rank) for rank in range(8)])
     assert [end["code"] for end in ends] == list(range(8))
     assert len({end["pid"] for end in ends}) == 8
@@ -128,7 +128,7 @@ def test_torch_is_preimported(start: Callable[..., Agent], monkeypatch: pytest.M
     assert len(os.listdir(f"/proc/{agent.zygote}/task")) == 1
     ends = agent.run("compute", [""] * 8, threads=2)
     assert [(end["code"], end["stdout"], end["stderr"]) for end in ends] == [(0, "8.0 2 2\n", "")] * 8
-    # What the user says wins over the share.
+    # The user's setting overrides the share.
     (end,) = agent.run("compute", [""], token=2, threads=2, env={"OMP_NUM_THREADS": "1"})
     assert end["stdout"] == "8.0 1 1\n"
 

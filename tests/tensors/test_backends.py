@@ -1,4 +1,4 @@
-"""Which backend a group has, by what its ranks compute on."""
+"""Which backend a group has, by the devices of its ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monarch._tensors.collectives.world import BOTH, Place, choose_backend, torc
         (["cpu", "cpu"], "gloo"),
         (["cuda a 0", "cuda a 1"], BOTH),
         (["cuda a 0", "cuda b 0"], BOTH),
-        # NCCL wants a GPU for each rank.
+        # NCCL needs a GPU for each rank.
         (["cuda a 0", "cuda a 0"], "gloo"),
         (["cuda a 0", "cpu"], "gloo"),
     ],

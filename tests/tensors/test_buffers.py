@@ -1,4 +1,4 @@
-"""Buffers: memory of one actor that others read and write, by each transport, and what goes wrong with them."""
+"""Buffers: memory of one actor that others read and write, by each transport, and their errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Owner(Actor):
 
     @endpoint
     def busy_until(self, path: str) -> int:
-        """Python code that never gives its thread away of its own accord."""
+        """Python code that never releases the GIL voluntarily."""
         rounds = 0
         while not os.path.exists(path):
             rounds += sum(range(100)) > 0
@@ -151,7 +151,7 @@ def test_dropped_buffer_is_an_error(sides: Callable[..., Any], transport: str, s
     with pytest.raises(ActorError, match=r"the buffer of rank 0 of owners was dropped.*Nothing was written") as caught:
         user.read.call_one(first, size).get(60)
     assert isinstance(caught.value.exception, TransferError)
-    # The other one is still there; it is dropped while it is read.
+    # The other one still exists; it is dropped during a read.
     reading = user.read_until_it_fails.call_one(second)
     owner.drop_later.call_one(second).get()
     text = reading.get(60)
@@ -168,7 +168,7 @@ def test_killed_owner_is_an_error(sides: Callable[..., Any], transport: str) -> 
     text = reading.get(60)
     assert "rank 0 of owners" in text
     assert "may be partly written" in text or "Nothing was written" in text
-    # Later, it is known how it ended.
+    # A moment later the cause is known.
     with pytest.raises(ActorError, match="owners"):
         user.read.call_one(buffer, LARGE // 4).get(60)
 
@@ -290,7 +290,7 @@ def test_bounds_and_types_are_checked(procs: Callable[..., Any]) -> None:
     found = torch.full((10,), -1.0)
     buffer.read_into(found).get()
     assert found.tolist() == [float(each) for each in range(10)]
-    # Bytes go with any dtype.
+    # Bytes match any dtype.
     buffer.read_into(torch.zeros(40, dtype=torch.uint8)).get()
 
 

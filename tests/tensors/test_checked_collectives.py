@@ -1,4 +1,4 @@
-"""Checked collectives: ranks whose collectives do not match get an error that says how, and nothing hangs."""
+"""Checked collectives: ranks with mismatching collectives get an error with the mismatch, and nothing hangs."""
 
 from __future__ import annotations
 

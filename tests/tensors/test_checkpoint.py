@@ -1,4 +1,4 @@
-"""Distributed checkpoints: written by the ranks of one mesh, and read by those of another that has another size."""
+"""Distributed checkpoints: written by the ranks of one mesh, and read by ranks of a mesh of another size."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from monarch.distributed import device_mesh
 from tensors.training import STEPS, assert_golden, make_net, make_optimizer, train
 
 GUARD = 60
-"""Seconds after which something is taken to hang."""
+"""Seconds after which something counts as hanging."""
 
 
 class Saver(Actor):
-    """A model and its optimizer, sharded over all ranks or whole on the only one, that come and go by a folder."""
+    """A model and its optimizer, sharded over all ranks or whole on a single one, saved to and restored from a
+    folder."""
 
     def __init__(self, sharded: bool) -> None:
         self.model: Any = make_net()
@@ -63,7 +64,7 @@ class Saver(Actor):
 
     @endpoint
     def whole(self) -> dict[str, Any]:
-        """All that there is of the model and of the optimizer's state, each by its full name."""
+        """Return the whole model and optimizer state, by full names."""
         parts = self._parts(full=True)
         states = parts["optimizer"]["state"]
         return {
@@ -101,6 +102,6 @@ def test_checkpoint_of_four_ranks_loads_on_two_and_one(procs: Any, tmp_path: Pat
         for loaded in values(other.whole.call()):
             assert loaded.keys() == saved.keys()
             assert all(torch.equal(loaded[name], value) for name, value in saved.items())
-        # It goes on where the four were.
+        # It continues where the four were.
         rest = torch.tensor(values(other.train.call(before, STEPS)), dtype=torch.double).mean(0).tolist()
         assert_golden([each + rest for each in begun])

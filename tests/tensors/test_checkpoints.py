@@ -1,4 +1,4 @@
-"""Checkpoints: versions on disk that are there as a whole or not at all, and that meshes of other sizes restore."""
+"""Checkpoints: versions on disk that exist completely or not at all, and that meshes of other sizes restore."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from monarch.exceptions import (
 from tensors.training import STEPS, assert_golden, make_net, make_optimizer, train
 
 GUARD = 60
-"""Seconds after which something is taken to hang."""
+"""Seconds after which something counts as hanging."""
 
 
 class Keeper(Actor):
-    """Has tensors: one that is shared out by rows over all ranks, one that all have, and values."""
+    """Has tensors: one sharded by rows over all ranks, one replicated, and values."""
 
     def __init__(self, size: int = 0, value: float = 1.0, sharded: bool = False) -> None:
         self.state: dict[str, Any] = {"w": torch.full((max(size, 4), 3), value), "step": int(value), "note": {"a": [1]}}
@@ -79,8 +79,8 @@ class Keeper(Actor):
 
     @endpoint
     def limit_files(self, size: int, deadly: bool = False) -> None:
-        """No file can grow beyond this, as on a disk that is full; or to try it is the end of the process."""
-        # Its end leaves no file of its memory.
+        """No file can grow beyond this, as on a full disk; or an attempt ends the process."""
+        # Its end leaves no core dump.
         for limit, most in ((resource.RLIMIT_FSIZE, size), (resource.RLIMIT_CORE, 0)):
             resource.setrlimit(limit, (most, resource.getrlimit(limit)[1]))
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL if deadly else signal.SIG_IGN)
@@ -148,7 +148,7 @@ def test_versions_are_written_and_pruned(procs: Any, tmp_path: Path) -> None:
     assert values(mesh.seen.call()) == [(3.0, 3, {"a": [1]}, None)] * 2
     assert restore(mesh, str(path), version=2).get(GUARD) == str(path / "v000002")
     assert values(mesh.seen.call()) == [(2.0, 2, {"a": [1]}, None)] * 2
-    # The files are what torch reads by itself.
+    # Torch itself can read the files.
     import torch.distributed.checkpoint as torchs
 
     plain = {"w": torch.zeros(4, 3), "step": 0}
@@ -171,7 +171,7 @@ def test_only_leftovers_of_attempts_are_removed(tmp_path: Path) -> None:
     assert cut.commit(2) == str(tmp_path / "v000001")
     cut.abandon()
     assert find_version(str(tmp_path)) == str(tmp_path / "v000001")
-    # As a crash leaves it between two of the steps.
+    # As a crash leaves it between two steps.
     (tmp_path / "latest").unlink()
     (tmp_path / "v000001.ef.removing").mkdir()
     (tmp_path / "latest.ef").touch()
@@ -220,14 +220,14 @@ def test_dtensors_restore_in_another_layout(procs: Any, tmp_path: Path) -> None:
         other = procs(size).spawn("others", Keeper, 0, 7.0, True)
         restore(other, tmp_path).get(GUARD)
         assert values(other.seen.call()) == [(1.0, 1, {"a": [1]}, whole)] * size
-    # A part of the ranks has a part of the tensor only.
+    # Only some ranks have a shard of the tensor.
     with pytest.raises(ActorError, match=r"do not fit together: .*parts\.rows"):
         checkpoint(three.slice(gpus=slice(0, 2)), tmp_path).get(GUARD)
     assert in_folder(tmp_path) == ["latest", "v000001"]
 
 
 class Trainer(Actor):
-    """A model and its optimizer, shared out over all ranks."""
+    """A model and its optimizer, sharded over all ranks."""
 
     def __init__(self) -> None:
         from torch.distributed.fsdp import fully_shard
@@ -258,7 +258,7 @@ def test_training_resumes_with_another_rank_count(procs: Any, tmp_path: Path) ->
     four = procs(4).spawn("trainers", Trainer)
     begun = four.train.call(0, before, 4)
     saved = checkpoint(four, tmp_path)
-    # It goes on, with collectives of its own, while the copies are written.
+    # It continues, with collectives of its own, while the copies are written.
     rest = four.train.call(before, STEPS, 4)
     saved.get(GUARD)
     assert_golden([one + two for one, two in zip(values(begun), values(rest), strict=True)])
@@ -269,7 +269,7 @@ def test_training_resumes_with_another_rank_count(procs: Any, tmp_path: Path) ->
 
 
 class Stateful(Actor):
-    """Its state has objects that have states of their own."""
+    """Its state has objects with states of their own."""
 
     def __init__(self) -> None:
         self.model = torch.nn.Linear(3, 2)
@@ -373,7 +373,7 @@ def test_death_during_write_keeps_previous_version(procs: Any, tmp_path: Path) -
         checkpoint(mesh, tmp_path).get(GUARD)
     with pytest.raises(SupervisionError, match=r"keepers.checkpoint\(\)"):
         checkpoint(mesh, tmp_path)
-    # Those that live need no process group for it, which would be broken.
+    # The live ranks need no process group for it, which would be broken.
     alive = mesh.slice(gpus=slice(0, 3, 2))
     alive.drop.call("own").get(GUARD)
     assert restore(alive, tmp_path).get(GUARD).endswith("v000001")
@@ -390,7 +390,7 @@ def test_death_of_first_rank_keeps_previous_version(procs: Any, tmp_path: Path) 
         checkpoint(mesh, tmp_path).get(GUARD)
     alive = mesh.slice(gpus=1)
     assert wait_until(lambda: nothing_kept(alive))
-    # What the dead one has left behind goes with the next checkpoint.
+    # Leftovers of the dead rank go with the next checkpoint.
     assert any(name.endswith(".writing") for name in in_folder(tmp_path))
     assert checkpoint(alive, tmp_path).get(GUARD).endswith("v000002")
     assert in_folder(tmp_path) == ["latest", "v000001", "v000002"]
@@ -399,7 +399,7 @@ def test_death_of_first_rank_keeps_previous_version(procs: Any, tmp_path: Path) 
 def test_checkpoint_can_be_abandoned(procs: Any, tmp_path: Path) -> None:
     mesh = procs(2).spawn("keepers", Synchronous)
     go = tmp_path / "go"
-    # The first one imports what it needs.
+    # The first one does its imports.
     checkpoint(mesh, tmp_path / "first").get(GUARD)
     busy = mesh.slice(gpus=1).wait_for.call(str(go))
     with pytest.raises(CallTimeoutError, match=r"was given up while taking the copies: rank 1 did not answer"):
@@ -425,7 +425,7 @@ def test_stopped_mesh_finishes_its_checkpoint(procs: Any, tmp_path: Path) -> Non
     saved = checkpoint(mesh, tmp_path / "run")
     end = mesh.stop()
     (tmp_path / "go").touch()
-    # It was sent before.
+    # It was sent before the stop.
     assert saved.get(GUARD).endswith("v000001")
     end.get(GUARD)
     with pytest.raises(StoppedError):

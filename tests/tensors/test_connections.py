@@ -1,4 +1,4 @@
-"""Which sockets of a process are those of a collective, and which interface collectives go by."""
+"""Which sockets of a process belong to a collective, and which interface collectives use."""
 
 from __future__ import annotations
 

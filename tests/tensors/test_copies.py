@@ -1,4 +1,4 @@
-"""States that are copied from mesh to mesh: every layout gives what a whole tensor has."""
+"""States copied from mesh to mesh: every layout yields the whole tensor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from monarch.distributed import CopyReport, Part, copy_state, device_mesh
 from monarch.exceptions import ActorError, ArgumentError, DeviceMeshError, ShapeError
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
-"""Shape of a whole tensor, and into how many parts each dim is shared out."""
+"""Shape of a whole tensor, and into how many parts each dim is split."""
 
 
 def whole(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -29,7 +29,7 @@ def whole(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def part_of(layout: Layout, rank: int) -> tuple[slice, ...]:
-    """What a rank has of a tensor: parts are dealt out again where there are more ranks than parts."""
+    """Return a rank's part of a tensor: parts are dealt out again if there are more ranks than parts."""
     shape, counts = layout
     found: list[slice] = []
     for size, count in zip(reversed(shape), reversed(counts), strict=True):
@@ -61,7 +61,7 @@ class Keeper(Actor):
 
     @endpoint
     def right(self, tensors: dict[str, tuple[Layout, str]]) -> bool:
-        """Whether all it has is as in the whole tensors."""
+        """Whether its parts match the whole tensors."""
         for name, (layout, dtype) in tensors.items():
             expected = whole(layout[0], getattr(torch, dtype))[part_of(layout, current_rank().rank)]
             if not torch.equal(self.state[name].tensor, expected):
@@ -108,7 +108,7 @@ class Sharded(Actor):
 
 
 class Model(Actor):
-    """A model that FSDP2 shares out over its ranks, or a plain one."""
+    """A model sharded by FSDP2 over its ranks, or a plain one."""
 
     @endpoint
     def build(self, sharded: bool, seed: int) -> None:
@@ -131,13 +131,13 @@ class Model(Actor):
 
 @pytest.fixture
 def sides(procs: Callable[..., Any]) -> Any:
-    """A mesh that has and one that wants, which all examples of a test use."""
+    """A source mesh and a target mesh, shared by all examples of a test."""
     return [procs(count).spawn("keepers", Keeper) for count in (4, 6)]
 
 
 @st.composite
 def tensors(draw: Any) -> tuple[dict[str, tuple[Layout, str]], dict[str, tuple[Layout, str]]]:
-    """Some tensors, and how they are laid out on a mesh of 4 and on one of 6."""
+    """Some tensors, and their layout on a mesh of 4 and on one of 6."""
     have: dict[str, tuple[Layout, str]] = {}
     want: dict[str, tuple[Layout, str]] = {}
     for name in draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True)):
@@ -251,7 +251,7 @@ def test_uncopyable_states_are_errors(procs: Callable[..., Any]) -> None:
             call().get(30)
     with pytest.raises(ArgumentError, match="expected an index >= 0 for each of the 2 dims"):
         Part(torch.zeros(2, 2), [0])
-    # Nothing is shared any more, and the actors live.
+    # Nothing is exported any more, and the actors live.
     from monarch._meshes.actors.ask import ask
 
     assert ask(target, still_open).get(10) == {0: 0, 1: 0}

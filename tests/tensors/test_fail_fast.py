@@ -1,4 +1,4 @@
-"""Fail fast: a rank that raises frees the others of the call that wait for it in a collective, and no others."""
+"""Fail fast: a rank that raises frees the ranks of the call that wait for it in a collective, and no others."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Trainer(Actor):
 
     @endpoint
     def alone(self, failing: int, go: str) -> int:
-        """One rank raises, the others wait for nobody."""
+        """One rank raises; the others wait for nobody."""
         if current_rank().rank == failing:
             raise ValueError("bad sample 17")
         while not os.path.exists(go):
@@ -71,7 +71,7 @@ class Trainer(Actor):
 
     @endpoint
     def insists(self, failing: int) -> str:
-        """Code that takes the error of a collective, and goes on."""
+        """Code that catches the error of a collective, and continues."""
         import torch
         import torch.distributed as dist
 
@@ -106,7 +106,7 @@ def test_error_of_rank_frees_those_that_wait_for_it(procs: Callable[..., Any], c
         for rank in others:
             assert f"rank {failing} failed before joining it" in error.failures[rank]
             assert "gloo" not in error.failures[rank]
-        # The groups are made anew.
+        # The groups are created again.
         assert values(trainers.total.call()) == [float(count)] * count
 
 
@@ -115,7 +115,7 @@ def test_error_frees_rank_that_joins_collective_later(procs: Callable[..., Any],
     assert values(trainers.total.call()) == [3.0] * 3
     go = tmp_path / "go"
     future = trainers.step.call(1, str(go))
-    # The one that waited was freed; the one that works is not disturbed.
+    # The waiting rank was freed; the working one is not disturbed.
     assert wait_until(lambda: [peer.proc for peer in future.waits_for()] == [future.targets[0].proc])
     go.touch()
     assert raised(future).rank == 1
@@ -133,7 +133,7 @@ def test_ranks_that_wait_for_nobody_finish(procs: Callable[..., Any], tmp_path: 
     go.touch()
     error = raised(future)
     assert error.results is not None and list(error.results.values()) == [0, None, 2]
-    # Nor are the groups: what was formed is of use still.
+    # Nor are the groups: existing ones stay usable.
     assert values(trainers.total.call()) == [3.0] * 3
 
 

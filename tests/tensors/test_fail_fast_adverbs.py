@@ -30,7 +30,7 @@ def reduce() -> float:
 
 class Trainer(Actor):
     def __init__(self) -> None:
-        # In a call to a slice, the rank is one of that.
+        # In a call to a slice, the rank counts in the slice.
         self.rank = current_rank().rank
 
     @endpoint
@@ -158,7 +158,7 @@ def test_error_frees_transitive_waits(procs: Callable[..., Any]) -> None:
 
 def freed(built: Any) -> None:
     birth = built._state.birth
-    # Those that came to the collective later than the others' failure was told end too, and say why.
+    # Ranks that reach the collective after the failure was reported end too, with the reason.
     assert wait_until(lambda: not birth.unanswered)
     assert all("the collective could not end" in unpack_failure(birth.raised[rank].body).text for rank in (0, 2))
 
@@ -167,7 +167,7 @@ def test_constructors_waiting_for_failed_one_are_freed(procs: Callable[..., Any]
     mesh = procs(3)
     trainers = mesh.spawn("trainers", Trainer)
     for _ in range(3):
-        # A group that there is, from the second time on: the ranks that did not wait in it learn that it is of no use.
+        # An existing group, from the second time on: ranks that did not wait in it learn that it is broken.
         built = mesh.spawn("built", Builder)
         with pytest.raises(ActorError, match="bad sample 17"):
             built.initialized.get(20)

@@ -1,4 +1,4 @@
-"""Generations of process groups: what is asked about one of them has no effect on the next one."""
+"""Generations of process groups: a request about one generation has no effect on the next one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REASON = "a test has cut it off"
 
 
 class Member(Actor):
-    """One rank, which takes the steps of several by itself, in the order that a test wants."""
+    """One rank that takes the steps of several itself, in the order that a test wants."""
 
     def __init__(self) -> None:
         from monarch._groups.rendezvous import local_rendezvous
@@ -34,7 +34,7 @@ class Member(Actor):
 
     @endpoint
     def use_while_the_old_world_is_left(self) -> tuple[bool, bool]:
-        """Whether a use of ``dist`` waits until the old groups were left, and has the new ones then."""
+        """Return whether a use of ``dist`` waits until the old groups were left, and then has the new ones."""
         import torch.distributed as dist
 
         from monarch._notebook.dist import LazyDist
@@ -71,7 +71,7 @@ class Member(Actor):
 
     @endpoint
     def use_after_a_round_that_was_ended_first(self) -> bool:
-        """Whether the group after one whose call came late is a new one."""
+        """Return whether the group after a late call is a new one."""
         import torch.distributed as dist
 
         from monarch._groups.rendezvous import spoil_generation
@@ -87,7 +87,7 @@ class Member(Actor):
 
     @endpoint
     def free_late(self, number: int) -> str:
-        """Aborts what this call waits in, as a Stop does; in another thread, as the one that receives is."""
+        """Aborts what this call waits in, like a Stop; in another thread, like the receiving one."""
         from monarch._actors.running import current
         from monarch._supervision.freeing import free
 
@@ -101,7 +101,7 @@ class Member(Actor):
 
         thread = threading.Thread(target=ask)
         thread.start()
-        # A wait that is no sleep, and not one in a condition.
+        # A wait that is neither a sleep nor in a condition.
         while not ended:
             pass
         thread.join(20)
@@ -128,5 +128,5 @@ def test_late_request_leaves_newer_groups_alone(procs: Callable[..., Any]) -> No
     assert [*members.total.call().get(60).values()] == [2.0, 2.0]
     assert [*members.free_late.call(-1).get(60).values()] == ["NOTHING"] * 2
     assert [*members.total.call().get(60).values()] == [2.0, 2.0]
-    # Of the generation that they have, it is what was asked for.
+    # For its own generation, the request takes effect.
     assert "COLLECTIVE" in [*members.free_late.call(0).get(60).values()]

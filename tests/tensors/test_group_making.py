@@ -1,4 +1,4 @@
-"""How process groups are made: who asks a name server, and where their threads run."""
+"""How process groups are created: without name server queries, and with threads on all cores."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAPPED = "::ffff:192.0.2.1"
 
 
 class NameServer:
-    """A name server of the thread that makes it: counts queries, and answers that there is no such name."""
+    """A name server of the thread that creates it: counts queries, and answers that the name does not exist."""
 
     def __init__(self) -> None:
         self.queries = 0
@@ -53,7 +53,7 @@ def name_server() -> Iterator[NameServer]:
 
 
 def in_new_thread(work: Callable[[], Any]) -> Any:
-    """Each thread has a resolver of its own, so that what is changed here stays here."""
+    """Each thread has its own resolver, so changes here stay here."""
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(work()))
     thread.start()
@@ -62,7 +62,7 @@ def in_new_thread(work: Callable[[], Any]) -> Any:
 
 
 def use_server(port: int) -> None:
-    """Have this thread's resolver ask a server of the loopback."""
+    """Make this thread's resolver ask a server on the loopback."""
     import ctypes
 
     state = resolver_state()
@@ -119,7 +119,7 @@ def test_store_clients_ask_no_name_server(
 
     assert in_new_thread(work) == 0
     assert "hostname" not in capfd.readouterr().err
-    # What torch keeps for its next store.
+    # Torch keeps it for its next store.
     leaks.rebase()
 
 

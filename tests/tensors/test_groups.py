@@ -1,4 +1,4 @@
-"""Process groups of meshes and slices: who meets whom, and what becomes of them when a rank dies."""
+"""Process groups of meshes and slices: their members, and what happens when a rank dies."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Member(Actor):
 
     @endpoint
     def total_after(self, mesh: Any, seed: str) -> float:
-        """After a pause that is another one on each rank."""
+        """After a pause of different length on each rank."""
         time.sleep(random.Random(f"{seed} {current_rank().rank}").random() * 0.004)
         return self._sum(mesh.group())
 
     @endpoint
     def making(self) -> bool:
-        """Whether a group is being made here."""
+        """Whether a group is being created here."""
         from monarch._groups.rendezvous import local_rendezvous
 
         world = local_rendezvous().world
@@ -60,7 +60,7 @@ class Member(Actor):
 
     @endpoint
     def cut(self) -> int:
-        """The connections of this rank end, as they do where a network is at fault; how many."""
+        """Break the connections of this rank, as a network fault does; return how many."""
         from monarch._tensors.collectives.connections import open_sockets, shut_down
 
         return shut_down(open_sockets())
@@ -82,7 +82,7 @@ class Member(Actor):
 
     @endpoint
     def wait_for_others(self, absent: int) -> float:
-        """A collective that one rank does not come to."""
+        """A collective that one rank does not join."""
         import torch
         import torch.distributed as dist
 
@@ -114,7 +114,7 @@ class Member(Actor):
 
     @endpoint
     def form_slowly(self, first: int) -> int:
-        """One rank asks for the group while the others are in the middle of making it."""
+        """One rank asks for the group while the others are creating it."""
         import time
 
         import torch.distributed as dist
@@ -245,7 +245,7 @@ def test_actors_of_one_process_ask_for_different_groups(procs: Callable[..., Any
     mesh = procs({"dp": 2, "tp": 2})
     first, second = mesh.spawn("first", Member), mesh.spawn("second", Member)
     first.pid.call().get()
-    # Each rank makes its groups in another order, which is no matter for those of different actors.
+    # Each rank creates its groups in another order, which does not matter for different actors.
     views = [mesh.slice(dp=0), mesh.slice(tp=0)]
     for _ in range(3):
         by_rows = first.slice(dp=0).total_of.call(views[0])
@@ -256,7 +256,7 @@ def test_actors_of_one_process_ask_for_different_groups(procs: Callable[..., Any
 def test_members_with_different_group_history_can_join(procs: Callable[..., Any]) -> None:
     mesh = procs(4)
     members = mesh.spawn("members", Member)
-    # Of ranks 0 and 2 one has made a group before, which the other has not.
+    # One of ranks 0 and 2 has created a group before, the other has not.
     for part in (slice(0, 2), slice(0, 4, 2), slice(0, 3), slice(2, 4)):
         total = members.slice(gpus=part).total_of.call(mesh.slice(gpus=part))
         assert set(values(total)) == {float(sum(range(len(range(4)[part]))))}
@@ -330,7 +330,7 @@ def test_death_frees_ranks_from_own_group(procs: Callable[..., Any], tmp_path: A
     members = procs(2, env={"MEETING": str(tmp_path / "meeting")}).spawn("members", Member)
     pids = values(members.pid.call())
     members.own_group.call().get(30)
-    # The mesh takes the group that the program has made as its own.
+    # The mesh adopts the group that the program has created.
     assert values(members.total.call()) == [1.0, 1.0]
     waiting = members.wait_for_others.call(1)
     os.kill(pids[1], signal.SIGKILL)
@@ -377,18 +377,18 @@ def test_rank_that_does_not_join_is_named(leaks: Kit) -> None:
     other.set("joined/2", "cpu")
     with pytest.raises(GroupError, match=r"ranks \[1\] of 3 did not join the process group within 0.2 s"):
         meet(store, 0, 3, "cpu", seconds=0.2)
-    # What torch keeps for its next store.
+    # Torch keeps it for its next store.
     leaks.rebase()
 
 
 def test_broken_connection_without_death_recreates_groups(procs: Callable[..., Any]) -> None:
-    """The collective that was under way fails, and the next one has groups that were made anew."""
+    """The pending collective fails, and the next one has new groups."""
     members = procs(3).spawn("members", Member)
     assert values(members.total.call()) == [3.0] * 3
     for rank in (0, 2):
         assert members.slice(gpus=rank).cut.call_one().get(30) > 0
         with pytest.raises(ActorError, match=r"gloo|Connection"):
             members.total.call().get(30)
-        # The others are told, so that all come to the same new round.
+        # The others are notified, so that all join the same new generation.
         assert wait_until(lambda: all(values(members.broken.call())))
         assert values(members.total.call()) == [3.0] * 3

@@ -1,4 +1,4 @@
-"""Tensors that are lent to the receivers of a message: what those of GPUs do, here with memory of the CPU."""
+"""Tensors exported to the receivers of a message: as for GPU tensors, here with CPU memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CopyEndpoint(Actor):
         self.tensor = torch.arange(12.0).view(3, 4).t()
         reduced = exports.lend(self.tensor.requires_grad_(), receivers)
         assert reduced is not None
-        # What happens later is seen by nobody.
+        # Later writes are seen by nobody.
         with torch.no_grad():
             self.tensor.zero_()
         return reduced[1]
@@ -65,7 +65,7 @@ def test_export_is_freed_after_the_last_copy(procs: Callable[..., Any]) -> None:
 def test_dead_receiver_releases_exports(procs: Callable[..., Any]) -> None:
     lender, users = procs(1).spawn("lender", CopyEndpoint), procs(2).spawn("users", CopyEndpoint)
     known = list(users.proc.call().get().values())
-    # The lender hears of the death of those that it has talked to.
+    # The exporter learns of the death of its receivers.
     lender.take.call_one(users.slice(gpus=1).lend.call_one([lender.proc.call_one().get()[0]]).get()).get()
     arguments = lender.lend.call_one([proc for proc, _ in known]).get()
     users.slice(gpus=0).take.call_one(arguments).get()
@@ -81,7 +81,7 @@ def test_program_gets_its_own_copy() -> None:
 
 
 def test_unsent_export_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pickler lends what it meets, and takes it back if the rest cannot be pickled."""
+    """The pickler exports the tensors that it meets, and withdraws them if the rest cannot be pickled."""
     cancelled: list[Any] = []
 
     class Lender:
@@ -95,7 +95,7 @@ def test_unsent_export_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickling, "lender", Lender())
     monkeypatch.setattr(pickling._Pickler, "_tensor", pickling._Pickler._of_gpu)
     monkeypatch.setitem(pickling._TORCH, "Tensor", pickling._Pickler._of_gpu)
-    # A part of its storage, as small tensors of the CPU that are all of it are not reduced by these.
+    # A part of its storage, since small CPU tensors that own all of it are reduced otherwise.
     tensor = torch.ones(4)[:3]
     body, buffers = pickling.dumps([tensor, tensor], "", lambda: ["host/uid.0"])
     assert pickling.loads(body, buffers) == [3, 3] and not cancelled

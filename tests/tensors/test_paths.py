@@ -1,4 +1,4 @@
-"""Messages that travel by different paths: the late one of two does no harm (docs/wire-protocol.md, Between paths)."""
+"""Messages on different paths: the late one of two is harmless (docs/wire-protocol.md, Between paths)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Trainer(Actor):
 
     @endpoint
     def stray(self, stale: bool) -> str:
-        """A signal arrives that was meant for this message, or for the one before it."""
+        """A signal arrives, meant for this message or for the one before it."""
         here = current.get()
         assert here is not None
         cell, call = here
@@ -64,7 +64,7 @@ def test_late_news_of_replaced_ranks_keep_new_groups(procs: Callable[..., Any], 
         heal_mesh(mesh)
     assert values(trainers.total.call()) == [3.0] * 3
     going = trainers.total.call(str(tmp_path / "go"))
-    # The same message as the heal has sent, as if it had been on its way until now.
+    # The heal's own message, delivered late.
     tell_of_new_ones(mesh._state.procs)
     (tmp_path / "go").touch()
     assert values(going) == [3.0] * 3

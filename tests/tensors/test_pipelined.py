@@ -1,4 +1,4 @@
-"""Calls that were sent before a failure was known pair no collectives with those of the failed call."""
+"""Calls sent before a failure was known join no collectives of the failed call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Trainer(Actor):
 
     @endpoint
     def diverge(self, go: str) -> None:
-        """Rank 1 raises, and rank 0 waits for nobody and goes on."""
+        """Rank 1 raises; rank 0 waits for nobody and continues."""
         if self.rank == 1:
             raise ValueError("bad sample 17")
         if self.rank == 0:

@@ -1,4 +1,4 @@
-"""Programs of torchrun on meshes: their environment, and running them unchanged."""
+"""torchrun programs on meshes: their environment, and running them unchanged."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_script_runs_unchanged(procs: Callable[..., Any], script: Path) -> None:
         for rank in range(2):
             said = (out.with_name(f"{out.name}.{rank}")).read_text().strip()
             assert said == f"10.0 2 {rank} ['--steps', '3'] {script}"
-    # What it has changed is as it was.
+    # Its changes are undone.
     assert values(looker.variables.call()) == [{}, {}]
     assert values(looker.main_module.call()) == before
     # The mesh has groups of its own, before and after.

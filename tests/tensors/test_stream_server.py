@@ -1,4 +1,4 @@
-"""The server of buffers by itself: bad neighbours at its door, and a process without descriptors."""
+"""The buffer server by itself: hostile peers, and a process without descriptors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECRET = b"secret"
 
 
 class Served:
-    """A server with one buffer, and those that connect to it."""
+    """A server with one buffer, and its clients."""
 
     def __init__(self) -> None:
         self.registry = Registry()
@@ -50,7 +50,7 @@ class Served:
         return socket.create_connection(self.server.address, 20)
 
     def member(self) -> socket.socket:
-        """A connection that has shown the secret."""
+        """A connection that has proved the secret."""
         connection = self.stranger()
         theirs, mine = connection.recv(NONCE, socket.MSG_WAITALL), secrets.token_bytes(NONCE)
         connection.sendall(mine + proof(SECRET, b"client", theirs, mine))
@@ -143,7 +143,7 @@ def test_accept_resumes_after_descriptor_shortage(tmp_path: Any) -> None:
     with process:
         host, port = process.stdout.readline().split()
         with socket.create_connection((host, int(port)), 20) as waiting:
-            # It cannot accept this one yet, and says so.
+            # It cannot accept this one yet, and reports that.
             assert "cannot accept connections: Too many open files" in process.stderr.readline()
             process.stdin.write("\n")
             process.stdin.flush()

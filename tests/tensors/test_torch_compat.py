@@ -1,4 +1,4 @@
-"""The private parts of torch that the package uses are there and do what it assumes."""
+"""The private parts of torch that the package uses exist and behave as assumed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ seen["port"] = store.port == port
 dist.destroy_process_group()
 print(json.dumps(seen))
 """
-"""Run in a process of its own: gloo keeps descriptors, and the function that makes groups stays replaced."""
+"""Run in a separate process: gloo keeps descriptors, and the function that creates groups stays replaced."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Trainings as people write them in torch, on the process groups and device meshes of the ranks' own mesh."""
+"""Training loops as people write them in torch, on the process groups and device meshes of the ranks' own mesh."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from monarch.exceptions import SupervisionError
 from tensors.training import STEPS, assert_golden, assert_same, batch, golden, make_net, make_optimizer, train
 
 GUARD = 60
-"""Seconds after which something is taken to hang."""
+"""Seconds after which something counts as hanging."""
 
 
 class Trainer(Actor):
-    """Trains the network on its rank's part of the batches, in one of several ways."""
+    """Trains the network on its rank's part of the batches, in several ways."""
 
     def __init__(self) -> None:
         self.rank = current_rank().rank
@@ -52,7 +52,7 @@ class Trainer(Actor):
     def ddp_by_itself(self) -> list[float]:
         dist.init_process_group("gloo", rank=self.rank, world_size=2)
         losses = self._train(DistributedDataParallel(make_net()), self.rank, 2)
-        # It keeps the group alive otherwise.
+        # Otherwise it keeps the group alive.
         del self.model
         dist.destroy_process_group()
         return losses
@@ -109,7 +109,7 @@ class Trainer(Actor):
         torch.testing.assert_close(product.full_tensor(), left @ right)
         columns = product.redistribute(mesh, [Shard(1)])
         torch.testing.assert_close(columns.to_local(), (left @ right)[:, self.rank : self.rank + 1])
-        # Along the axis that the sums are over, so each rank has a part of every sum.
+        # Along the axis of the sums, so each rank has a part of every sum.
         parts = rows.redistribute(mesh, [Shard(1)]) @ distribute_tensor(right, mesh, [Shard(0)])
         assert parts.placements[0].is_partial()
         torch.testing.assert_close(parts.redistribute(mesh, [Replicate()]).to_local(), left @ right)
@@ -156,7 +156,7 @@ def _split_layers(model: nn.Module, mesh: Any) -> nn.Module:
 
 
 def run(mesh: Any, what: str, *args: Any) -> list[Any]:
-    """What an endpoint of Trainer returns on each rank of a mesh."""
+    """Return the results of an endpoint of Trainer on each rank of a mesh."""
     return list(getattr(mesh.spawn("trainers", Trainer), what).call(*args).get(timeout=GUARD).values())
 
 

@@ -1,4 +1,4 @@
-"""A rank that waits in a collective for ranks that have finished is reported on stderr, and nothing is ended."""
+"""A rank that waits in a collective for finished ranks is reported on stderr, and nothing is ended."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Trainer(Actor):
 
     @endpoint
     def meet_late(self, late: int, go: str) -> str:
-        """One rank computes while the others wait for it, and others still have finished."""
+        """One rank computes while some wait for it, and others have finished."""
         import torch
         import torch.distributed as dist
 

@@ -1,6 +1,6 @@
-"""A small training for the tests: a network, batches, and what one process alone gets from them.
+"""A small training for the tests: a network, batches, and the results of a single process.
 
-All is in double precision, so that sums in another order differ by far less than a mistake would.
+All in double precision, so that sums in another order differ far less than mistakes do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROWS = 8
 
 
 class Net(nn.Module):
-    """Two layers. Nothing in it has a gradient of exactly zero, which Adam would make much of."""
+    """Two layers. No gradient is exactly zero, which Adam would amplify."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,14 +63,14 @@ def train(
 
 
 def golden(steps: int = STEPS) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Losses and parameters of one process that trains on whole batches."""
+    """Return losses and parameters of one process that trains on whole batches."""
     model = make_net()
     losses = train(model, make_optimizer(model), range(steps))
     return losses, model.state_dict()
 
 
 def assert_golden(losses: Sequence[Sequence[float]]) -> None:
-    """The losses of all ranks, each on its equal part of the batches, are on average those of one process."""
+    """Check that the losses of all ranks, each on its equal part of the batches, average to those of one process."""
     mean = torch.tensor(list(losses), dtype=torch.double).mean(0)
     expected = torch.tensor(golden(len(mean))[0], dtype=torch.double)
     assert expected.unique().numel() == len(expected)
@@ -78,7 +78,7 @@ def assert_golden(losses: Sequence[Sequence[float]]) -> None:
 
 
 def assert_same(state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """Two sets of parameters are equal but for the order of sums."""
+    """Check that two sets of parameters are equal up to the order of sums."""
     assert state.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(state[name], value, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: name + text)

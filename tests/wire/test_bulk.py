@@ -32,7 +32,7 @@ from monarch.exceptions import SupervisionError
 
 ALL_FREE = SegmentStats(0, 0, 0, 0)
 
-# Runs functions that it is sent, one after the other, with a dict to keep things in between.
+# Runs the functions sent to it, one after the other, with a dict to keep objects between them.
 OTHER_PROCESS = """
 import pickle, sys
 kept = {}
@@ -335,7 +335,7 @@ def test_lack_of_descriptors_first_frees_idle_segments() -> None:
         with pytest.raises(OSError, match="Too many"):
             while True:
                 filler.append(os.dup(0))
-        # Too large for the idle ones, which make room for it.
+        # Too large for the idle ones, which are freed for it.
         large = segments.put([data(1 << 20)], ["it"])
         assert segments.stats().idle == 0
         for _ in range(4):

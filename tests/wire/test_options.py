@@ -1,4 +1,4 @@
-"""Options of sockets that are used for each message, against pyzmq's own."""
+"""Socket options that are used for each message, compared with pyzmq's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pickling with buffers beside the body: what comes back, what leaves the body, and what errors say."""
+"""Pickling with separate buffers: what round-trips, what leaves the body, and what errors say."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ LARGE = 2 * THRESHOLD
 def no_warnings() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        # Of torch's own making, wherever it builds such tensors.
+        # From torch itself, wherever it builds such tensors.
         warnings.filterwarnings("ignore", message=".*(in beta state|in prototype stage|CSR|deprecated).*")
         yield
 
 
 def sent(obj: Any) -> Any:
-    """The object as it arrives: on writable copies of the buffers, as a private mapping is."""
+    """Return the object as it arrives: on writable copies of the buffers, like a private mapping."""
     body, buffers = dumps(obj)
     assert all(buffer.c_contiguous and buffer.format == "B" and buffer.ndim == 1 for buffer in buffers)
     return loads(body, [memoryview(bytearray(buffer)) for buffer in buffers])
@@ -236,7 +236,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int6
 
 @st.composite
 def tensors(draw: st.DrawFn) -> list[torch.Tensor]:
-    """Views of some storages, which overlap or do not, of any strides."""
+    """Views of some storages, overlapping or not, with any strides."""
     made: list[torch.Tensor] = []
     for _ in range(draw(st.integers(1, 2))):
         count = draw(st.integers(0, 60))
@@ -281,7 +281,7 @@ def test_tensors_keep_shared_storages(made: list[torch.Tensor], data: st.DataObj
     before = [tensor.detach().clone() for tensor in made]
     written = [index for index, tensor in enumerate(made) if tensor.numel()]
     for _ in range(4 if written else 0):
-        # What is written into one shows in the others, here as there.
+        # A write to one shows in the others, here and there.
         index = data.draw(st.sampled_from(written))
         place = tuple(data.draw(st.integers(0, size - 1)) for size in made[index].shape)
         with torch.no_grad():
@@ -307,7 +307,7 @@ def test_small_part_of_large_tensor_is_sent_alone() -> None:
     assert sizes(base[: LARGE // 4]) == [LARGE * 2]
     assert sizes(base[: LARGE // 2]) == [LARGE * 8]
     assert sizes([base[:4], base[10:14]]) == []
-    # Where it would show, the storage is sent: a part and the whole in either order, overlaps, many parts.
+    # If it would be visible, the storage is sent: a part and the whole in either order, overlaps, many parts.
     for views in ([base[:4], base], [base, base[:4]], [base[:4], base[3:6]], list(base.split(LARGE // 8))):
         assert sizes(views) == [LARGE * 8]
     column = base.view(-1, 64)[:, 3]
@@ -449,7 +449,7 @@ class Config:
 
 
 class Careful(Guarded):
-    """Has a lock, which is not what cannot be pickled."""
+    """Has a lock, which is not the part that cannot be pickled."""
 
     def __init__(self) -> None:
         super().__init__()

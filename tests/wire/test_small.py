@@ -1,4 +1,4 @@
-"""Small arrays and tensors beside plain values: what arrives is what arrives otherwise, and cloudpickle has no part."""
+"""Small arrays and tensors beside plain values: they arrive as otherwise, without cloudpickle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 
 @pytest.fixture
 def at_length(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What was pickled by way of cloudpickle."""
+    """Values pickled through cloudpickle."""
     seen: list[Any] = []
     usual = pickling._dump
 
@@ -36,7 +36,7 @@ def at_length(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def both(obj: Any) -> tuple[Any, Any]:
-    """An object as it arrives in short, and as it arrives by way of cloudpickle."""
+    """Return an object as it arrives in short form, and as it arrives through cloudpickle."""
     body, buffers = pickling._dump(obj)
     return loads(*dumps(obj)), loads(body, [memoryview(bytearray(buffer)) for buffer in buffers])
 

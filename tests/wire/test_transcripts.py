@@ -1,4 +1,4 @@
-"""The bytes of the wire protocol, held by transcripts in the repository: a change of them needs a new version.
+"""The bytes of the wire protocol, compared with recorded transcripts: a change needs a new version.
 
 `python tests/wire/test_transcripts.py` writes the transcript of the present version.
 """
