@@ -10,11 +10,11 @@ from harness import FLOOR, OURS, Measure, Options, Race, Target, calm, race
 MB = 1 << 20
 LARGE, SMALL = 256 * MB, 4096
 DIRECT = "nixl"
-"""The system that calls NIXL by itself."""
+"""The system that calls NIXL directly."""
 
 
 def run(options: Options) -> list[Measure]:
-    """GB a second of a large read, microseconds of a small one; then by transports that would not be chosen here."""
+    """GB/s of a large read, microseconds of a small one; also by transports that would not be chosen here."""
     large = Measure("buffers", "read 256 MB", "GB/s", "more", target=Target("≥ 0.85x floor", 0.85, FLOOR))
     small = Measure("buffers", "read 4 KB", "us", "less")
     stream = Measure("buffers", "read 256 MB by stream", "GB/s", "more")
@@ -49,7 +49,8 @@ def run(options: Options) -> list[Measure]:
 
 def _measure(options: Options, entered: Race, measure: Measure, size: int, transport: str = "") -> None:
     for turn in range(options.rounds(3, 1)):
-        # Other memory each time, since some of it is faster to copy; not of torchmonarch, which takes seconds to start.
+        # Other memory each time, since some of it is faster to copy; not for torchmonarch, which takes seconds to
+        # start.
         for system in list(entered.lanes):
             if not turn or system != "torchmonarch":
                 way = transport if system == OURS else ""
@@ -61,7 +62,7 @@ def _measure(options: Options, entered: Race, measure: Measure, size: int, trans
 
 
 def _measure_alone(options: Options, entered: Race, measure: Measure, size: int) -> None:
-    """One system at a time has processes, since each that has used NIXL has a thread that never rests."""
+    """One system at a time has processes, since each process that has used NIXL has a busy thread."""
     measure.load = calm(options)
     for _ in range(options.rounds(7, 2)):
         for system in list(entered.lanes):

@@ -25,7 +25,7 @@ ROWS = {
         _NUMBERS,
     ),
 }
-"""Of each cell: on ranks, in a notebook without ranks, and what has to be shown."""
+"""For each cell: its code on ranks, in a notebook without ranks, and the expected output."""
 LINES = {
     f"{count:,} {kind} lines": (
         f"for i in range({count}): print('line', i, 'of', {last})",
@@ -35,11 +35,11 @@ LINES = {
     for count in (1_000, 10_000)
     for kind, last in (("equal", "4000"), ("unequal", "rank + 4000"))
 }
-"""Cells that print much: each rank has as many lines as the notebook without ranks."""
+"""Cells with much output: each rank prints as many lines as the notebook without ranks."""
 
 
 def run(options: Options) -> list[Measure]:
-    """Milliseconds until the reply, the idle status and everything that the cell shows are there."""
+    """Milliseconds until the reply, the idle status and all output have arrived."""
     measures = [Measure("cells", f"{RANKS} ranks: {name}", "ms", "less") for name in (*ROWS, *LINES)]
     notes = measures[0].notes
     with notebooks(options, with_notebooks(options), notes) as race:

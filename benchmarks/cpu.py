@@ -1,4 +1,4 @@
-"""CPU time of calls that are made now and then, as a training loop or a notebook makes them."""
+"""CPU time of occasional calls, as a training loop or a notebook makes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _calls(options: Options, count: int, periods: tuple[float, ...]) -> list[Mea
         name = f"call {count} actors each {period * 1e3:g} ms"
         target = Target("≤ 2x floor", 2.0, FLOOR)
         measure = Measure("cpu", f"{name}: CPU of a call and rank", "us", "less", target=target)
-        # The controllers sleep between their calls, so only one system at a time has calls under way.
+        # The controllers sleep between their calls, so only one system at a time makes calls.
         with workers(options, options.systems(*options.peers), count, measure.notes) as race:
             calls = max(5, round((1.0 if options.quick else 2.0) / period))
             race.rounds(1, "cpu", count=min(calls, 20), period=period)

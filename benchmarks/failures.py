@@ -1,4 +1,4 @@
-"""Failures: how long it takes until a death is known, until it is healed, until training goes on; and what is left."""
+"""Failures: the time until a death is known, until it is healed, until training continues; and what is left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KINDS = {
     "training": Target("≤ 2 s", 2.0),
     "survivors": Target("none", 0.0),
 }
-"""What is measured, and what is asked of the worst round."""
+"""Measures, and the targets for the worst round."""
 _NAMES = {
     "pending": ("kill -9 of one of 4 ranks until the pending call fails", "s"),
     "healed": ("kill -9 of one of 8 ranks until all have answered a call again", "s"),
@@ -32,7 +32,7 @@ _NOTES = {
 
 
 def run(options: Options) -> list[Measure]:
-    """Each in processes of its own for each round."""
+    """Return each in its own processes for each round."""
     return [_measure(options, kind) for kind in KINDS]
 
 

@@ -15,7 +15,7 @@ def _fan_out(options: Options, count: int) -> list[Measure]:
     target = Target("≤ 2x floor", 2.0, FLOOR)
     measure = Measure("fanout", f"call {count} actors and gather", "us", "less", target=target)
     calls = max(10, 240 // count)
-    # Hundreds of processes of several peers at the same time are too much for one machine.
+    # Hundreds of processes of several peers at once are too many for one machine.
     without = [peer for peer in options.peers if count > 128 or (count > 32 and peer != "torchmonarch")]
     with workers(options, options.systems(*without), count, measure.notes) as race:
         race.rounds(1, "all", count=calls)

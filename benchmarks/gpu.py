@@ -9,11 +9,11 @@ import sys
 from harness import FLOOR, HERE, OURS, LaneError, Measure, Options, Target
 
 TARGETS = {"read 256 MB, GPU to GPU": 0.8}
-"""Shares of the floor that are asked for."""
+"""Target shares of the floor."""
 
 
 def run(options: Options) -> list[Measure]:
-    """GB a second beside copies within one process; nothing where there is no GPU."""
+    """GB/s compared with copies within one process; nothing without a GPU."""
     program = subprocess.run(
         [sys.executable, str(HERE / "gpu_program.py"), str(options.rounds(15))], capture_output=True, text=True
     )

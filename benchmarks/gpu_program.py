@@ -1,4 +1,4 @@
-"""What ``gpu.py`` runs: prints one line of JSON for each figure; none where there is no GPU."""
+"""The program behind ``gpu.py``: prints one line of JSON for each figure; none without a GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Rank(Actor):
 
     @endpoint
     def read(self, buffer: RDMABuffer, device: str, rounds: int) -> tuple[list[float], list[float]]:
-        """GB a second of reads, and of copies within this process from a GPU to the same kind of memory."""
+        """Return GB/s of reads, and of copies within this process from a GPU to the same kind of memory."""
         here = torch.zeros(SIZE, dtype=torch.uint8, device=device)
         source = torch.ones(SIZE, dtype=torch.uint8, device="cuda")
         ours = _speeds(lambda: buffer.read_into(here).get(), rounds)
@@ -39,7 +39,7 @@ class Rank(Actor):
 
     @endpoint
     def send(self, other: Any, rounds: int) -> tuple[list[float], list[float]]:
-        """GB a second of a tensor that goes to another rank in a message, and of a copy within this process."""
+        """Return GB/s of a tensor that goes to another rank in a message, and of a copy within this process."""
         tensor, copy = torch.full((SIZE,), 7, dtype=torch.uint8, device="cuda"), None
 
         def clone() -> None:
@@ -69,7 +69,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         return
     rounds = int(sys.argv[1])
-    # Two ranks, which share a GPU if there is one only.
+    # Two ranks, which share a single GPU.
     ranks = this_host().spawn_procs({"gpus": 2}).spawn("ranks", Rank)
     first, second = ranks.slice(gpus=0), ranks.slice(gpus=1)
     about = f"{first.name.call_one().get()}, {torch.cuda.device_count()} in this machine"

@@ -1,4 +1,4 @@
-"""Process groups: the first all_reduce of a mesh, with all that it takes to make its group."""
+"""Process groups: the first all_reduce of a mesh, including the creation of its group."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from harness import FLOOR, OURS, Measure, Options, Target, calm, race
 
 
 def run(options: Options) -> list[Measure]:
-    """Seconds from the call to the sum on all ranks; each time of a mesh that has no group yet."""
+    """Seconds from the call to the sum on all ranks, each for a mesh without a group."""
     return [_first(options, ranks) for ranks in ((8,) if options.quick else (8, 64, 128))]
 
 

@@ -1,4 +1,4 @@
-"""Runs systems side by side: a round asks each of them in turn, so that what the machine does meanwhile meets all."""
+"""Runs systems side by side: a round runs each of them in turn, so that other load on the machine affects all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 HERE = Path(__file__).resolve().parent
 OURS, FLOOR = "ours", "floor"
 MODULES = {OURS: "mesh", FLOOR: "floor", "torchmonarch": "mesh"}
-"""Modules of systems, where they have another name."""
+"""Modules of systems with another name."""
 PEERS = {
     "torchmonarch": "torchmonarch",
     "ray": "ray",
@@ -29,21 +29,21 @@ PEERS = {
 """Peers, each with the package that it needs."""
 
 Samples = dict[str, list[float]]
-"""Of each system, one figure a round."""
+"""One figure a round, by system."""
 
 
 class LaneError(Exception):
-    """A system could not do what it was asked for."""
+    """A system could not do what it was asked."""
 
 
 @dataclass
 class Target:
-    """What is asked of us: a limit, in the unit of the measure or as a factor of another system's figure."""
+    """A target for us: a limit, in the unit of the measure or as a factor of another system's figure."""
 
     text: str
     limit: float
     against: str = ""
-    """The system whose figure is multiplied; none for a limit by itself."""
+    """The system whose figure is multiplied; empty for an absolute limit."""
 
 
 @dataclass
@@ -58,14 +58,14 @@ class Measure:
     target: Target | None = None
     notes: list[str] = field(default_factory=list)
     load: float = 0.0
-    """Share of the cores that was busy before it began."""
+    """Share of the cores that was busy before the start."""
     worst: bool = False
-    """Whether the figure of the worst round counts, because a limit is to hold each time."""
+    """Whether the figure of the worst round counts, because the limit must hold each time."""
     words: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Of each system, what is no figure, by what it is about."""
+    """By system, results that are not figures, by topic."""
 
     def spread(self, system: str) -> tuple[float, float] | None:
-        """First and third quartile over the rounds; None where they are too few for that."""
+        """First and third quartile over the rounds; None for too few rounds."""
         samples = self.samples.get(system, [])
         if len(samples) < 4:
             return None
@@ -82,7 +82,7 @@ class Measure:
         return median(samples)
 
     def ratio(self, system: str, other: str) -> float | None:
-        """Median over the rounds of one system's figure by another's of the same round."""
+        """Median over the rounds of one system's figure divided by another's of the same round."""
         mine, theirs = self.samples.get(system), self.samples.get(other)
         if not mine or not theirs or not all(theirs):
             return None
@@ -91,7 +91,7 @@ class Measure:
         return median(a / b for a, b in zip(mine, theirs, strict=True))
 
     def holds(self) -> bool | None:
-        """Whether we are as good as asked; None if that cannot be told."""
+        """Return whether we meet the target; None if unknown."""
         if self.target is None:
             return None
         against = self.target.against
@@ -103,15 +103,15 @@ class Measure:
 
 @dataclass
 class Options:
-    """What the command line says."""
+    """The command line."""
 
     quick: bool = False
     peers: dict[str, str] = field(default_factory=dict)
     """Interpreter of each peer."""
     patience: float = 0.0
-    """Seconds to wait at most, before each measure, for a machine on which nothing else runs."""
+    """Maximum seconds to wait, before each measure, for an idle machine."""
     hosts: Sequence[int] = ()
-    """Numbers of hosts to simulate, if other than usual."""
+    """Numbers of hosts to simulate, if not the default."""
 
     def rounds(self, usual: int, quick: int = 3) -> int:
         return quick if self.quick else usual
@@ -121,11 +121,11 @@ class Options:
 
 
 def with_p99(measure: Measure, seconds: dict[str, list[list[float]]], scale: float) -> list[Measure]:
-    """The measure with its medians by round, and another one with the 99th percentile of all figures.
+    """Return the measure with its medians by round, and another one with the 99th percentile of all figures.
 
     Args:
-        measure: to be filled.
-        seconds: of each system the figures of each round.
+        measure: to fill.
+        seconds: the figures of each round, by system.
         scale: from seconds to the unit of the measure.
     """
     tail = replace(measure, name=f"{measure.name}, p99", samples={}, target=None, notes=measure.notes)
@@ -140,16 +140,16 @@ class Lane(Protocol):
     """A system that takes part in a race."""
 
     def ask(self, what: str, /, **options: Any) -> list[float]:
-        """Has it do something, and gives the figures."""
+        """Run one operation, and return the figures."""
         ...
 
     def end(self) -> None:
-        """Takes it down."""
+        """Shut it down."""
         ...
 
 
 class Process:
-    """A lane: a system in a process of its own."""
+    """A lane: a system in its own process."""
 
     def __init__(self, system: str, python: str) -> None:
         self.system = system
@@ -164,7 +164,7 @@ class Process:
         )
 
     def ask(self, what: str, /, **options: Any) -> list[float]:
-        """Has it do something, and gives the figures."""
+        """Run one operation, and return the figures."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps({"do": what, "with": options}) + "\n")
@@ -180,21 +180,21 @@ class Process:
         return answer["result"]
 
     def end(self) -> None:
-        """Takes the system down."""
+        """Shut the system down."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             self.ask("stop")
         except LaneError:
             pass
         with suppress(BrokenPipeError):
-            # Of one that has ended by itself.
+            # Reap one that has ended by itself.
             self._process.stdin.close()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
             pass
         try:
-            # What is left of it, in the session that is its own.
+            # End what is left of it, in its own session.
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
@@ -203,7 +203,7 @@ class Process:
 
 
 class Race:
-    """Systems that take turns. One that fails drops out, and a note says why."""
+    """Systems that take turns. One that fails drops out, with a note of the reason."""
 
     def __init__(self, options: Options, notes: list[str]) -> None:
         self._options = options
@@ -211,13 +211,13 @@ class Race:
         self.lanes: dict[str, Lane] = {}
 
     def enter(self, systems: Sequence[str]) -> None:
-        """Starts the controllers of systems, without workers."""
+        """Start the controllers of systems, without workers."""
         for system in systems:
             self.lanes[system] = Process(system, self._options.peers.get(system, sys.executable))
             self.each("start", only=[system])
 
     def each(self, what: str, /, only: Sequence[str] | None = None, **options: Any) -> Samples:
-        """Asks each system once, in turn, and gives all figures of each."""
+        """Run each system once, in turn, and return all figures of each."""
         figures: Samples = {}
         for system, lane in list(self.lanes.items()):
             if only is None or system in only:
@@ -228,12 +228,12 @@ class Race:
         return figures
 
     def rounds(self, number: int, what: str, /, **options: Any) -> Samples:
-        """Asks each system in turn so many times; one figure of each a round, the median of what it gave."""
+        """Run each system in turn so many times; return one figure of each a round, the median of its figures."""
         everything = self.all_figures(number, what, **options)
         return {system: [median(figures) for figures in rounds] for system, rounds in everything.items()}
 
     def all_figures(self, number: int, what: str, /, **options: Any) -> dict[str, list[list[float]]]:
-        """The same with all figures of each round."""
+        """Same as ``race``, with all figures of each round."""
         figures: dict[str, list[list[float]]] = {}
         for _ in range(number):
             for system, found in self.each(what, **options).items():
@@ -253,7 +253,7 @@ class Race:
             raise LaneError(f"{system}: {why}")
 
     def end(self) -> None:
-        """Takes down all, whatever comes in between."""
+        """Shut down all, even on errors."""
         if self.lanes:
             try:
                 self.lanes.popitem()[1].end()
@@ -263,7 +263,7 @@ class Race:
 
 @contextmanager
 def race(options: Options, systems: Sequence[str], notes: list[str]) -> Iterator[Race]:
-    """Systems that are up, and are taken down at the end."""
+    """Start systems, and shut them down at the end."""
     entered = Race(options, notes)
     try:
         entered.enter(systems)
@@ -276,14 +276,14 @@ def race(options: Options, systems: Sequence[str], notes: list[str]) -> Iterator
 def workers(
     options: Options, systems: Sequence[str], count: int, notes: list[str], torch: bool = False
 ) -> Iterator[Race]:
-    """Systems that are up, each with so many workers."""
+    """Start systems, each with so many workers."""
     with race(options, systems, notes) as entered:
         entered.each("spawn", count=count, torch=torch)
         yield entered
 
 
 def installed(python: str) -> dict[str, str]:
-    """The peers that an interpreter has, each with its version."""
+    """Return the installed peers of an interpreter, each with its version."""
     code = """
 import importlib.metadata, json, sys
 found = {}
@@ -300,7 +300,7 @@ print(json.dumps(found))
 
 
 def cold_start(system: str, python: str, count: int) -> float:
-    """Seconds from the start of a fresh controller process to so many torch-ready workers."""
+    """Return the seconds from the start of a fresh controller process to so many torch-ready workers."""
     begin = time.perf_counter()
     lane = Process(system, python)
     try:
@@ -312,7 +312,7 @@ def cold_start(system: str, python: str, count: int) -> float:
 
 
 def busy(seconds: float = 0.4) -> float:
-    """Share of the cores that something uses now."""
+    """Return the share of the cores that is busy now."""
 
     def read() -> tuple[int, int]:
         with open("/proc/stat") as file:
@@ -326,7 +326,7 @@ def busy(seconds: float = 0.4) -> float:
 
 
 def calm(options: Options) -> float:
-    """Waits for a machine on which nothing else runs, if asked to; the share of the cores that is busy."""
+    """Wait for an idle machine, if asked to; return the share of the cores that is busy."""
     deadline = time.monotonic() + options.patience
     while (load := busy()) > 0.1 and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -334,12 +334,12 @@ def calm(options: Options) -> float:
 
 
 def environment(python: str) -> dict[str, str]:
-    """Of every system."""
+    """Return the environment of every system."""
     env = dict(os.environ)
-    # One thread each, for every system: the cores are few, and what is measured is not arithmetic.
+    # One thread each: there are few cores, and arithmetic is not measured.
     env["OMP_NUM_THREADS"] = "1"
     env["PYTHONPATH"] = str(HERE)
-    # Installed packages come compiled, and a checkout is once it has run.
+    # Installed packages come compiled, and so is a checkout that has run.
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     # Some systems start workers by the name of the interpreter.
     env["PATH"] = os.pathsep.join([os.path.dirname(python), env.get("PATH", "")])

@@ -1,4 +1,4 @@
-"""Calls that are sent before the first answer is waited for: how many a second."""
+"""Calls that are sent before the first answer is awaited: how many a second."""
 
 from __future__ import annotations
 

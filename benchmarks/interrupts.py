@@ -1,4 +1,4 @@
-"""Stop, while ranks do anything: how long until the notebook is back, what that took, and what was kept."""
+"""Stop, during any activity of ranks: the time until the notebook is back, the rung needed, and what was kept."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _NEVER = f"not back in {BOUND:g} s"
 
 @dataclass(frozen=True)
 class Busy:
-    """What ranks do while they are stopped."""
+    """An activity of ranks during a stop."""
 
     body: str
     alone: bool = False
     """Whether one rank does it, while the others run Python code."""
     endless: bool = False
-    """Whether it goes on after a stop, so that the next cell waits and is stopped too."""
+    """Whether it continues after a stop, so that the next cell waits and is stopped too."""
     second: bool = False
     """Whether that second stop is the one to measure."""
 
@@ -34,12 +34,12 @@ class Busy:
     def cell(self) -> str:
         """The cell, which says when it begins."""
         body = f"if rank == 1:\n    {self.body}\nwhile True: pass" if self.alone else self.body
-        # What it says has to get out before it may keep Python's lock.
+        # Its output must get out before it may hold the GIL.
         return f"print('busy on', rank, flush=True)\nimport time; time.sleep(0.5)\n{body}"
 
 
 _IN_C = "import hashlib; hashlib.pbkdf2_hmac('sha256', b'', b'', 2_000_000_000)"
-# With the loop alone in the try, some versions of Python take an interrupt for one of the line before.
+# With only the loop in the try, some versions of Python raise an interrupt on the line before.
 _SWALLOWED = "while True:\n    try:\n        steps = 0\n        while True: steps += 1\n    except BaseException: pass"
 BUSY = {
     "Python loop": Busy("while True: pass"),
@@ -66,7 +66,7 @@ _RUNGS = {
     "inside a C call": "left to finish",
     "replaced by": "replaced",
 }
-"""What the notebook says of the rungs of the ladder, in short."""
+"""Short names for the notebook's messages about rungs."""
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Stop:
     needed: list[str]
     kept: int = 0
     after: str = ""
-    """What the next cell did."""
+    """Outcome of the next cell."""
 
 
 def run(options: Options) -> list[Measure]:
@@ -101,7 +101,7 @@ def run(options: Options) -> list[Measure]:
 
 
 def _stops(options: Options, system: str, busy: Busy, folder: Path, measure: Measure) -> list[Stop]:
-    """Stops a cell some times, in one notebook."""
+    """Stop a cell several times, in one notebook."""
     stops: list[Stop] = []
     book = Notebook(options, system, folder)
     try:
@@ -123,7 +123,7 @@ def _stop(book: Notebook, busy: Busy) -> Stop:
     cell = book.execute(book.code(busy.cell))
     if not book.wait(lambda: said(cell.text, "busy on") >= set(range(RANKS))):
         raise LaneError(f"not busy on all ranks: {cell.text[-300:]!r}")
-    # Until each has gone on to what it is to be busy with.
+    # Until each has reached its activity.
     time.sleep(1)
     stop = _interrupted(book, cell)
     after = book.execute(book.code(_CHECK))
@@ -135,7 +135,7 @@ def _stop(book: Notebook, busy: Busy) -> Stop:
             stop.after = "waits"
         after = book.execute(book.code(_CHECK))
     if book.wait(lambda: after.ended, BOUND) and not _whole(after):
-        # What the first cell after a stop prints is lost by some; that does not mean that it has not run.
+        # Some lose the first cell's output after a stop; the cell may have run all the same.
         after = book.execute(book.code(_CHECK))
         book.wait(lambda: _whole(after), BOUND)
     stop.kept = len(said(after.text, "kept by"))
@@ -144,12 +144,12 @@ def _stop(book: Notebook, busy: Busy) -> Stop:
 
 
 def _whole(after: Cell) -> bool:
-    """Whether each rank has said if it has kept its variables."""
+    """Return whether each rank has reported that it kept its variables."""
     return after.ended and len(said(after.text, "kept by") | said(after.text, "anew in")) == RANKS
 
 
 def _interrupted(book: Notebook, cell: Cell) -> Stop:
-    """Presses the stop button, and waits for the end of the cell."""
+    """Press the stop button, and wait for the end of the cell."""
     begun = time.perf_counter()
     book.interrupt()
     if not book.wait(lambda: cell.ended, BOUND):
@@ -161,7 +161,7 @@ def _interrupted(book: Notebook, cell: Cell) -> Stop:
 
 
 def _words(stops: list[Stop]) -> dict[str, str]:
-    """What cannot be told in seconds."""
+    """Results that are not seconds."""
     if not stops:
         return {}
     times = Counter(rung for stop in stops for rung in stop.needed)

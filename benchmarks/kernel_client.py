@@ -1,4 +1,4 @@
-"""A real kernel, and a client that keeps time: what a front end sees of it, over the Jupyter protocol."""
+"""A real kernel, and a client that measures: what a front end sees of it, over the Jupyter protocol."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import KernelManager
 
 GUARD = 120.0
-"""Seconds after which a kernel is taken to hang."""
+"""Seconds after which a kernel counts as hanging."""
 _LATE = 10.0
-"""Seconds after the end of a cell, within which all that it shows has to come."""
+"""Seconds after the end of a cell, within which all its output must arrive."""
 _MARK = "MONARCH_BENCH_MARK"
 _now = time.perf_counter
 
 
 class Cell:
-    """What has come of one request so far."""
+    """The messages of one request so far."""
 
     def __init__(self) -> None:
         self.text = ""
-        """All that it has shown, as plain text."""
+        """All its output, as plain text."""
         self.reply: dict[str, Any] = {}
         self.idle = False
         self.seconds = 0.0
@@ -38,11 +38,11 @@ class Cell:
 
     @property
     def ended(self) -> bool:
-        """Whether the reply and the idle status have both come."""
+        """Whether the reply and the idle status have both arrived."""
         return self.idle and bool(self.reply)
 
     def take(self, message: dict[str, Any]) -> None:
-        """Keeps a message that belongs to it."""
+        """Add a message that belongs to it."""
         kind, content = message["msg_type"], message["content"]
         if kind == "stream":
             self.text += content["text"]
@@ -57,7 +57,7 @@ class Cell:
 
 
 class _Manager(KernelManager):
-    """Starts a kernel by its command, and not by the name of something that is installed."""
+    """Starts a kernel by its command, and not by an installed name."""
 
     command: list[str] = []
 
@@ -67,12 +67,12 @@ class _Manager(KernelManager):
 
 
 class Kernel:
-    """A kernel process. Everything that it starts carries a mark, by which it is found and ended.
+    """A kernel process. Everything that it starts carries a marker, by which it is found and ended.
 
     Args:
         command: starts it, without its connection file.
         env: environment.
-        folder: for its files, and to run in.
+        folder: for its files, and as working folder.
     """
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], folder: Path) -> None:
@@ -105,7 +105,7 @@ class Kernel:
     def _connect(self, kind: int, port: str) -> zmq.Socket[bytes]:
         channel = self._context.socket(kind)
         channel.linger = 0
-        # The kernel does not listen yet; trying again every 100 ms, as usual, would be a part of what is measured.
+        # The kernel does not listen yet; the usual retry every 100 ms would distort the measurement.
         channel.reconnect_ivl = 5
         if kind == zmq.SUB:
             channel.subscribe(b"")
@@ -113,26 +113,26 @@ class Kernel:
         return channel
 
     def send(self, kind: str, **content: Any) -> Cell:
-        """Sends a request."""
+        """Send a request."""
         message = self._session.msg(kind, content)
         cell = self._cells[message["header"]["msg_id"]] = Cell()
         self._session.send(self._shell, message)
         return cell
 
     def execute(self, code: str) -> Cell:
-        """Sends a cell, as a notebook does."""
+        """Send a cell, as a notebook does."""
         return self.send(
             "execute_request", code=code, silent=False, store_history=True, user_expressions={}, allow_stdin=False,
             stop_on_error=False,
         )  # fmt: skip
 
     def run(self, code: str, bound: float = GUARD, whole: Callable[[str], bool] | None = None) -> Cell:
-        """Runs a cell until it has ended and all that it shows is there.
+        """Run a cell until it has ended and all its output has arrived.
 
         Args:
             code: the cell.
             bound: seconds after which it is an error.
-            whole: says of what the cell has shown whether it is all.
+            whole: returns whether the output is complete.
         """
         begin = _now()
         cell = self.execute(code)
@@ -144,14 +144,14 @@ class Kernel:
         return cell
 
     def ok(self, code: str, bound: float = GUARD) -> Cell:
-        """Runs a cell that has to end well."""
+        """Run a cell that must succeed."""
         cell = self.run(code, bound)
         if cell.reply["status"] != "ok":
             raise LaneError(f"{code!r} failed: {cell.text[-300:]!r}")
         return cell
 
     def wait(self, done: Callable[[], bool], bound: float = GUARD) -> bool:
-        """Takes messages until something is so; whether that was in time."""
+        """Receive messages until a condition holds; return whether it did in time."""
         until = _now() + bound
         while not done():
             left = until - _now()
@@ -171,7 +171,7 @@ class Kernel:
         self._manager.interrupt_kernel()
 
     def end(self, politely: bool = True) -> None:
-        """Ends the kernel and all that it has started, which gets a moment to end by itself if asked politely."""
+        """End the kernel and all that it has started; if asked politely, it gets a moment to end itself."""
         try:
             if self._manager.has_kernel:
                 self._manager.shutdown_kernel(now=not politely)
@@ -189,7 +189,7 @@ class Kernel:
             self._context.destroy(linger=0)
 
     def _left(self) -> list[int]:
-        """The processes that carry the mark, and live."""
+        """Return the live processes with the marker."""
         mark = f"{_MARK}={self.mark}".encode()
         found: list[int] = []
         for name in filter(str.isdigit, os.listdir("/proc")):

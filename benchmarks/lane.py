@@ -1,7 +1,7 @@
-"""One system in a process of its own: does what the harness asks for, one line of JSON each way.
+"""One system in its own process: does what the harness asks, one line of JSON each way.
 
-It is started as ``python lane.py SYSTEM`` by any interpreter that has the system installed, so it imports nothing but
-the standard library by itself.
+It is started as ``python lane.py SYSTEM`` by any interpreter that has the system installed, so it imports only the
+standard library itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _now = time.perf_counter
 
 
 class Lane:
-    """A system, its workers, and what can be timed with them. Each method gives seconds, unless it says otherwise."""
+    """A system, its workers, and the operations that can be timed. Each method returns seconds, unless it says
+    otherwise."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -58,20 +59,20 @@ class Lane:
         return _timed(self._system.stop) if started else [0.0]
 
     def pss(self) -> list[float]:
-        """MB of each worker: its own pages, and its share of those that it shares."""
+        """Return MB of each worker: its own pages, and its share of shared pages."""
         return [_pss(pid) for pid in self.pool.all("ready")]
 
     # Tasks
 
     def open(self, what: str, **options: Any) -> list[float]:
-        """Prepares one of the tasks of the system, in place of the one before."""
+        """Prepare one of the tasks of the system, replacing the previous one."""
         self.shut()
         begin = _now()
         self._task = getattr(self._system, what)(**options)
         return [_now() - begin]
 
     def run(self, count: int, **options: Any) -> list[float]:
-        """The figures that the task gives."""
+        """Return the figures of the task."""
         assert self._task is not None
         return self._task.run(count, **options)
 
@@ -94,7 +95,7 @@ class Lane:
         return [_timed(self.pool.flight_all, range(count))[0] / count]
 
     def cpu(self, count: int, period: float) -> list[float]:
-        """CPU seconds of controller and workers for a call of all of them, one each period."""
+        """Return CPU seconds of controller and workers for a call of all of them, one each period."""
         before = sum(self.pool.all("cpu")) + time.process_time()
         due = _now()
         for number in range(count):
@@ -106,45 +107,45 @@ class Lane:
     # Payloads
 
     def share(self, kind: str, size: int, count: int = 1) -> list[float]:
-        """To all workers, which read all of it."""
+        """Send to all workers, which read all of it."""
         array = self._payload(kind, size)
         return [self._right(size, self.pool.all, "touch", array) for _ in range(count)]
 
     def give(self, kind: str, size: int, count: int = 1) -> list[float]:
-        """To the first worker, which reads all of it."""
+        """Send to the first worker, which reads all of it."""
         array = self._payload(kind, size)
         return [self._right(size, self.pool.one, "touch", array) for _ in range(count)]
 
     def take(self, kind: str, size: int, count: int = 1) -> list[float]:
-        """From the first worker; all of it is read here."""
+        """Receive from the first worker; all of it is read here."""
         self.pool.one("keep", kind, size)
         return [self._right(size, lambda: touch(self.pool.one("fetch"))) for _ in range(count)]
 
     def put_all(self, kind: str, size: int, count: int = 1) -> list[float]:
-        """The same to all workers."""
+        """Send an array to all workers."""
         value = self._payload(kind, size)
         expected = touch(value)
         return _repeat(count, lambda _: self._same(expected, *set(self.pool.all("touch", value))))
 
     def put(self, kind: str, size: int, count: int = 1) -> list[float]:
-        """An argument of any kind to the first worker, which reads all of it and answers with a number."""
+        """Send an argument of any kind to the first worker, which reads all of it and answers with a number."""
         value = self._payload(kind, size)
         expected = touch(value)
         return _repeat(count, lambda _: self._same(expected, self.pool.one("touch", value)))
 
     def get(self, kind: str, size: int, count: int = 1) -> list[float]:
-        """A result of any kind from the first worker; all of it is read here."""
+        """Receive a result of any kind from the first worker; all of it is read here."""
         self.pool.one("keep", kind, size)
         expected = touch(payload(kind, size))
         return _repeat(count, lambda _: self._same(expected, touch(self.pool.one("fetch"))))
 
     def small(self, kind: str, size: int, count: int = 1) -> list[float]:
-        """A value of any kind to the first worker and back."""
+        """Send a value of any kind to the first worker and back."""
         value = self._payload(kind, size)
         return _repeat(count, lambda _: self.pool.one("echo", value))
 
     def memcpy(self, size: int, copies: int, count: int = 1, reads: int = 0) -> list[float]:
-        """Copies of memory, each into memory that is there already, and reads of all of it."""
+        """Return seconds of copies into existing memory, and of reads of all of it."""
         import numpy
 
         source, target = numpy.ones(size, numpy.uint8), numpy.zeros(size, numpy.uint8)
@@ -160,11 +161,11 @@ class Lane:
         return times
 
     def import_torch(self) -> list[float]:
-        """One import of torch by a fresh process, from its start to its end."""
+        """Return the seconds of one import of torch in a fresh process, from start to end."""
         return _timed(subprocess.run, [sys.executable, "-c", "import os, torch; os._exit(0)"], check=True)
 
     def import_pss(self) -> list[float]:
-        """MB of a process that has imported torch and stands alone."""
+        """Return MB of a single process that has imported torch."""
         code = "import sys, torch; torch.ones(4) + 1; print(flush=True); sys.stdin.read()"
         process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert process.stdout is not None
@@ -199,7 +200,7 @@ def _timed(call: Callable[..., Any], *args: Any, **kwargs: Any) -> list[float]:
 
 
 def _repeat(count: int, call: Callable[[int], Any]) -> list[float]:
-    """Seconds of each call; fewer calls of a system that is slow, so that a round of all systems stays short."""
+    """Return seconds of each call; fewer calls of a slow system, so that a round of all systems stays short."""
     times: list[float] = []
     for number in range(count):
         times += _timed(call, number)
@@ -214,8 +215,8 @@ def _pss(pid: int) -> float:
 
 
 def main() -> None:
-    """Answers requests until there are no more."""
-    # What a system prints must not get into the answers.
+    """Answer requests until there are no more."""
+    # Output of a system must not get into the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     lane = Lane(importlib.import_module(f"systems.{sys.argv[1]}").SYSTEM)
@@ -229,7 +230,7 @@ def main() -> None:
             answer = {"error": f"{type(error).__name__}: {error}"[:500]}
         answers.write(json.dumps(answer) + "\n")
     lane.stop()
-    # Other threads of some systems go on for ever.
+    # Other threads of some systems never end.
     os._exit(0)
 
 

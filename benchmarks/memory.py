@@ -1,4 +1,4 @@
-"""What an idle rank with torch costs: its own pages, and its share of those that it shares (PSS)."""
+"""Memory of an idle rank with torch: its own pages, and its share of shared pages (PSS)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notebooks of this project and of its peers: how each has ranks run a cell, and a real kernel that does so."""
+"""Notebooks of this project and of its peers: how each makes ranks run a cell, in a real kernel."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from kernel_client import GUARD, Cell, Kernel
 
 @dataclass(frozen=True)
 class Way:
-    """How a system has ranks run a cell."""
+    """How a system makes ranks run a cell."""
 
     magic: str = ""
-    """First line of such a cell."""
+    """First line of a cell on ranks."""
     setup: tuple[str, ...] = ()
-    """Cells that start so many ranks; each rank knows its ``rank`` then."""
+    """Cells that start so many ranks; each rank then knows its ``rank``."""
     group: str = "dist.barrier()"
     """A cell on ranks, after which ``dist`` has a process group."""
     tidy: str = ""
-    """A cell to run now and then, without which it gets slower with each cell."""
+    """A cell to run now and then; without it, each cell is slower than the last."""
     module: str = "ipykernel_launcher"
     """Its kernel."""
 
@@ -40,7 +40,7 @@ _GROUP_OF_ENGINES = """
 import torch.distributed as dist
 dist.init_process_group("gloo", init_method="file://{file}", rank=rank, world_size={count})
 """
-# Its workers are there before all of them listen, and what is sent to one that does not is lost.
+# Its workers start before all of them listen, and messages to one that does not are lost.
 _WORKERS_LISTEN = """
 link = get_ipython().magics_manager.registry["DistributedMagic"]._comm_manager
 while True:
@@ -63,7 +63,7 @@ WAYS = {
 
 
 class Notebook(Kernel):
-    """A kernel in which a system has ranks run cells. It can be a lane of a race."""
+    """A kernel in which a system makes ranks run cells. It can be a lane of a race."""
 
     def __init__(self, options: Options, system: str, folder: Path) -> None:
         self.system = system
@@ -71,47 +71,47 @@ class Notebook(Kernel):
         self._folder = folder
         python = options.peers.get(system, sys.executable)
         env = environment(python)
-        # No kernel is to import the files beside this one in place of something that is installed.
+        # No kernel may import the files beside this one in place of installed ones.
         del env["PYTHONPATH"]
         env.update(IPYTHONDIR=str(folder / "ipython"), JUPYTER_RUNTIME_DIR=str(folder))
         super().__init__([python, "-m", self._way.module], env, folder)
 
     def start_ranks(self, count: int) -> None:
-        """Starts ranks, each of which has run a cell in the end."""
+        """Start ranks; each has run a cell in the end."""
         for code in self._way.setup:
             self.ok(code.format(count=count))
         if self._way.magic:
             self.on_ranks("print('this is', rank)", whole=lambda text: said(text, "this is") >= set(range(count)))
 
     def form_group(self, count: int) -> None:
-        """Has the ranks make a process group of torch."""
+        """Make the ranks create a torch process group."""
         self.on_ranks(self._way.group.format(count=count, file=self._folder / f"group-{self.mark}"))
 
     def code(self, body: str) -> str:
-        """A cell that runs on all ranks."""
+        """Return a cell that runs on all ranks."""
         return f"{self._way.magic}\n{body}"
 
     def on_ranks(self, body: str, bound: float = GUARD, whole: Callable[[str], bool] | None = None) -> Cell:
-        """Runs a cell on all ranks."""
+        """Run a cell on all ranks."""
         return self.run(self.code(body), bound, whole)
 
     def ask(self, what: str, /, **options: object) -> list[float]:
-        """Has it do something that a race asks for, and gives the figures."""
+        """Run one operation of a race, and return the figures."""
         return getattr(self, f"ask_{what}")(**options)
 
     def ask_start_ranks(self, count: int) -> list[float]:
-        """Starts ranks; the seconds since the kernel was started."""
+        """Start ranks; return the seconds since the kernel was started."""
         self.start_ranks(count)
         return [self.age]
 
     def ask_cells(self, body: str, plain: str, shown: Sequence[str], count: int) -> list[float]:
-        """Seconds until a cell has ended and all is there that it is to show; so many times, fewer if it is slow.
+        """Return the seconds until a cell has ended with all its output; so many times, fewer if it is slow.
 
         Args:
             body: the cell on ranks.
             plain: the cell of a notebook without ranks.
-            shown: texts that have to be in what it shows.
-            count: how many times at most.
+            shown: texts that its output must contain.
+            count: maximum number of runs.
         """
         if self._way.tidy:
             self.ok(self._way.tidy)
@@ -123,7 +123,7 @@ class Notebook(Kernel):
 
 
 def said(text: str, what: str) -> set[int]:
-    """The numbers that follow some words in a text."""
+    """Return the numbers that follow some words in a text."""
     return {int(number) for number in re.findall(rf"{re.escape(what)}\s+(\d+)", text)}
 
 
@@ -135,14 +135,14 @@ class NotebookRace(Race):
         self._folder = folder
 
     def enter(self, systems: Sequence[str]) -> None:
-        """Starts the kernels of systems, without ranks."""
+        """Start the kernels of systems, without ranks."""
         for system in systems:
             self.lanes[system] = Notebook(self._options, system, self._folder)
 
 
 @contextmanager
 def notebooks(options: Options, systems: Sequence[str], notes: list[str]) -> Iterator[NotebookRace]:
-    """Notebooks that are open, and are closed at the end with all that they have started."""
+    """Open notebooks, and close them at the end with all that they have started."""
     with tempfile.TemporaryDirectory(prefix="monarch-bench-") as folder:
         entered = NotebookRace(options, notes, Path(folder))
         try:
@@ -153,5 +153,5 @@ def notebooks(options: Options, systems: Sequence[str], notes: list[str]) -> Ite
 
 
 def with_notebooks(options: Options, *without: str) -> list[str]:
-    """The systems that have ranks run cells, and the floor."""
+    """Return the systems whose ranks run cells, and the floor."""
     return [system for system in options.systems(*without) if system in WAYS]

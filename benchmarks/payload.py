@@ -11,7 +11,7 @@ SHARED, SINGLE = 64 * MB, 256 * MB
 
 
 def run(options: Options) -> list[Measure]:
-    """Milliseconds of the one, GB a second of the other. Every receiver reads all bytes of what it got."""
+    """Milliseconds or GB/s. Every receiver reads all bytes."""
     measures: list[Measure] = []
     kinds = ("torch",) if options.quick else ("torch", "numpy")
     for kind in kinds:
@@ -26,7 +26,7 @@ def _shared(options: Options, kind: str) -> list[Measure]:
     first = Measure("payload", f"{what}, cold", "ms", "less", target=Target("≤ 1.5x floor", 1.5, FLOOR))
     warm = Measure("payload", f"{what}, warm", "ms", "less", target=Target("≤ 1x floor", 1.0, FLOOR))
     for turn in range(options.rounds(5, 1)):
-        # Fresh workers each time; of the peers, which take seconds to start, twice.
+        # Fresh workers each time; twice for the peers, which take seconds to start.
         systems = options.systems() if turn < 2 else [OURS, FLOOR]
         with workers(options, systems, 8, first.notes, torch=True) as race:
             race.each("share", kind=kind, size=MB // 4)
@@ -64,7 +64,7 @@ def _single(options: Options, kind: str) -> list[Measure]:
                 peers = [system for system in race.lanes if system != FLOOR]
                 seconds.update(race.each(way, only=peers, kind=kind, size=SINGLE))
                 if turn:
-                    # The first one warms up; its cost shows in the figures of 64 MB.
+                    # The first one warms up; its cost is in the figures of 64 MB.
                     for system, values in seconds.items():
                         measure.samples.setdefault(system, []).append(SINGLE / values[0] / 1e9)
                 race.turn()

@@ -1,4 +1,4 @@
-"""What was measured, as tables in a terminal, as Markdown and as JSON."""
+"""Results as tables in a terminal, as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ WIDE = 4
 
 
 def number(value: float) -> str:
-    """Three digits that say something."""
+    """Format with three significant digits."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
 def _rows(measures: Sequence[Measure], systems: Sequence[str], spread: bool = False) -> list[list[str]]:
-    """A line for each measure; with ``spread``, the quartiles beside each median."""
+    """Return a line for each measure; with ``spread``, the quartiles beside each median."""
     rows: list[list[str]] = []
     for measure in measures:
         row = [measure.name, measure.unit]
@@ -44,7 +44,7 @@ def _rows(measures: Sequence[Measure], systems: Sequence[str], spread: bool = Fa
 
 
 def _words(measures: Sequence[Measure]) -> tuple[list[str], list[list[str]]]:
-    """Headers and rows of measures that have words beside their figures: a line for each system."""
+    """Return headers and rows of measures with words beside their figures: a line for each system."""
     about = dict.fromkeys(key for measure in measures for words in measure.words.values() for key in words)
     rows: list[list[str]] = []
     for measure in measures:
@@ -56,7 +56,7 @@ def _words(measures: Sequence[Measure]) -> tuple[list[str], list[list[str]]]:
 
 
 def systems_of(measures: Sequence[Measure]) -> list[str]:
-    """Ours, the floor, and then the others."""
+    """Return ours, the floor, and then the others."""
     found = dict.fromkeys(system for measure in measures for system in measure.samples)
     return sorted(found, key=lambda system: (system != OURS, system != FLOOR))
 
@@ -90,7 +90,7 @@ def show(console: Console, measures: Sequence[Measure]) -> None:
 
 
 def _show_figures(console: Console, measures: Sequence[Measure]) -> None:
-    """A system a line and few figures each, since a terminal is narrow."""
+    """One system a line with few figures, since a terminal is narrow."""
     systems = systems_of(measures)
     for start in range(0, len(measures), WIDE):
         part = measures[start : start + WIDE]
@@ -116,7 +116,7 @@ def _show_words(console: Console, measures: Sequence[Measure]) -> None:
 
 
 def show_verdicts(console: Console, measures: Sequence[Measure]) -> None:
-    """What was asked for, and whether it holds."""
+    """Yield the targets, and whether they are met."""
     table = Table(title="targets", title_justify="left", header_style="bold")
     for header in ("what", "target", "reached", "holds"):
         table.add_column(header)
@@ -126,7 +126,7 @@ def show_verdicts(console: Console, measures: Sequence[Measure]) -> None:
 
 
 def markdown(measures: Sequence[Measure], about: dict[str, Any]) -> str:
-    """The same for a file."""
+    """Return the report for a file."""
     lines = [f"# Benchmarks, {about['date']}", ""]
     lines += [f"- {key}: {value}" for key, value in about.items() if key != "date"]
     lines += ["", "Medians [first to third quartile] over the rounds of runs in which the systems take turns. `x`"]
@@ -153,13 +153,13 @@ def _markdown(headers: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def as_json(measures: Sequence[Measure], about: dict[str, Any]) -> str:
-    """Everything, with the figure of each round."""
+    """Return everything, with the figure of each round."""
     found = [{**asdict(measure), "holds": measure.holds()} for measure in measures]
     return json.dumps({"about": about, "measures": found}, indent=1, default=str)
 
 
 def load(text: str) -> tuple[list[Measure], dict[str, Any]]:
-    """What ``as_json`` wrote."""
+    """Read the output of ``as_json``."""
     from harness import Target
 
     data = json.loads(text)

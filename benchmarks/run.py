@@ -1,4 +1,4 @@
-"""Measures this project beside the physical floor and beside every peer that is installed, in one run.
+"""Measures this project beside the physical floor and every installed peer, in one run.
 
     python benchmarks/run.py                          everything, without peers
     python benchmarks/run.py roundtrip fanout         some of it
@@ -68,7 +68,7 @@ BENCHMARKS: dict[str, Callable[[Options], list[Measure]]] = {
 
 
 def main() -> int:
-    """Entry point; 1 if a target does not hold and ``--strict`` is given, or if a benchmark could not run."""
+    """Entry point; returns 1 if a target is missed with ``--strict``, or if a benchmark could not run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="BENCHMARK", help=f"{', '.join(BENCHMARKS)}; all if none")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, fewer sizes, no peers")
@@ -84,7 +84,7 @@ def main() -> int:
     if unknown:
         parser.error(f"there is no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
     console = Console()
-    # What has been started is ended in any case; a hang-up or an end by another process is to be no exception.
+    # Started processes are ended in any case, also on a hang-up or a kill by another process.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     options = Options(asked.quick, patience=asked.patience, hosts=asked.hosts)
@@ -116,12 +116,12 @@ def main() -> int:
             failed = True
             continue
         if not done:
-            # It has said why.
+            # It has reported the reason.
             continue
         measures += done
         show(console, done)
         for path in map(Path, asked.out):
-            # What has been measured is kept, whatever becomes of the rest.
+            # Finished results are kept, whatever becomes of the rest.
             path.write_text((markdown if path.suffix == ".md" else as_json)(kept + measures, about))
     if any(measure.target for measure in measures):
         show_verdicts(console, measures)
@@ -129,7 +129,7 @@ def main() -> int:
 
 
 def _about() -> dict[str, str]:
-    """The machine and the versions; nothing by which it could be recognised."""
+    """Describe the machine and the versions, without identifying it."""
     import numpy
     import torch
     import zmq

@@ -13,7 +13,7 @@ RANKS = 4
 
 
 def run(options: Options) -> list[Measure]:
-    """Seconds until the last of the sessions has torch-ready ranks: with the start of the programs, and without."""
+    """Seconds until the last session has torch-ready ranks: with the start of the programs, and without."""
     whole = Measure(
         "sessions", f"{SESSIONS} sessions of {RANKS} ranks, from the start", "s", "less", load=calm(options)
     )

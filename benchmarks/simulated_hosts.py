@@ -29,7 +29,7 @@ _NOTHING = b"\x80\x05N."
 
 
 class StandIn:
-    """Takes the place of one host agent and of its ranks."""
+    """Stands in for one host agent and its ranks."""
 
     def __init__(self, host: str, keys: KeyPair, ready: int) -> None:
         self._host = host
@@ -49,7 +49,7 @@ class StandIn:
         os.write(ready, f"{host} {address}\n".encode())
 
     def run(self) -> None:
-        """Answers until the controller says goodbye."""
+        """Answer until the controller says Bye."""
         while True:
             frames = self._inbox.recv_multipart()
             message = m.decode(frames[0])
@@ -69,7 +69,7 @@ class StandIn:
                 return
 
     def _on_spawn(self, spawn: m.Spawn) -> None:
-        # Only the port of a config is of interest.
+        # Only the port of a config matters.
         port = pickle.loads(spawn.config).port
         for proc, place in zip(spawn.procs, spawn.places, strict=True):
             self._places[proc] = place
@@ -94,13 +94,13 @@ class StandIn:
 
 
 def fork_stand_ins(count: int, keys: KeyPair) -> tuple[int, list[m.Listening]]:
-    """One process for each host, forked from one that is warm; its pid, and where they listen."""
+    """Fork one process for each host from a warm one; return pids and addresses."""
     reader, writer = os.pipe()
     warm = os.fork()
     if warm == 0:
         os.setpgid(0, 0)
         os.close(reader)
-        # Warm: with what unpickling a config needs.
+        # Warm: with the imports for unpickling a config.
         import monarch._node.rank_config  # noqa: F401
 
         gc.collect()
@@ -125,7 +125,7 @@ def fork_stand_ins(count: int, keys: KeyPair) -> tuple[int, list[m.Listening]]:
 
 
 def main(hosts: int, per_host: int, rounds: int) -> None:
-    """Measures and prints."""
+    """Measure and print."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # Forked before this process has a thread or a context.
@@ -144,7 +144,7 @@ def main(hosts: int, per_host: int, rounds: int) -> None:
 def _measure(
     hosts: int, per_host: int, rounds: int, keys: KeyPair, listening: list[m.Listening]
 ) -> dict[str, list[float]]:
-    """Seconds of each thing, by the names that simulation.py knows."""
+    """Return the seconds of each part, by the names that simulation.py knows."""
     from monarch._meshes.host_mesh import attached
     from monarch._node.current import current_node
     from monarch.actor import Actor, endpoint, this_host

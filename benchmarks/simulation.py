@@ -1,9 +1,9 @@
-"""A simulation, not a measurement of real hosts: what a call to 8 ranks on each of many hosts costs the controller.
+"""A simulation, not a measurement of real hosts: the controller's cost of a call to 8 ranks on each of many hosts.
 
-The controller is the real one, with its real sockets over tcp and CURVE. Behind it stand light processes in place of
-host agents, forked from one that is warm: each takes the messages of a host agent, and answers in the name of eight
-ranks that do not exist. They share the cores with the controller, so of the times only those of the controller say
-something about real hosts: the time until a call is sent, and the processor time of sending and gathering it.
+The controller is real, with its real sockets over tcp and CURVE. Behind it, light processes stand in for host agents,
+forked from a warm one: each takes the messages of a host agent, and answers for eight ranks that do not exist. They
+share the cores with the controller, so only its own times apply to real hosts: the time until a call is sent, and the
+CPU time of sending and gathering it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WHAT = {
 
 
 def run(options: Options) -> list[Measure]:
-    """Milliseconds of each, by the number of hosts."""
+    """Milliseconds of each part, by the number of hosts."""
     measures = {key: Measure("simulation", text, "ms", "less") for key, text in WHAT.items()}
     notes = measures["send"].notes
     notes.append(f"SIMULATED: stand-ins answer for host agents with {PER_HOST} ranks each; only the controller is real")
@@ -57,9 +57,9 @@ def run(options: Options) -> list[Measure]:
 
 
 def _missing(hosts: int) -> str:
-    """What so many stand-ins would lack."""
+    """Return what so many stand-ins would lack."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    # A link and its monitor take files at the controller, and so does what a host sends on.
+    # A link and its monitor take files at the controller, and so does each connection of a host.
     if files != resource.RLIM_INFINITY and hosts * 10 + 200 > files:
         return f"the controller may have {files} files"
     with open("/proc/meminfo") as file:

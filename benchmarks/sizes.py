@@ -24,7 +24,7 @@ WAYS = {"put": "argument", "get": "result", "put_all": "argument to all 8"}
 
 
 def run(options: Options) -> list[Measure]:
-    """Microseconds of a call: what carries the value, and ours beside raw ZeroMQ with one pickle at each end."""
+    """Microseconds of a call: how the value travels, and ours beside raw ZeroMQ with one pickle at each end."""
     measures: list[Measure] = []
     systems = [OURS, FLOOR]
     notes: list[str] = []

@@ -1,4 +1,4 @@
-"""Eight torch-ready ranks: from a controller that runs, and from nothing."""
+"""Eight torch-ready ranks: from a running controller, and from nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _running(options: Options) -> Measure:
     measure.notes.append("floor: forks of a process that has imported torch")
     measure.notes.append("warm: after a first mesh of the same program; peers keep nothing warm between meshes")
     with race(options, options.systems(), measure.notes) as entered:
-        # The zygotes of those that have one are warm then.
+        # Zygotes, where a system has them, are warm then.
         entered.each("spawn", only=[OURS, FLOOR], count=1, torch=True)
         entered.each("close", only=[OURS, FLOOR])
         measure.load = calm(options)

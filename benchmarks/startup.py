@@ -11,7 +11,7 @@ from notebook import Notebook, with_notebooks
 
 RANKS = 8
 ALLOWED = 0.3
-"""Seconds that our kernel may take more than a plain one."""
+"""Maximum seconds that our kernel may take beyond a plain one."""
 
 
 def run(options: Options) -> list[Measure]:
@@ -25,7 +25,7 @@ def run(options: Options) -> list[Measure]:
             for system in (OURS, FLOOR) if turn % 2 else (FLOOR, OURS):
                 seconds = _start(options, system, folder)
                 if turn:
-                    # The first one fills caches and makes IPython's folder.
+                    # The first one fills caches and creates IPython's folder.
                     for measure, value in zip((answer, first), seconds, strict=True):
                         measure.samples.setdefault(system, []).append(value)
         for measure in (answer, first):
@@ -38,7 +38,7 @@ def run(options: Options) -> list[Measure]:
 
 
 def _start(options: Options, system: str, folder: Path) -> tuple[float, float]:
-    """Starts a kernel and ends it: when it has answered first, and when a cell has run."""
+    """Start a kernel and end it; return when it has first answered, and when a cell has run."""
     book = Notebook(options, system, folder)
     try:
         info = book.send("kernel_info_request")
@@ -52,7 +52,7 @@ def _start(options: Options, system: str, folder: Path) -> tuple[float, float]:
 
 
 def _with_ranks(options: Options, folder: Path) -> Measure:
-    """Of each system how long a person waits, who opens a notebook and runs the cells that start ranks at once."""
+    """By system, how long a person waits who opens a notebook and immediately runs the cells that start ranks."""
     measure = Measure("startup", f"{RANKS} ranks have run a cell", "s", "less", load=calm(options))
     for turn in range(options.rounds(5, 1)):
         for system in with_notebooks(options, FLOOR):

@@ -1,4 +1,4 @@
-"""A state dict of 256 MB from one actor to eight ranks, as weights go from a trainer to generators."""
+"""A state dict of 256 MB from one actor to eight ranks, like weights from a trainer to generators."""
 
 from __future__ import annotations
 

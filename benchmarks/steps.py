@@ -1,4 +1,4 @@
-"""Training: steps a second of a small MLP on two ranks, beside torchrun, which has nobody who calls."""
+"""Training: steps a second of a small MLP on two ranks, beside torchrun, which makes no calls."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import NamedTuple
 from harness import FLOOR, OURS, LaneError, Measure, Options, Race, Samples, Target, calm, race
 
 AHEAD = 4
-"""Calls that are sent before the result of the first is waited for."""
+"""Calls that are sent before the first result is awaited."""
 STEPS = {"small": 200, "large": 20}
-"""Of each model, as many as are made before the next system's turn."""
+"""By model, the number of steps before the next system's turn."""
 
 
 class Way(NamedTuple):
@@ -17,7 +17,7 @@ class Way(NamedTuple):
 
     name: str
     hand: bool = False
-    """The program makes its process group by itself, with ``init_process_group``."""
+    """The program creates its process group itself, with ``init_process_group``."""
     ahead: int = 1
     loop: bool = False
     """One call makes all steps of a turn."""
@@ -35,7 +35,7 @@ WAYS = (
 
 
 def run(options: Options) -> list[Measure]:
-    """Steps a second of the same steps in all systems, which their losses show."""
+    """Steps a second of identical steps in all systems, as their losses show."""
     return [measure for model in STEPS for measure in _train(options, model)]
 
 
@@ -43,7 +43,7 @@ def _train(options: Options, model: str) -> list[Measure]:
     notes: list[str] = []
     if "torchmonarch" in options.peers:
         notes.append("torchmonarch: it has no process groups of CPUs")
-    # Systems with process groups; of the others nothing is to be seen here.
+    # Systems with process groups; the others cannot run this.
     systems = [name for name in options.systems() if name in (OURS, FLOOR, "ray")]
     measures: list[Measure] = []
     with race(options, systems, notes) as entered:
@@ -58,7 +58,7 @@ def _train(options: Options, model: str) -> list[Measure]:
 
 
 def _ways(options: Options, entered: Race, model: str, ways: list[Way], notes: list[str]) -> list[Measure]:
-    """The ways that share a process group, measured in turn."""
+    """Measure the modes that share a process group, in turn."""
     entered.each("open", what="training", model=model, hand=ways[0].hand)
     measures = [
         Measure(
@@ -87,7 +87,7 @@ def _ways(options: Options, entered: Race, model: str, ways: list[Way], notes: l
 
 
 def _check(figures: Samples) -> None:
-    """All have made the same steps, so that their losses are the same."""
+    """All have made the same steps, so their losses are equal."""
     losses = {system: loss for system, (_, loss) in figures.items()}
     if any(abs(loss / losses[FLOOR] - 1) > 1e-3 for loss in losses.values()):
         raise LaneError(f"the losses differ: {losses}")

@@ -1,4 +1,4 @@
-"""What a system offers to the benchmarks, and the worker that every system runs."""
+"""The interface of a system, and the worker that every system runs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 
 class Unsupported(Exception):
-    """The system has no way to do this; the text says why."""
+    """The system cannot do this; the text gives the reason."""
 
 
 class Worker:
-    """The same plain class in every system, so that all pay for the same work at the far end."""
+    """The same plain class in every system, so that the work at the far end is the same."""
 
     def __init__(self) -> None:
         self.kept: Any = None
@@ -30,7 +30,7 @@ class Worker:
         return os.getpid() if float((torch.ones(4) + 1).sum()) == 8.0 else 0
 
     def touch(self, array: Any) -> float:
-        """Read all bytes, so that those which were only promised count for nothing."""
+        """Read all bytes, so that lazily loaded ones do not count as delivered."""
         return touch(array)
 
     def keep(self, kind: str, size: int) -> int:
@@ -41,7 +41,7 @@ class Worker:
         return self.kept
 
     def first_sum(self, port: int, rank: int, size: int) -> float:
-        """The sum of a one from each rank of a process group, which is made for that."""
+        """Return the sum of a one from each rank of a process group, which is created for that."""
         import torch
         import torch.distributed as dist
 
@@ -52,11 +52,11 @@ class Worker:
         return total.item()
 
     def cpu(self) -> float:
-        """Seconds of CPU time that this process has used."""
+        """Return the CPU seconds of this process."""
         return time.process_time()
 
     def copy(self, size: int, count: int) -> list[float]:
-        """Seconds of copies of memory by torch, each into memory that is there already."""
+        """Return the seconds of torch copies into existing memory."""
         import torch
 
         torch.set_num_threads(1)
@@ -67,20 +67,20 @@ class Worker:
 
 
 def timed(call: Any) -> float:
-    """Seconds that a call takes."""
+    """Return the seconds of a call."""
     begin = time.perf_counter()
     call()
     return time.perf_counter() - begin
 
 
 def free_port() -> int:
-    """A TCP port of the loopback that nobody listens at."""
+    """Return a free TCP port of the loopback."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 def payload(kind: str, size: int) -> Any:
-    """So many bytes of float32 ones: a ``torch`` tensor or a ``numpy`` array; or ``bytes``, or an ``int``."""
+    """Return so many bytes of float32 ones: a ``torch`` tensor or a ``numpy`` array; or ``bytes``, or an ``int``."""
     if kind == "int":
         return 1
     if kind == "bytes":
@@ -95,7 +95,7 @@ def payload(kind: str, size: int) -> Any:
 
 
 def touch(array: Any) -> float:
-    """The sum of all elements."""
+    """Return the sum of all elements."""
     if isinstance(array, bytes):
         import numpy
 
@@ -107,77 +107,78 @@ class Pool:
     """Workers of a system; every one has answered when it is made."""
 
     def greet(self, torch: bool) -> None:
-        """Has every worker answer once, with torch if that is to be ready."""
+        """Make every worker answer once, with torch if it must be ready."""
         if torch:
             self.all("ready")
         else:
             self.all("echo", 0)
 
     def one(self, method: str, *args: Any) -> Any:
-        """Calls the first worker and waits."""
+        """Call the first worker and wait."""
         raise Unsupported("no call of one worker")
 
     def all(self, method: str, *args: Any) -> list[Any]:
-        """Calls all workers, waits, and gives the results by rank."""
+        """Call all workers, wait, and return the results by rank."""
         raise Unsupported("no call of all workers")
 
     def flight_one(self, values: Sequence[Any]) -> None:
-        """Echoes of the first worker, all sent before the first is waited for."""
+        """Return echoes of the first worker, all sent before the first is awaited."""
         raise Unsupported("no calls in flight")
 
     def flight_all(self, values: Sequence[Any]) -> None:
-        """Echoes of all workers, all sent before the first is waited for."""
+        """Return echoes of all workers, all sent before the first is awaited."""
         raise Unsupported("no calls in flight")
 
     def close(self) -> None:
-        """Ends the workers."""
+        """End the workers."""
 
 
 class Task:
-    """Work that a system does again and again, with processes of its own for it."""
+    """Repeated work of a system, with its own processes."""
 
     def run(self, count: int) -> list[float]:
-        """Does it so many times, and gives the figures."""
+        """Run so many times, and return the figures."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Ends the processes."""
+        """End the processes."""
 
 
 class System:
     """One system under test. A module in ``systems`` has one as ``SYSTEM``; it imports the package in ``start``."""
 
     def start(self) -> None:
-        """Brings the controller up; no workers yet."""
+        """Start the controller, without workers."""
 
     def spawn(self, count: int, torch: bool) -> Pool:
-        """Workers, with torch ready in each if asked for."""
+        """Start workers, with torch ready in each if asked for."""
         raise NotImplementedError
 
     def reads(self, size: int, transport: str = "") -> Task:
-        """A process that reads so much memory of another one; each figure is the seconds of a read."""
+        """Let a process read so much memory of another one; each figure is the seconds of a read."""
         raise Unsupported("no reading of another process's memory")
 
     def training(self, model: str, hand: bool = False) -> Task:
-        """Two ranks that train a model of ``systems.training``; the figures are the seconds of all and the loss.
+        """Train on two ranks a model of ``systems.training``; the figures are the seconds of all and the loss.
 
         Args:
             model: one of ``systems.training.MODELS``.
-            hand: whether the program makes its process group by itself, where the system has one of its own.
+            hand: whether the program creates its process group itself, if the system has one of its own.
         """
         raise Unsupported("no training")
 
     def groups(self, ranks: int) -> Task:
-        """So many new ranks make a process group and sum over it; each figure is the seconds that takes."""
+        """Let so many new ranks create a process group and sum over it; each figure is the seconds of that."""
         raise Unsupported("no process groups")
 
     def failures(self, kind: str) -> Task:
-        """Processes that are killed, and what follows: see ``failures.py`` for the kinds; figures in seconds."""
+        """Kill processes; see ``failures.py`` for the kinds; figures in seconds."""
         raise Unsupported("no failures")
 
     def states(self, ranks: int) -> Task:
-        """The state dict of ``systems.state`` goes to so many ranks; each figure is the seconds until all have it."""
+        """Copy the state dict of ``systems.state`` to so many ranks; each figure is the seconds until all have
+        it."""
         raise Unsupported("no copying of states")
 
     def stop(self) -> None:
-        """Takes down what ``start`` brought up."""
+        """Shut down what ``start`` started."""

@@ -1,4 +1,4 @@
-"""The physical floor: what nothing built of Python, ZeroMQ and fork goes below.
+"""The physical floor: the limit of anything built on Python, ZeroMQ and fork.
 
 Raw pyzmq ROUTER and DEALER over ipc, with one pickle at each end; workers are forks of a warm process; large data is
 a plain copy of memory. No liveness, no errors, no flow control, no order, no threads.
@@ -44,7 +44,7 @@ class FloorPool(base.Pool):
         return pickle.loads(self._socket.recv_multipart()[1])
 
     def each(self, method: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Has every worker do the same with arguments of its own."""
+        """Make every worker do the same with its own arguments."""
         for worker, its in zip(self._names, args, strict=True):
             self._socket.send_multipart([worker, method.encode(), pickle.dumps(its)])
         return [pickle.loads(self._socket.recv_multipart()[1]) for _ in self._names]
@@ -81,7 +81,7 @@ class FloorPool(base.Pool):
 
 
 class FirstSums(base.Task):
-    """New workers make a process group by torch's own means, at the same time."""
+    """New workers create a process group by torch's own means, at the same time."""
 
     def __init__(self, zygote: Zygote, ranks: int) -> None:
         self._zygote, self._ranks = zygote, ranks
@@ -104,7 +104,7 @@ class FirstSums(base.Task):
 
 
 class Copies(base.Task):
-    """Copies of memory, in every worker at the same time."""
+    """Copy memory, in every worker at the same time."""
 
     def __init__(self, pool: FloorPool, size: int, ranks: int) -> None:
         self._pool, self._size, self._ranks = pool, size, ranks
@@ -120,7 +120,7 @@ class Copies(base.Task):
 
 
 class Notices(base.Task):
-    """A process is killed, and its pidfd says so."""
+    """A process is killed; its pidfd reports it."""
 
     def run(self, count: int) -> list[float]:
         return [self._once() for _ in range(count)]
@@ -145,7 +145,7 @@ class Notices(base.Task):
 
 
 class Forks(base.Task):
-    """A worker more, until it has answered with torch."""
+    """Start another worker, until it has answered with torch."""
 
     def __init__(self, zygote: Zygote) -> None:
         self._zygote = zygote
@@ -161,7 +161,7 @@ class Forks(base.Task):
 
 
 class Zygote:
-    """A process that has imported torch and forks workers from then on."""
+    """Start a process that has imported torch and forks workers from then on."""
 
     def __init__(self) -> None:
         reader, self._writer = os.pipe()
@@ -190,7 +190,7 @@ def _fork_on_demand(reader: int, done: int) -> None:
     import torch
 
     torch.set_num_threads(1)
-    # Workers that have ended need nobody to wait for them.
+    # Ended workers are reaped automatically.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     gc.collect()
     gc.freeze()

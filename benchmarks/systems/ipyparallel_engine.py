@@ -1,4 +1,4 @@
-"""What runs in an engine."""
+"""The code that runs in an engine."""
 
 from __future__ import annotations
 

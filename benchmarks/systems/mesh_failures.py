@@ -1,4 +1,4 @@
-"""Deaths of ranks and of the controller, with actors: this project's way, and torchmonarch's."""
+"""Deaths of ranks and of the controller, with actors of this project and of torchmonarch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from systems.training import MODELS, RANKS
 
 _WAIT = 60
 _BEFORE = 4.0
-"""Seconds for which a training has gone on when a rank is killed for the first time."""
+"""Seconds of training before the first kill of a rank."""
 
 
 class Mortal(Actor):
@@ -46,7 +46,7 @@ class Pending(base.Task):
         # Until each is in it.
         time.sleep(0.3)
         seconds = _until_error(pids[2], pending)
-        # What hangs need not be waited for.
+        # Do not wait for hanging processes.
         for pid in pids:
             _kill(pid)
         return seconds
@@ -74,7 +74,7 @@ def _until_error(pid: int, pending: Any) -> float:
 
 
 class Healed(base.Task):
-    """Ours replaces the rank; without that, a new mesh is what there is."""
+    """Ours replaces the rank; otherwise only a new mesh helps."""
 
     def __init__(self) -> None:
         self._spawn()
@@ -94,7 +94,7 @@ class Healed(base.Task):
         except TimeoutError:
             raise
         except Exception:
-            # As it is to be: the death is known now.
+            # As intended: the death is known now.
             pass
         else:
             raise ValueError("the call of a killed rank was answered")
@@ -117,7 +117,7 @@ class Healed(base.Task):
 
 
 class Replica(Actor):
-    """A rank of a training that another one can take the place of."""
+    """A training rank that can be replaced."""
 
     def __init__(self, model: str) -> None:
         import torch
@@ -149,7 +149,7 @@ class Replica(Actor):
 
     @endpoint
     def step(self, dies: int) -> tuple[float, float]:
-        """The loss, and when a rank that dies in this step began to."""
+        """Return the loss, and when a rank that dies in this step began to."""
         import torch
 
         self._optimizer.zero_grad()
@@ -166,7 +166,7 @@ class Training(base.Task):
         self._procs = this_host().spawn_procs({"gpus": RANKS})
         self._ranks = self._procs.spawn("ranks", Replica, "small")
         self._ranks.prepare.call().get()
-        # Into the midst of a training, and not into its first second.
+        # In the middle of a training, not in its first second.
         until = time.monotonic() + _BEFORE
         while time.monotonic() < until:
             self._ranks.step.call(-1).get()
@@ -215,7 +215,7 @@ class Survivors(base.Task):
 
 
 def failures(kind: str) -> base.Task:
-    """The task of a kind."""
-    # Of torchmonarch it would end this process, though the error is caught.
+    """Return the task of a kind."""
+    # With torchmonarch it would end this process, although the error is caught.
     monarch.actor.unhandled_fault_hook = lambda failure: None
     return {"pending": Pending, "healed": Healed, "training": Training, "survivors": Survivors}[kind]()

@@ -1,4 +1,4 @@
-"""Memory that another process reads, and states that are copied: of this project and of torchmonarch."""
+"""Remote reads of memory, and copies of states: with this project and with torchmonarch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WAIT = 60
 
 
 class Memory(Actor):
-    """Has memory that is read, or reads it."""
+    """Has memory to read, or reads it."""
 
     @endpoint
     def offer(self, size: int) -> Any:
@@ -25,7 +25,7 @@ class Memory(Actor):
 
     @endpoint
     def prepare(self, buffer: Any, size: int) -> str:
-        """What the bytes travel by."""
+        """Return the transport."""
         import torch
 
         self._data = torch.full((size,), 1, dtype=torch.uint8)
@@ -61,7 +61,7 @@ class Reads(base.Task):
 
 
 class State(Actor):
-    """Has a state that is copied, or has it copied into its own."""
+    """Has a state to copy, or receives it in its own."""
 
     def __init__(self) -> None:
         self._weights = Weights()
@@ -79,7 +79,7 @@ class State(Actor):
 
     @endpoint
     def offer(self) -> dict[str, Any]:
-        """Buffers of the tensors, for torchmonarch."""
+        """Return buffers of the tensors, for torchmonarch."""
         self._buffers = {name: RDMABuffer(tensor.view(-1)) for name, tensor in self._weights.state.items()}
         return self._buffers
 

@@ -15,7 +15,7 @@ class Rank(Actor):
 
     @endpoint
     def prepare(self, model: str, port: int) -> None:
-        """Make the process group as torch's own scripts do if there is a port for it; else take the mesh's."""
+        """Create the process group like torch's own scripts if there is a port for it; else take the mesh's."""
         rank = current_rank().rank
         if port:
             import torch.distributed as dist
@@ -40,7 +40,7 @@ class Rank(Actor):
 
 
 class Summer(Actor):
-    """A rank that has no process group yet."""
+    """A rank without a process group."""
 
     @endpoint
     def ready(self) -> None:
@@ -61,7 +61,7 @@ class Summer(Actor):
 
 
 class FirstSums(base.Task):
-    """New ranks make the process group of their mesh."""
+    """New ranks create the process group of their mesh."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks

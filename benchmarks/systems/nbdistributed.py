@@ -1,4 +1,4 @@
-"""nbdistributed without its magics: it runs code and gives back its repr, and sets and gets variables."""
+"""nbdistributed without its magics: it runs code and returns its repr, and sets and gets variables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CellPool(base.Pool):
         with contextlib.redirect_stdout(io.StringIO()):
             self._link = CommunicationManager(count, self._manager.start_workers(count))
         while True:
-            # A message to a rank that has not connected yet is dropped without a word.
+            # A message to a rank that has not connected yet is dropped silently.
             try:
                 self._link.send_to_all("get_status", {}, timeout=0.25)
                 break

@@ -17,7 +17,7 @@ def _agent(name: str) -> Any:
 
 
 def _own(pipe: Any, size: int) -> None:
-    """The owner: says how its memory is reached, and waits until the pipe is closed."""
+    """The owner: sends the location of its memory, and waits until the pipe is closed."""
     import torch
 
     torch.set_num_threads(1)
@@ -56,7 +56,7 @@ class Reads(base.Task):
 
     def _read(self) -> None:
         agent, size, start = self._agent, self._data.nbytes, self._data.data_ptr()
-        # Not before all reads: what ours reads into has not been registered either.
+        # Not before all reads: our target memory is not registered in advance either.
         registered = agent.register_memory([(start, size, 0, "")], "DRAM")
         here = agent.get_xfer_descs([(start, size, 0)], "DRAM")
         there = agent.get_xfer_descs([(self._address, size, 0)], "DRAM")

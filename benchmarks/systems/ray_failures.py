@@ -99,7 +99,7 @@ class Survivors(base.Task):
 
 
 def failures(kind: str) -> base.Task:
-    """The task of a kind."""
+    """Return the task of a kind."""
     tasks = {"pending": Pending, "healed": Healed, "survivors": Survivors}
     if kind not in tasks:
         raise base.Unsupported("no such task")

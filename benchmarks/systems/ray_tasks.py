@@ -1,4 +1,4 @@
-"""States that are copied, and training, with actors of Ray."""
+"""Copies of states, and training, with actors of Ray."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from systems.training import RANKS, Trainer
 
 class Source(state.Weights):
     def offer(self) -> list[Any]:
-        """The state in the object store; as arrays, which are read there without a copy."""
+        """Put the state into the object store as arrays, which are read there without a copy."""
         return [ray.put({name: tensor.numpy() for name, tensor in self.state.items()})]
 
 

@@ -10,7 +10,7 @@ SIZE = _LAYERS * (_WIDTH + 1) * _WIDTH * 4
 
 
 def make(value: float) -> dict[str, Any]:
-    """It, with the same number everywhere."""
+    """Return it, with the same number everywhere."""
     import torch
 
     torch.set_num_threads(1)
@@ -22,13 +22,13 @@ def make(value: float) -> dict[str, Any]:
 
 
 def fill(state: dict[str, Any], value: float) -> None:
-    """Puts another number everywhere."""
+    """Write another number everywhere."""
     for tensor in state.values():
         tensor.fill_(value)
 
 
 def check(state: dict[str, Any], value: float) -> bool:
-    """Whether a number is what each tensor begins and ends with, and has in the middle."""
+    """Return whether each tensor has this number at its beginning, middle and end."""
     ends = [tensor.view(-1)[index] for tensor in state.values() for index in (0, tensor.numel() // 2, -1)]
     return all(float(end) == value for end in ends)
 

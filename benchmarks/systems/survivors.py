@@ -1,4 +1,4 @@
-"""What is left of a program after its controller was killed."""
+"""Leftovers of a program after its controller was killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PATIENCE = 2.0
 
 
 def survivors(python: str, program: str) -> int:
-    """How many processes of a program are there two seconds after the kill of its first one; they are ended then.
+    """Count the processes of a program two seconds after the kill of its first one, then end them.
 
     Args:
         python: the interpreter.

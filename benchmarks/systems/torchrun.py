@@ -1,4 +1,4 @@
-"""Torchrun with a plain script: the loop is in the ranks, and nobody calls them."""
+"""Torchrun with a plain script: the loop is in the ranks, without calls."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from systems.base import timed
 
 RANKS = 2
 MODELS = {"small": (64, 2, 16), "large": (512, 4, 128)}
-"""Of each model the width, the number of layers, and how many samples a rank has in a batch."""
+"""By model: width, number of layers, and samples of a rank in a batch."""
 
 
 class Trainer:
@@ -36,7 +36,7 @@ class Trainer:
         self._loss = torch.nn.MSELoss()
 
     def step(self) -> float:
-        """A step; its loss."""
+        """Take a step; return its loss."""
         self._optimizer.zero_grad()
         loss = self._loss(self._model(self._inputs), self._targets)
         loss.backward()
@@ -45,7 +45,7 @@ class Trainer:
 
 
 def main(model: str) -> None:
-    """What torchrun runs: rank 0 reads numbers of steps, and writes the seconds of so many and the last loss."""
+    """The torchrun program: rank 0 reads numbers of steps, and writes the seconds of so many and the last loss."""
     import torch
     import torch.distributed as dist
 

@@ -108,7 +108,7 @@ class Window:
 
 
 class FinishedStatistics(NamedTuple):
-    """What a receiver has finished for one sender, at one moment."""
+    """A receiver's progress for one sender, at one moment."""
 
     total: int
     """Cost of all finished messages."""

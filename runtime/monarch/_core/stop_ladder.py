@@ -58,7 +58,7 @@ class Ending(Enum):
 
 
 class Freed(Enum):
-    """What a rank was freed from."""
+    """The wait that a rank was freed from."""
 
     NOTHING = auto()
     COLLECTIVE = auto()

@@ -1,4 +1,4 @@
-"""What happens after deaths in a mesh: who judges them, when ranks restart, what fails. No I/O, no clock."""
+"""Decisions after deaths in a mesh: who judges them, when ranks restart, what fails. No I/O, no clock."""
 
 from __future__ import annotations
 

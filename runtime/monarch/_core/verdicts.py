@@ -29,7 +29,7 @@ class Verdict(Generic[T]):
         self.end = end
         """Completed with the verdict; callers that need it wait for this."""
         self.holders: dict[Hold[T], str] = {}
-        """Who decides, for people. Lock: that of the Verdicts."""
+        """The deciders, for people. Lock: that of the Verdicts."""
 
 
 class Verdicts(Generic[T]):

@@ -41,7 +41,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Object(ctypes.Structure):
-    """What dl_iterate_phdr reports of a loaded object; struct dl_phdr_info."""
+    """A loaded object, as reported by dl_iterate_phdr: struct dl_phdr_info."""
 
     _fields_ = (
         ("base", ctypes.c_size_t), ("name", ctypes.c_char_p), ("headers", ctypes.c_size_t), ("count", ctypes.c_uint16),

@@ -199,7 +199,7 @@ class Link:
             socket.set(zmq.CURVE_PUBLICKEY, keys.public)
             socket.set(zmq.CURVE_SECRETKEY, keys.secret)
             over_network(socket, lease)
-        # What zmq.Socket.send boils down to without routing id and group.
+        # The core of zmq.Socket.send, without routing id and group.
         self._send = super(zmq.Socket, socket).send
         socket.connect(address)
         socket.send(hello)

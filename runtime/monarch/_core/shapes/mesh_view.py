@@ -1,4 +1,4 @@
-"""What all meshes share: their axes, and views, which need no communication."""
+"""The common part of all meshes: their axes, and views, which need no communication."""
 
 from __future__ import annotations
 

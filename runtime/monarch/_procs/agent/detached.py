@@ -39,7 +39,7 @@ _TIDY = (0.5, 5.0)
 
 
 class DetachedConfig(AgentConfig):
-    """What such an agent is started with."""
+    """The configuration of the agent."""
 
     name: str = ""
     seconds: float = 0.0
@@ -70,7 +70,7 @@ class DetachedAgent(Agent):
         self.orders: dict[str, m.Spawn] = {}
         """By uid of each mesh of procs of the controller: how its last procs were requested."""
         self.told: dict[str, bytes] = {}
-        """What else the controller has recorded about it, for the next one."""
+        """The controller's description of it, for the next one."""
         self.book = b""
         """Bytes that the controller has left here for the next one."""
         self._ends = 0.0

@@ -1,4 +1,4 @@
-"""What a controller sends to get a host agent: to the fork server, or to an agent process of its own.
+"""The request of a controller for a host agent: to the fork server, or to an agent process of its own.
 
 A program that has a fork server imports this and nothing of the agent itself.
 """
@@ -19,7 +19,7 @@ _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith(
 
 
 class AgentConfig(msgspec.Struct):
-    """What an agent is started with."""
+    """The configuration of an agent."""
 
     host: str
     """Id of its host; empty to make one up."""
@@ -68,7 +68,7 @@ def launch(config: AgentConfig, ticket: str) -> Launch:
 
 
 class Setting(msgspec.Struct):
-    """What a fork server is started with."""
+    """The configuration of a fork server."""
 
     preload: list[str]
     later: list[str]

@@ -1,4 +1,4 @@
-"""What a thread of this process waits in, as the kernel sees it."""
+"""The wait of a thread of this process, as the kernel sees it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Wait(Enum):
 
 
 class Blocked(NamedTuple):
-    """What a thread waits in."""
+    """The wait of a thread."""
 
     wait: Wait
     files: tuple[int, ...] = ()

@@ -52,7 +52,7 @@ RUN_TIME_KEYS: tuple[str, ...] = (
     "TORCH_FR_*",
     "TORCH_GLOO_*",
     "TORCH_NCCL_*",
-    # What torchrun sets for its workers.
+    # Set by torchrun for its workers.
     "TORCHELASTIC_*",
 )
 """Exceptions to LOAD_TIME_KEYS: these take effect in a running process."""

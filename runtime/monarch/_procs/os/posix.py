@@ -143,7 +143,7 @@ def proc_start_time(pid: int) -> int | None:
     """Return the start time of a process, in clock ticks since boot: together with its pid, a unique name.
 
     Returns:
-        None if there is no such process, or it has ended and awaits reaping.
+        None if the process does not exist, or has ended and awaits reaping.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:

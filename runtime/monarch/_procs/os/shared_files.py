@@ -1,4 +1,4 @@
-"""What /dev/shm reveals about a dead process, and the names that torch has left there for it."""
+"""Traces of a dead process in /dev/shm: lack of room, and the names that torch has left there for it."""
 
 from __future__ import annotations
 

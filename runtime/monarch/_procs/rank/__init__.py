@@ -1,1 +1,1 @@
-"""What a rank process does beside its actors."""
+"""The process side of a rank."""

@@ -16,7 +16,7 @@ _STOPPED = -0x73746F70706564
 
 
 class Last(NamedTuple):
-    """What the marker file of a dead process says."""
+    """The contents of a dead process's marker file."""
 
     place: CellRef | None
     """The cell line that it ran; None if none."""

@@ -45,7 +45,7 @@ class RankSpec(msgspec.Struct):
 
 
 class Birth(msgspec.Struct):
-    """What a new fork knows of its origin."""
+    """The origin of a new fork."""
 
     agent: int
     """Pid of the host agent, its future parent."""

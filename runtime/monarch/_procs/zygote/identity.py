@@ -1,7 +1,7 @@
 """Which sessions can share a fork server: those for which its fork is as good as a process of their own.
 
-What a process can still change does not matter: its environment, folder, cores, soft limits. What it cannot change, or
-is read when Python or torch is loaded, has to match.
+Settings that a process can still change do not matter: environment, folder, cores, soft limits. Others, and those
+that are read when Python or torch is loaded, have to match.
 """
 
 from __future__ import annotations

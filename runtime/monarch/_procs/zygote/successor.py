@@ -1,7 +1,7 @@
 """A zygote's successor: a fork that does the slow imports while the zygote serves on, and then replaces it.
 
-Ranks are wanted quickly, so the zygote forks them as soon as it has the minimal imports. What they need soon afterwards
-would be imported while somebody waits, and by each rank separately. So an idle zygote has a fork do it. The successor
+Ranks are wanted quickly, so the zygote forks them as soon as it has the minimal imports. Later imports
+would happen while somebody waits, and in each rank separately. So an idle zygote has a fork do it. The successor
 has the zygote's end of the socket to the agent, and reads it when the zygote has ended; the agent is told the new pid
 and loses nothing.
 """

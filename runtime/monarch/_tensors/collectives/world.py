@@ -30,7 +30,7 @@ _TIMEOUT = datetime.timedelta(minutes=30)
 
 
 class Place(NamedTuple):
-    """What a rank needs to join."""
+    """The data that a rank needs to join."""
 
     rank: int
     size: int

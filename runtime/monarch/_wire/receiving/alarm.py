@@ -1,4 +1,4 @@
-"""What the background thread sleeps on. The kernel wakes it: at a time, or when a message comes that nobody awaits."""
+"""The alarm of the background thread. The kernel wakes it: at a time, or when a message comes that nobody awaits."""
 
 from __future__ import annotations
 

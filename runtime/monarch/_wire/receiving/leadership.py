@@ -83,7 +83,7 @@ def _thread(work: Callable[[], None], name: str) -> threading.Thread:
 
 @dataclass(frozen=True)
 class Primitives:
-    """What the receive loop needs of the operating system; tests replace it with simulations."""
+    """The operating system, as the receive loop uses it; tests replace it with simulations."""
 
     mutex: Callable[[], Any] = threading.RLock
     gate: Callable[[], Any] = Gate
@@ -124,7 +124,7 @@ class Leadership:
         # Guarded by the mutex; ``leader`` and ``waiter`` are also read without it, as hints.
         self.leader = 0
         self.waiter: Waiter | None = None
-        """What the leader waits for; None for the background thread."""
+        """The leader's waiter; None for the background thread."""
         self.background = False
         """Whether the background thread leads."""
         self.asked = False

@@ -27,7 +27,7 @@ class Timers:
         self.entries: list[tuple[float, int, Action]] = []
         self._count = 0
         self.posted: deque[Action] = deque()
-        """What is due now. Appended to by any thread, taken by the leader."""
+        """Due actions. Appended to by any thread, taken by the leader."""
 
     def add(self, seconds: float, action: Action) -> bool:
         """Add an action that is due in some seconds; return whether it is the first one."""
