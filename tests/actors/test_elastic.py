@@ -287,7 +287,7 @@ def test_a_restart_that_fails_is_for_the_supervisors(procs: Callable[..., Any], 
     with supervise(mesh) as watch:
         os.kill(fragile.pid.call_one().get(30), signal.SIGKILL)
         assert wait_until(lambda: bool(watch.failures))
-        assert "could not be started again" in watch.failures[0].reason and watch.failures[0].ranks == (0,)
+        assert "could not be restarted" in watch.failures[0].reason and watch.failures[0].ranks == (0,)
     # Its process is there again, its actor is not.
     with pytest.raises((ActorError, DeviceMeshError), match="only once"):
         fragile.pid.call_one().get(30)

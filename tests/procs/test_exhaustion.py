@@ -288,7 +288,7 @@ with open(sys.argv[1] + "/cgroup.procs", "w") as file:
 try:
     actors.slice(gpus=0).take.call_one(1 << 30).get(60)
 except SupervisionError as error:
-    print("SIGKILL" in str(error), "memory had run out (OOM killer)" in str(error))
+    print("SIGKILL" in str(error), "out of memory and killing processes (OOM killer)" in str(error))
 heal_mesh(actors, timeout=30)
 print(len(actors.pid.call().get(30)))
 """

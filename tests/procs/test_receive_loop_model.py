@@ -57,7 +57,7 @@ class Model:
         late = self.schedule.now - self.inbox.arrived
         assert late <= 4 * TICK + LATE, f"a message waited for {late * 1e3:.1f} ms"
         if box < 0:
-            with pytest.raises(DeadlockError, match="receives the messages"):
+            with pytest.raises(DeadlockError, match="is receiving the messages"):
                 self.receive_loop.wait(Box(), random.Random(number).choice((None, 0.0, 5.0)))
             self.nested += 1
         else:

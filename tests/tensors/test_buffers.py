@@ -273,14 +273,14 @@ def test_bounds_and_types_are_checked(procs: Callable[..., Any]) -> None:
         (lambda: buffer.read_into(torch.zeros(20)[::2]), "not contiguous"),
         (lambda: buffer.read_into(bytes(40)), "bytes, which is read-only"),
         (lambda: buffer.read_into(memoryview(bytes(40))), "read-only memoryview"),
-        (lambda: buffer.read_into([0.0] * 10), "a tensor or a memoryview, and not list"),
+        (lambda: buffer.read_into([0.0] * 10), "expected a tensor or a memoryview, got list"),
         (lambda: buffer.read_into(torch.zeros(10), timeout=0), "timeout is a number of seconds above 0"),
         (lambda: buffer.part(36, 8), "bytes 36 to 44 are not within a buffer of 40 bytes"),
         (lambda: buffer.part(-1, 8), "not within"),
         (lambda: RDMABuffer(torch.zeros(0)), "is empty"),
         (lambda: RDMABuffer(torch.zeros(2, 2)), "must be contiguous and one-dimensional"),
         (lambda: RDMABuffer(torch.zeros(2).to_sparse()), "plain tensor"),
-        (lambda: RDMABuffer(7), "a tensor or a memoryview, and not int"),
+        (lambda: RDMABuffer(7), "expected a tensor or a memoryview, got int"),
     ]
     for call, text in wrong:
         with pytest.raises(ArgumentError, match=text) as caught:
