@@ -180,7 +180,7 @@ def test_only_leftovers_of_attempts_are_removed(tmp_path: Path) -> None:
     given_up = NewVersion(str(tmp_path), "01")
     assert given_up.name == "v000003"
     given_up.abandon()
-    with pytest.raises(DeviceMeshError, match=r"version v000003 of .* was given up"):
+    with pytest.raises(DeviceMeshError, match=r"version v000003 of .* was abandoned"):
         given_up.commit(2)
     assert in_folder(tmp_path) == ["latest.mine", "notes.txt", "v000001", "v000001.tmp", "v000002", "v12"]
 
@@ -326,7 +326,7 @@ def test_unsavable_value_is_named(procs: Any, tmp_path: Path) -> None:
 
 def test_missing_keys_are_named(procs: Any, tmp_path: Path) -> None:
     mesh = procs(2).spawn("keepers", Keeper)
-    with pytest.raises(ArgumentError, match="nowhere is no folder"):
+    with pytest.raises(ArgumentError, match="nowhere is not a folder"):
         restore(mesh, tmp_path / "nowhere")
     with pytest.raises(ArgumentError, match="has no complete version"):
         restore(mesh, tmp_path)
@@ -341,7 +341,7 @@ def test_missing_keys_are_named(procs: Any, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"'w' has size \(4, 3\) in the checkpoint .* but \(9, 3\) in the state"):
         restore(other, tmp_path).get(GUARD)
     other.put.call(w=None).get(GUARD)
-    with pytest.raises(ArgumentError, match=r"'w' is a tensor in the checkpoint .* and NoneType in the state"):
+    with pytest.raises(ArgumentError, match=r"'w' is a tensor in the checkpoint .* but NoneType in the state"):
         restore(other, tmp_path).get(GUARD)
     for wrong in ({"state": "states"}, {"keep": 0}, {"timeout": 0}):
         with pytest.raises(ArgumentError):
