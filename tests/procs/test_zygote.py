@@ -232,7 +232,7 @@ def test_killed_fork_helper_leaves_no_rank(start: Callable[..., Agent]) -> None:
     agent = start(preload=["disturbed_fork"], env={"DISTURB": "kill the maker"})
     agent.hear("ready")
     agent.fork("wait", [""] * 6)
-    assert "ended with -9" in agent.hear("failed", token=1)["reason"]
+    assert "exited with code -9" in agent.hear("failed", token=1)["reason"]
 
     def descendants() -> list[int]:
         with open(f"/proc/{agent.process.pid}/task/{agent.process.pid}/children") as file:
