@@ -23,11 +23,11 @@ _LAST = 1.0
 class DeadlockFinder(Protocol):
     """Finds actors that wait for each other; see deadlocks.py."""
 
-    def begin(self, cell: ActorLike, texts: dict[Request, str], awaits: Awaits, /) -> int: ...
+    def begin(self, mailbox: ActorLike, texts: dict[Request, str], awaits: Awaits, /) -> int: ...
     def end(self, number: int, /) -> None: ...
     def ask_around(self, number: int, futures: list[Future[Any]], /) -> None: ...
     def requests(
-        self, cell: ActorLike, call: Call, waiter: Any, /
+        self, mailbox: ActorLike, call: Call, waiter: Any, /
     ) -> tuple[list[Request], Callable[[Request], str]]: ...
 
 
@@ -38,8 +38,8 @@ class Awaits:
     on without an answer does not wait for it.
     """
 
-    def __init__(self, cell: ActorLike, circles: DeadlockFinder) -> None:
-        self._cell = cell
+    def __init__(self, mailbox: ActorLike, circles: DeadlockFinder) -> None:
+        self._mailbox = mailbox
         self._circles = circles
         self._awaited: dict[asyncio.Future[Any], Future[Any]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -65,7 +65,7 @@ class Awaits:
 
     def tell_from_elsewhere(self, circle: str, path: str) -> None:
         """As ``tell``, from another thread."""
-        loop = self._cell.executor.loop
+        loop = self._mailbox.executor.loop
         if loop is not None:
             loop.call_soon_threadsafe(self.tell, circle, path)
 
@@ -89,18 +89,18 @@ class Awaits:
             self._timer = asyncio.get_running_loop().call_later(self._pause, self._look)
 
     def _begin(self, waiting: tuple[asyncio.Future[Any], ...]) -> None:
-        call = self._cell.turns.call
+        call = self._mailbox.turns.call
         if not waiting or call is None:
             return
         self._by_text = {}
         texts: dict[Request, str] = {}
         for arrival in waiting:
-            requests, text = self._circles.requests(self._cell, call, self._awaited[arrival])
+            requests, text = self._circles.requests(self._mailbox, call, self._awaited[arrival])
             for request in requests:
                 texts[request] = text(request)
                 self._by_text[texts[request]] = arrival
         if texts:
-            self._number = self._circles.begin(self._cell, texts, self)
+            self._number = self._circles.begin(self._mailbox, texts, self)
             self._waiting = waiting
             for arrival in waiting:
                 arrival.add_done_callback(self._arrived)
@@ -111,7 +111,7 @@ class Awaits:
 
     def _blocking(self) -> Iterator[asyncio.Future[Any]]:
         """Those of the awaited calls without which the endpoint cannot go on."""
-        task = self._cell.turns.task
+        task = self._mailbox.turns.task
         return (each for each in _leaves(task) if each in self._awaited)
 
 

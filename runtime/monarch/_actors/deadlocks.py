@@ -39,18 +39,18 @@ class Deadlocks:
 
     # Waits of async endpoints, which do not hold up their thread
 
-    def awaited(self, cell: ActorLike, call: m.Call, future: Future[Any], arrival: asyncio.Future[Any]) -> None:
+    def awaited(self, mailbox: ActorLike, call: m.Call, future: Future[Any], arrival: asyncio.Future[Any]) -> None:
         """An actor awaits a future; what arrives is DeadlockError if that waits for the actor's turn to end."""
-        if cell.turns.call is call and not arrival.done():
-            if cell.awaits is None:
-                cell.awaits = Awaits(cell, self)
-            cell.awaits.add(arrival, future)
+        if mailbox.turns.call is call and not arrival.done():
+            if mailbox.awaits is None:
+                mailbox.awaits = Awaits(mailbox, self)
+            mailbox.awaits.add(arrival, future)
 
-    def begin(self, cell: ActorLike, texts: dict[Request, str], awaits: Awaits) -> int:
+    def begin(self, mailbox: ActorLike, texts: dict[Request, str], awaits: Awaits) -> int:
         """An actor awaits these requests; the number of its wait, 0 if it is in another wait."""
         with self._lock:
             try:
-                number = self._waits.begin(cell.key, texts, texts.__getitem__)
+                number = self._waits.begin(mailbox.key, texts, texts.__getitem__)
             except ValueError:
                 return 0
             self._stuck[number] = awaits
@@ -77,7 +77,7 @@ class Deadlocks:
 
     # Waits of sync endpoints
 
-    def wait(self, cell: ActorLike, call: m.Call, waiter: Waiter, timeout: float | None) -> bool:
+    def wait(self, mailbox: ActorLike, call: m.Call, waiter: Waiter, timeout: float | None) -> bool:
         """Waits in an actor; False if the time runs out first.
 
         Raises:
@@ -89,23 +89,23 @@ class Deadlocks:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         if receive_loop.wait(waiter, _SUSPICIOUS):
             return True
-        return self._wait_watchfully(cell, call, waiter, deadline)
+        return self._wait_watchfully(mailbox, call, waiter, deadline)
 
-    def _wait_watchfully(self, cell: ActorLike, call: m.Call, waiter: Any, deadline: float) -> bool:
+    def _wait_watchfully(self, mailbox: ActorLike, call: m.Call, waiter: Any, deadline: float) -> bool:
         node = self._node
-        requests, text = self.requests(cell, call, waiter)
+        requests, text = self.requests(mailbox, call, waiter)
         if not requests:
             while not node.receive_loop.wait(waiter, max(0.0, min(0.2, deadline - time.monotonic()))):
                 if time.monotonic() >= deadline:
                     return False
                 node.output.idle()
             return True
-        if cell.awaits is not None and cell.executor.loop is not None:
+        if mailbox.awaits is not None and mailbox.executor.loop is not None:
             # The event loop is held up from here on, so this is what the actor waits for.
-            cell.awaits.end()
+            mailbox.awaits.end()
         with self._lock:
             try:
-                number = self._waits.begin(cell.key, requests, text)
+                number = self._waits.begin(mailbox.key, requests, text)
             except ValueError:
                 # Another thread of the same actor waits already, so this one is not all that the actor does.
                 number = 0
@@ -114,15 +114,15 @@ class Deadlocks:
                 waiter, None if deadline == math.inf else max(0.0, deadline - time.monotonic())
             )
         with self._lock:
-            blocked = self._stuck[number] = _Blocked(waiter, cell)
+            blocked = self._stuck[number] = _Blocked(waiter, mailbox)
         pause = 0.05
-        running, cell.running = cell.running, call
-        cell.blocked = True
+        running, mailbox.running = mailbox.running, call
+        mailbox.blocked = True
         try:
             while True:
                 node.output.idle()
                 with self._lock:
-                    answered = set(requests) - set(self.requests(cell, call, waiter)[0])
+                    answered = set(requests) - set(self.requests(mailbox, call, waiter)[0])
                     for request in answered:
                         self._waits.answered(number, request)
                     probes, deadlock = self._waits.probes(number)
@@ -138,15 +138,15 @@ class Deadlocks:
                     return False
                 pause = min(1.0, pause * 2)
         finally:
-            cell.running = running
-            cell.blocked = False
+            mailbox.running = running
+            mailbox.blocked = False
             with self._lock:
                 self._waits.end(number)
                 self._stuck.pop(number, None)
 
-    def requests(self, cell: ActorLike, call: m.Call, waiter: Any) -> tuple[list[Request], Callable[[Request], str]]:
+    def requests(self, mailbox: ActorLike, call: m.Call, waiter: Any) -> tuple[list[Request], Callable[[Request], str]]:
         """What an actor waits for, as requests to other actors, and what to say of each."""
-        return self._open(waiter), lambda _: f"{cell.title()}.{call.method}() waits for {waiter.label}"
+        return self._open(waiter), lambda _: f"{mailbox.title()}.{call.method}() waits for {waiter.label}"
 
     def _open(self, waiter: Any) -> list[Request]:
         actor = getattr(waiter, "actor", "")
@@ -155,8 +155,8 @@ class Deadlocks:
         return [Request(self._node.proc, waiter.port, peer.proc, actor) for peer in waiter.waits_for()]
 
     def _state_of(self, request: Request) -> Any:
-        cell = self._actor_of(request.actor)
-        return cell.state_of(request.proc, request.port) if cell is not None else None
+        mailbox = self._actor_of(request.actor)
+        return mailbox.state_of(request.proc, request.port) if mailbox is not None else None
 
     def _send_probes(self, probes: list[Probe]) -> None:
         for probe in probes:
@@ -181,11 +181,11 @@ class Deadlocks:
 class _Blocked:
     """Waits for what an actor waits for, and for the news that it waits in a circle."""
 
-    __slots__ = ("_waiter", "cell", "circle")
+    __slots__ = ("_waiter", "circle", "mailbox")
 
-    def __init__(self, waiter: Future[Any], cell: ActorLike) -> None:
+    def __init__(self, waiter: Future[Any], mailbox: ActorLike) -> None:
         self._waiter = waiter
-        self.cell = cell
+        self.mailbox = mailbox
         self.circle: str | None = None
 
     @property

@@ -30,7 +30,7 @@ _EXITED = (
     "goes on. Use os._exit() to end it"
 )
 Item = Any
-"""An action, or a message for an actor: cell, call and what came beside it."""
+"""An action, or a message for an actor: mailbox, call and what came beside it."""
 
 
 def start_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -79,10 +79,10 @@ class Executor:
                 return
         self._notify()
 
-    def deliver(self, cell: Receiver, call: Call, more: Sequence[Any]) -> None:
+    def deliver(self, mailbox: Receiver, call: Call, more: Sequence[Any]) -> None:
         """Has a message handled here, from any thread."""
         with self._lock:
-            self._items.append((cell, call, more))
+            self._items.append((mailbox, call, more))
             if self.loop is not None:
                 self.loop.call_soon_threadsafe(self._run_item)
                 return
@@ -246,12 +246,12 @@ class MainExecutor(Executor):
         # No code of the user waits here that what a handler of a signal raises would be for.
         self.node.receive_loop.wait(self, report=traceback.print_exc)
 
-    def deliver(self, cell: Receiver, call: Call, more: Sequence[Any]) -> None:
+    def deliver(self, mailbox: Receiver, call: Call, more: Sequence[Any]) -> None:
         if self.loop is None and get_ident() == _MAIN:
             # It receives itself, and sees that there is something to run.
-            self._items.append((cell, call, more))
+            self._items.append((mailbox, call, more))
         else:
-            super().deliver(cell, call, more)
+            super().deliver(mailbox, call, more)
 
     def release(self, released: Action) -> None:
         def free() -> None:

@@ -26,9 +26,9 @@ def longest() -> float:
     return STOP_DRAIN() + STOP_OWNED() + STOP_CLEANUP() + 5 * STOP_CANCEL()
 
 
-def is_stuck(cell: ActorLike) -> bool:
+def is_stuck(mailbox: ActorLike) -> bool:
     """Whether an actor was given up while its code goes on."""
-    return cell.halting is not None and cell.halting.given_up
+    return mailbox.halting is not None and mailbox.halting.given_up
 
 
 class Halting:
@@ -38,14 +38,14 @@ class Halting:
     long, and gives the actor up if that does not help. Nothing here waits in the receiving thread.
 
     Args:
-        cell: of the actor.
+        mailbox: of the actor.
         reason: for the callers of messages that are not handled any more.
         stopped: called once, with the failure of the end if there is one; in any thread.
         process: whether the process ends with the actor.
     """
 
-    def __init__(self, cell: ActorLike, reason: str, stopped: Callable[[bytes | None], None], process: bool) -> None:
-        self._cell = cell
+    def __init__(self, mailbox: ActorLike, reason: str, stopped: Callable[[bytes | None], None], process: bool) -> None:
+        self._mailbox = mailbox
         self._reason = reason
         self._stopped = stopped
         self._process = process
@@ -60,28 +60,28 @@ class Halting:
     def begin(self) -> None:
         """Have the end begin after what was sent before; in the receiving thread."""
         self._limit(_DRAINING, STOP_DRAIN())
-        self._cell.executor.post(self._act)
+        self._mailbox.executor.post(self._act)
 
     # In the actor's thread
 
     def _act(self) -> None:
-        loop = self._cell.executor.loop
+        loop = self._mailbox.executor.loop
         if loop is not None:
             self._task = start_task(loop, self._act_async())
             return
-        self._cell.refuse_rest(self._reason)
+        self._mailbox.refuse_rest(self._reason)
         token = current.set(self._message())
         failure = None
         try:
             self._enter(_OWNED)
             until = time.monotonic() + STOP_OWNED()
-            for mesh in reversed(self._cell.owned):
+            for mesh in reversed(self._mailbox.owned):
                 with contextlib.suppress(MonarchError):
                     mesh.stop().get(max(0.0, until - time.monotonic()))
             self._enter(_CLEANING)
-            hook = getattr(self._cell.instance, "__cleanup__", None)
+            hook = getattr(self._mailbox.instance, "__cleanup__", None)
             if hook is not None:
-                with self._cell.executor.inside():
+                with self._mailbox.executor.inside():
                     hook(None)
         except BaseException as error:
             failure = self._failure(error)
@@ -90,22 +90,22 @@ class Halting:
         self._end(failure)
 
     async def _act_async(self) -> None:
-        cell = self._cell
+        mailbox = self._mailbox
         failure = None
         try:
-            await cell.turns.drain(STOP_DRAIN())
-            cell.refuse_rest(self._reason)
-            cell.abandon(await cell.turns.cancel_all(STOP_CANCEL()))
+            await mailbox.turns.drain(STOP_DRAIN())
+            mailbox.refuse_rest(self._reason)
+            mailbox.abandon(await mailbox.turns.cancel_all(STOP_CANCEL()))
             current.set(self._message())
             self._enter(_OWNED)
             until = time.monotonic() + STOP_OWNED()
-            for mesh in reversed(cell.owned):
+            for mesh in reversed(mailbox.owned):
                 with contextlib.suppress(MonarchError, asyncio.TimeoutError):
                     await asyncio.wait_for(mesh.stop().as_asyncio(), max(0.0, until - time.monotonic()))
             self._enter(_CLEANING)
-            hook = getattr(cell.instance, "__cleanup__", None)
+            hook = getattr(mailbox.instance, "__cleanup__", None)
             if hook is not None:
-                with cell.executor.inside():
+                with mailbox.executor.inside():
                     result = hook(None)
                 if isinstance(result, Coroutine):
                     await self._within_bounds(result)
@@ -123,8 +123,8 @@ class Halting:
         task.result()
 
     def _message(self) -> tuple[ActorLike, m.Call]:
-        cell = self._cell
-        return cell, m.Call(cell.node.proc, cell.key, "__cleanup__", 0, b"", "", 0, b"")
+        mailbox = self._mailbox
+        return mailbox, m.Call(mailbox.node.proc, mailbox.key, "__cleanup__", 0, b"", "", 0, b"")
 
     def _failure(self, error: BaseException) -> bytes:
         if isinstance(error, KeyboardInterrupt):
@@ -142,28 +142,28 @@ class Halting:
         """All that could be done is done."""
         with self._lock:
             given_up, self._step = self.given_up, _DONE
-        self._cell.leave(self._reason)
-        self._cell.let_go()
-        self._cell.executor.release(lambda: None if given_up else self._stopped(failure))
+        self._mailbox.leave(self._reason)
+        self._mailbox.let_go()
+        self._mailbox.executor.release(lambda: None if given_up else self._stopped(failure))
 
     # In the receiving thread
 
     def _limit(self, step: int, seconds: float) -> None:
-        self._cell.node.receive_loop.call_later(seconds, lambda: self._press(step, 0))
+        self._mailbox.node.receive_loop.call_later(seconds, lambda: self._press(step, 0))
 
     def _press(self, step: int, times: int) -> None:
         """A step takes too long: what blocks it is interrupted, twice; after that it is given up."""
         if self._step != step:
             return
-        cell, call_later = self._cell, self._cell.node.receive_loop.call_later
+        mailbox, call_later = self._mailbox, self._mailbox.node.receive_loop.call_later
         if step == _DRAINING:
-            cell.refuse_rest(self._reason)
-        loop = cell.executor.loop
+            mailbox.refuse_rest(self._reason)
+        loop = mailbox.executor.loop
         if loop is None:
             if times == 2:
                 self._give_up(step)
                 return
-            cell.executor.interrupt_now()
+            mailbox.executor.interrupt_now()
             call_later(STOP_CANCEL(), lambda: self._press(step, times + 1))
             return
         alive = Event()
@@ -179,7 +179,7 @@ class Halting:
             elif times == 2:
                 self._give_up(step)
             else:
-                cell.executor.interrupt_now()
+                mailbox.executor.interrupt_now()
                 call_later(STOP_CANCEL(), lambda: self._press(step, times + 1))
 
         call_later(_PING, insist)
@@ -189,18 +189,18 @@ class Halting:
             if self._step != step:
                 return
             self.given_up = True
-        cell = self._cell
+        mailbox = self._mailbox
         running = self._running()
         text = self._late(step, "interrupted", running)
-        cell.leave(self._reason)
-        cell.abandon([running] if running is not None and running.port else [])
+        mailbox.leave(self._reason)
+        mailbox.abandon([running] if running is not None and running.port else [])
         self._stopped(pack_failure(MonarchError(text), True))
 
     def _late(self, step: int, how: str, running: m.Call | None = None) -> str:
-        cell = self._cell
+        mailbox = self._mailbox
         if step == _CLEANING:
             return (
-                f"{cell.title()}.__cleanup__() did not end within {STOP_CLEANUP():g} s and was {how}; "
+                f"{mailbox.title()}.__cleanup__() did not end within {STOP_CLEANUP():g} s and was {how}; "
                 f"it may be unfinished. {STOP_CLEANUP.variable} gives it more time"
             )
         where = self._where(running)
@@ -211,14 +211,14 @@ class Halting:
         )
 
     def _where(self, running: m.Call | None) -> str:
-        cell = self._cell
-        if running is None and cell.instance is not None:
-            return f"a task or callback of {cell.title()} that is no call"
-        return f"{cell.title()}.{running.method if running is not None else '__init__'}()"
+        mailbox = self._mailbox
+        if running is None and mailbox.instance is not None:
+            return f"a task or callback of {mailbox.title()} that is no call"
+        return f"{mailbox.title()}.{running.method if running is not None else '__init__'}()"
 
     def _running(self) -> m.Call | None:
         """The message whose code blocks the actor; None if its constructor does, or a task or callback of its own."""
-        cell = self._cell
-        loop = cell.executor.loop
+        mailbox = self._mailbox
+        loop = mailbox.executor.loop
         task = asyncio.current_task(loop) if loop is not None else None
-        return (cell.turns.tasks.get(task) if task is not None else None) or cell.running or cell.turns.call
+        return (mailbox.turns.tasks.get(task) if task is not None else None) or mailbox.running or mailbox.turns.call

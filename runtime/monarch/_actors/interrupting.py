@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 
-from monarch._actors.mailbox import Cell
+from monarch._actors.mailbox import Mailbox
 from monarch._actors.table import actors_of
 from monarch._core.later import asyncio
 from monarch._node.current import current_node
@@ -28,42 +28,42 @@ def interrupt(key: str, src: str, port: int) -> bool:
     Returns:
         Whether the call was being handled, or waited for its turn.
     """
-    cell = actors_of(current_node()).here.get(key)
-    if cell is None:
+    mailbox = actors_of(current_node()).here.get(key)
+    if mailbox is None:
         return False
     # Its output is not waited for.
-    actors_of(cell.node).interrupts += 1
-    loop = cell.executor.loop
+    actors_of(mailbox.node).interrupts += 1
+    loop = mailbox.executor.loop
     if loop is not None:
-        return _on_loop(cell, src, port)
-    running = cell.running
+        return _on_loop(mailbox, src, port)
+    running = mailbox.running
     if running is None or running.port != port or running.src != src:
-        return cell.drop(src, port)
-    threads = cell.executor.interrupts
+        return mailbox.drop(src, port)
+    threads = mailbox.executor.interrupts
     if threads is not None:
         entered = threads.entered
         elsewhere = threads.ident != threading.get_ident()
         # The call may have ended, and the next one have begun.
-        raised = cell.running is running and threads.interrupt(entered=entered)
+        raised = mailbox.running is running and threads.interrupt(entered=entered)
         if raised and elsewhere:
             # What the thread waits for in C ends by this, and then it takes the interrupt.
             interrupt_programs(threads.native)
         return raised
-    cell.executor.meant = cell, running
+    mailbox.executor.meant = mailbox, running
     # Python's handler runs in the main thread whichever gets it; a call that sleeps there wakes up only if that does.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     return True
 
 
-def _on_loop(cell: Cell, src: str, port: int) -> bool:
-    loop = cell.executor.loop
+def _on_loop(mailbox: Mailbox, src: str, port: int) -> bool:
+    loop = mailbox.executor.loop
     assert loop is not None
-    found = {task for task, call in list(cell.turns.tasks.items()) if call.port == port and call.src == src}
-    known = cell.turns.has(src, port)
+    found = {task for task, call in list(mailbox.turns.tasks.items()) if call.port == port and call.src == src}
+    known = mailbox.turns.has(src, port)
     done = threading.Event()
 
     def cancel() -> None:
-        cell.turns.cancel(src, port, "interrupted")
+        mailbox.turns.cancel(src, port, "interrupted")
         done.set()
 
     loop.call_soon_threadsafe(cancel)
@@ -71,12 +71,12 @@ def _on_loop(cell: Cell, src: str, port: int) -> bool:
     def insist() -> None:
         if done.is_set() or asyncio.current_task(loop) not in found:
             return
-        threads = cell.executor.interrupts
+        threads = mailbox.executor.interrupts
         if threads is not None:
             threads.interrupt(inside=True)
         else:
-            cell.executor.unwanted = found
+            mailbox.executor.unwanted = found
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    cell.node.receive_loop.call_later(_LOOP, insist)
+    mailbox.node.receive_loop.call_later(_LOOP, insist)
     return known

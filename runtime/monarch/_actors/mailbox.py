@@ -60,12 +60,12 @@ class Home(Protocol):
     """The actors of a process; see table.py."""
 
     @property
-    def here(self) -> dict[str, Cell]: ...
+    def here(self) -> dict[str, Mailbox]: ...
     @property
     def gone(self) -> dict[str, str]: ...
 
 
-class Cell:
+class Mailbox:
     """One actor.
 
     Args:
@@ -541,9 +541,9 @@ def _raised_by_us(error: BaseException) -> bool:
     return True
 
 
-def _unpicklable(cell: Cell, call: m.Call, error: BaseException) -> SerializationError:
+def _unpicklable(mailbox: Mailbox, call: m.Call, error: BaseException) -> SerializationError:
     why = error if isinstance(error, Exception) else f"pickling it raised {type(error).__name__}"
-    made = SerializationError(f"the result of {cell.title()}.{call.method}() cannot be sent: {why}")
+    made = SerializationError(f"the result of {mailbox.title()}.{call.method}() cannot be sent: {why}")
     made.__cause__ = error
     return made
 

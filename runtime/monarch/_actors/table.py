@@ -7,7 +7,7 @@ from threading import RLock
 from typing import Any, TypeVar
 
 from monarch._actors.deadlocks import Deadlocks
-from monarch._actors.mailbox import Cell, refuse
+from monarch._actors.mailbox import Mailbox, refuse
 from monarch._actors.running import current
 from monarch._core.later import asyncio
 from monarch._node.node import Node
@@ -28,7 +28,7 @@ class Actors:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self.here: dict[str, Cell] = {}
+        self.here: dict[str, Mailbox] = {}
         """By key; single operations only, which are atomic."""
         self.gone: dict[str, str] = {}
         """Why each former actor was stopped, by key; grows only."""
@@ -65,24 +65,24 @@ class Actors:
     # Messages, in the receiving thread
 
     def _call(self, call: m.Call, more: Sequence[Any]) -> None:
-        cell = self.here.get(call.actor)
-        if cell is not None:
-            cell.deliver(call, more)
+        mailbox = self.here.get(call.actor)
+        if mailbox is not None:
+            mailbox.deliver(call, more)
         else:
             self._unknown(call, more)
 
     def _unknown(self, call: m.Call, more: Sequence[Any]) -> None:
         """The actor is gone; or it is to come, if a reference to it was faster than its making."""
         with self._lock:
-            cell = self.here.get(call.actor)
-            if cell is None and call.actor not in self.gone:
+            mailbox = self.here.get(call.actor)
+            if mailbox is None and call.actor not in self.gone:
                 waiting = self.early.setdefault(call.actor, [])
                 waiting.append((call, more))
                 if len(waiting) == 1:
                     self._node.receive_loop.call_later(_EARLY_S, lambda: self._never_came(call.actor))
                 return
-        if cell is not None:
-            cell.deliver(call, more)
+        if mailbox is not None:
+            mailbox.deliver(call, more)
         else:
             refuse(self._node, call, self.gone.get(call.actor))
 

@@ -23,8 +23,8 @@ class Turns:
     threads only read.
     """
 
-    def __init__(self, cell: ActorLike) -> None:
-        self._cell = cell
+    def __init__(self, mailbox: ActorLike) -> None:
+        self._mailbox = mailbox
         self.tasks: dict[asyncio.Task[Any], Call] = {}
         """The messages that have begun."""
         self.waiting: deque[tuple[Call, Sequence[Any]]] = deque()
@@ -38,16 +38,16 @@ class Turns:
 
     def start(self, call: Call, more: Sequence[Any]) -> None:
         """Begin to handle a message, or have it wait for its turn."""
-        cell = self._cell
-        if cell.is_refused(call):
+        mailbox = self._mailbox
+        if mailbox.is_refused(call):
             return
-        if cell.is_concurrent(call):
+        if mailbox.is_concurrent(call):
             self._begin(call, more)
         elif self.call is not None:
             self.waiting.append((call, more))
         else:
             self.call = call
-            cell.since = monotonic()
+            mailbox.since = monotonic()
             self.task = self._begin(call, more)
 
     def finished(self, call: Call) -> None:
@@ -66,12 +66,12 @@ class Turns:
         for item in list(self.waiting):
             if item[0].port == port and item[0].src == src:
                 self.waiting.remove(item)
-                self._cell.cancelled(item[0], why)
+                self._mailbox.cancelled(item[0], why)
 
     def has(self, src: str, port: int) -> bool:
         """Whether a message of a process that waits at this port runs or waits here; from any thread."""
         # What has arrived and is on its way to the loop is in the queue.
-        known = (*list(self.tasks.values()), *list(self._cell.queue))
+        known = (*list(self.tasks.values()), *list(self._mailbox.queue))
         return any(call.port == port and call.src == src for call in known)
 
     async def drain(self, seconds: float) -> None:
@@ -91,9 +91,9 @@ class Turns:
         return [call for task, call in late.items() if not task.done()]
 
     def _begin(self, call: Call, more: Sequence[Any]) -> asyncio.Task[Any]:
-        loop = self._cell.executor.loop
+        loop = self._mailbox.executor.loop
         assert loop is not None
-        task = start_task(loop, self._cell.run_async(call, more))
+        task = start_task(loop, self._mailbox.run_async(call, more))
         self.tasks[task] = call
         task.add_done_callback(self._done)
         return task
@@ -102,5 +102,5 @@ class Turns:
         call = self.tasks.pop(task)
         if task.cancelled():
             # Before its first step, so that nothing of it has run.
-            self._cell.cancelled(call, "cancelled")
+            self._mailbox.cancelled(call, "cancelled")
         self.finished(call)

@@ -406,8 +406,8 @@ def renew(procs: Procs, roster: int) -> None:
         # The program knows those that the owner does not, if that is a rank.
         tell_of_new_ones(procs)
         return
-    for cell in list(actors_of(node).here.values()):
-        spec = cell.spec
+    for mailbox in list(actors_of(node).here.values()):
+        spec = mailbox.spec
         if spec is not None and spec.whole and spec.procs == procs:
             spec.region = procs.region()
     if node.config.procs == procs and _own.roster < roster:
@@ -461,8 +461,8 @@ def doom(key: str, src: str, port: int, reason: str, failed: Sequence[int]) -> i
     Returns:
         The round of this rank whose groups it may wait in; 0 if there are none.
     """
-    cell = actors_of(current_node()).here.get(key)
-    if cell is not None and cell.is_coming:
+    mailbox = actors_of(current_node()).here.get(key)
+    if mailbox is not None and mailbox.is_coming:
         _own.doom(src, port, reason, failed)
         _own.free_call(src, port, reason)
     with _own.lock:

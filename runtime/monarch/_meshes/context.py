@@ -26,16 +26,16 @@ class ActorInstance:
         rank: its Point in the mesh that was spawned: its identity, however it is addressed.
     """
 
-    def __init__(self, cell: ActorLike | None) -> None:
-        self._cell = cell
-        node = cell.node if cell is not None else open_node()
+    def __init__(self, mailbox: ActorLike | None) -> None:
+        self._mailbox = mailbox
+        node = mailbox.node if mailbox is not None else open_node()
         self.proc_id: str = node.proc
-        spec = cell.spec if cell is not None else None
+        spec = mailbox.spec if mailbox is not None else None
         self.name: str = spec.name if spec is not None else "root"
         self.class_name: str = f"{spec.cls.__module__}.{spec.cls.__qualname__}" if spec is not None else "root"
-        self.actor_id: str = f"{cell.key if cell is not None else 'root'}@{node.proc}"
-        if cell is not None and spec is not None:
-            self.rank = Point(spec.region.place_of(cell.rank), spec.region.extent)
+        self.actor_id: str = f"{mailbox.key if mailbox is not None else 'root'}@{node.proc}"
+        if mailbox is not None and spec is not None:
+            self.rank = Point(spec.region.place_of(mailbox.rank), spec.region.extent)
         else:
             self.rank = Point(0, Extent((), ()))
 
@@ -51,7 +51,7 @@ class ActorInstance:
         """The mesh of processes that it was spawned on; the program's own process for the program."""
         from monarch._meshes.procs.proc_mesh import ProcMesh, this_proc
 
-        spec = self._cell.spec if self._cell is not None else None
+        spec = self._mailbox.spec if self._mailbox is not None else None
         return ProcMesh.refer(spec.procs, spec.region) if spec is not None else this_proc()
 
     def __repr__(self) -> str:
@@ -74,16 +74,16 @@ class Context:
         """Its place in the view that the message was sent to; not its identity, which is ``actor_instance.rank``."""
         if self._here is None:
             return Point(0, Extent((), ()))
-        cell, call = self._here
-        region = view_of(cell, call)
-        return Point(region.place_of(cell.rank), region.extent)
+        mailbox, call = self._here
+        region = view_of(mailbox, call)
+        return Point(region.place_of(mailbox.rank), region.extent)
 
 
-def view_of(cell: ActorLike, call: m.Call) -> Region:
+def view_of(mailbox: ActorLike, call: m.Call) -> Region:
     """The view that a message was sent to; the whole mesh for what is no message."""
     if call.view:
-        return cell.node.replies.region_of(call.view)
-    return cell.spec.region if cell.spec is not None else Region((), cell.rank, (), ())
+        return mailbox.node.replies.region_of(call.view)
+    return mailbox.spec.region if mailbox.spec is not None else Region((), mailbox.rank, (), ())
 
 
 def context() -> Context:

@@ -45,8 +45,8 @@ def prod(key: str, src: str, port: int) -> None:
     before = interrupts.noticed
     interrupt(key, src, port)
     found = running(key, src, port)
-    cell = found[0] if found is not None else waiting(key, src, port)
-    if cell is not None and thread_of(cell) == threading.main_thread().ident:
+    mailbox = found[0] if found is not None else waiting(key, src, port)
+    if mailbox is not None and thread_of(mailbox) == threading.main_thread().ident:
         _prodded[key] = before
         interrupts.prod()
 
@@ -63,11 +63,11 @@ def thread_state(key: str, src: str, port: int, name: str) -> ThreadState | None
     """
     # A call may wait behind another one that does not stop.
     found = running(key, src, port)
-    cell = found[0] if found is not None else waiting(key, src, port)
-    if cell is None:
+    mailbox = found[0] if found is not None else waiting(key, src, port)
+    if mailbox is None:
         return None
-    ident = thread_of(cell)
-    threads = cell.executor.interrupts
+    ident = thread_of(mailbox)
+    threads = mailbox.executor.interrupts
     # Both come between two steps of Python code, so inside a C call they are still to come.
     moves = not threads.pending if threads is not None else interrupts.noticed > _prodded.get(key, interrupts.noticed)
     frame = sys._current_frames().get(ident)

@@ -36,8 +36,8 @@ def inspect_here(name: str, key: str) -> str | None:
 
 def _variables(key: str) -> dict[str, Any]:
     variables = sys.modules["__main__"].__dict__
-    cell = actors_of(current_node()).here.get(key) if key else None
-    return variables if cell is None else {**variables, "self": cell.instance}
+    mailbox = actors_of(current_node()).here.get(key) if key else None
+    return variables if mailbox is None else {**variables, "self": mailbox.instance}
 
 
 def complete(text: str, variables: dict[str, Any]) -> list[str]:

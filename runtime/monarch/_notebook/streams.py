@@ -63,7 +63,9 @@ class CellText(RankText):
                 super().write(text)
             return
         node = current_node()
-        busy = next(((cell, cell.running) for cell in list(actors_of(node).here.values()) if cell.running), None)
+        busy = next(
+            ((mailbox, mailbox.running) for mailbox in list(actors_of(node).here.values()) if mailbox.running), None
+        )
         # What was printed before is the call's that runs. This may wait for the program to take it.
         _send_as(busy, node.output.idle)
         with _lock:

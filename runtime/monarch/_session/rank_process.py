@@ -17,7 +17,7 @@ from typing import Any
 from monarch._actors.executors import Executor, MainExecutor, ThreadExecutor
 from monarch._actors.halting import is_stuck, longest
 from monarch._actors.interrupts import NOTICE, listen, notice
-from monarch._actors.mailbox import NOTHING, Cell
+from monarch._actors.mailbox import NOTHING, Mailbox
 from monarch._actors.table import actors_of
 from monarch._core.roster import Procs, split_proc
 from monarch._groups import rendezvous
@@ -178,11 +178,11 @@ class Rank:
         self.node.tend()
         self.node.receive_loop.call_later(self._pause, self._tick)
 
-    def _busy_call(self) -> tuple[Cell, m.Call] | None:
-        for cell in list(actors_of(self.node).here.values()):
-            running = cell.running
+    def _busy_call(self) -> tuple[Mailbox, m.Call] | None:
+        for mailbox in list(actors_of(self.node).here.values()):
+            running = mailbox.running
             if running is not None:
-                return cell, running
+                return mailbox, running
         return None
 
     # Actors
@@ -194,51 +194,51 @@ class Rank:
         else:
             self.main.busy = True
             executor = self.main
-        cell = Cell(self.node, create.actor, executor, actors_of(self.node))
-        actors_of(self.node).here[create.actor] = cell
-        executor.post(lambda: self._construct(cell, create, more))
+        mailbox = Mailbox(self.node, create.actor, executor, actors_of(self.node))
+        actors_of(self.node).here[create.actor] = mailbox
+        executor.post(lambda: self._construct(mailbox, create, more))
 
-    def _construct(self, cell: Cell, create: m.Create, more: Sequence[Any]) -> None:
+    def _construct(self, mailbox: Mailbox, create: m.Create, more: Sequence[Any]) -> None:
         """In the thread of the actor, which may be there before the bootstrap has ended."""
         self._booted.wait()
-        cell.construct(create, more, self._broken)
+        mailbox.construct(create, more, self._broken)
 
     def _halt(self, halt: m.Halt) -> None:
         node = self.node
         if halt.actor:
-            cell = actors_of(node).here.get(halt.actor)
+            mailbox = actors_of(node).here.get(halt.actor)
 
             def answer(failure: bytes | None) -> None:
                 status = m.RESULT if failure is None else m.ERROR
-                if cell is not None and is_stuck(cell):
+                if mailbox is not None and is_stuck(mailbox):
                     with self._halt_lock:
                         self._stuck = True
                 node.replies.answer(halt.src, halt.port, halt.view, status, NOTHING if failure is None else failure)
 
-            if cell is None:
+            if mailbox is None:
                 answer(None)
             else:
-                cell.halt(halt.reason, answer)
+                mailbox.halt(halt.reason, answer)
             return
-        cells = list(actors_of(node).here.values())
-        self._halting = len(cells)
-        if not cells:
+        mailboxes = list(actors_of(node).here.values())
+        self._halting = len(mailboxes)
+        if not mailboxes:
             self._end_process()
             return
         # It is alive, so its actors get the time that they need to clean up.
         node.peers.to_agent(node.host, m.Stop(node.proc, [node.proc], longest()))
-        for cell in cells:
-            cell.halt(halt.reason, partial(self._halted, cell), True)
+        for mailbox in mailboxes:
+            mailbox.halt(halt.reason, partial(self._halted, mailbox), True)
 
-    def _halted(self, cell: Cell, failure: bytes | None) -> None:
+    def _halted(self, mailbox: Mailbox, failure: bytes | None) -> None:
         """An actor has ended; with the last of them the process does."""
         if failure is not None:
-            name = cell.spec.name if cell.spec is not None else cell.key
+            name = mailbox.spec.name if mailbox.spec is not None else mailbox.key
             fault = m.Fault(self.node.proc, name, self.node.rank, in_cleanup(failure))
             self.node.peers.get(self.config.owner).send(m.encode(fault))
         with self._halt_lock:
             self._halting -= 1
-            self._stuck |= is_stuck(cell)
+            self._stuck |= is_stuck(mailbox)
             last = self._halting == 0
         if last:
             self._end_process()

@@ -16,7 +16,7 @@ from typing import Any, cast
 import zmq
 
 from monarch._actors.executors import ThreadExecutor
-from monarch._actors.mailbox import NOTHING, Cell
+from monarch._actors.mailbox import NOTHING, Mailbox
 from monarch._actors.table import actors_of
 from monarch._core.causes import AgentEnded, Cause, HostLost
 from monarch._meshes.procs.agents import AgentsSlot
@@ -132,7 +132,7 @@ class Session:
         self._partitions = Partitions(node, self.host_lost)
         node.dispatch.handle(m.Listening, lambda listening, _: self._on_listening(listening))
         node.add_part(self)
-        actors_of(node).here[CONTROLLERS] = cast("Cell", ControllerDirectory(node))
+        actors_of(node).here[CONTROLLERS] = cast("Mailbox", ControllerDirectory(node))
         node.receive_loop.start()
         self._tend()
 
@@ -225,21 +225,23 @@ class Session:
     # Actors in this process
 
     def _create(self, create: m.Create, more: Sequence[Any]) -> None:
-        cell = Cell(self.node, create.actor, ThreadExecutor(self.node, f"monarch-{create.actor}"), actors_of(self.node))
-        actors_of(self.node).here[create.actor] = cell
-        cell.executor.post(lambda: cell.construct(create, more))
+        mailbox = Mailbox(
+            self.node, create.actor, ThreadExecutor(self.node, f"monarch-{create.actor}"), actors_of(self.node)
+        )
+        actors_of(self.node).here[create.actor] = mailbox
+        mailbox.executor.post(lambda: mailbox.construct(create, more))
 
     def _halt(self, halt: m.Halt) -> None:
-        cell = actors_of(self.node).here.get(halt.actor)
+        mailbox = actors_of(self.node).here.get(halt.actor)
 
         def answer(failure: bytes | None) -> None:
             status, body = (m.RESULT, NOTHING) if failure is None else (m.ERROR, failure)
             self.node.replies.send(halt.src, halt.port, 0, status, body)
 
-        if cell is None:
+        if mailbox is None:
             answer(None)
         else:
-            cell.halt(halt.reason, answer)
+            mailbox.halt(halt.reason, answer)
 
     def _on_dead(self, dead: m.Dead, calls: list[str]) -> None:
         host, _, name = dead.proc.partition("/")

@@ -62,11 +62,16 @@ def account_of(proc: str) -> tuple[int, int] | None:
     finished = node.replies.counts.get(proc)
     total = finished.statistics().total if finished is not None else 0
     try:
-        for cell in list(actors_of(node).here.values()):
+        for mailbox in list(actors_of(node).here.values()):
             _add(
                 held,
                 proc,
-                [*cell.queue, *cell.turns.tasks.values(), *(each for each, _ in cell.turns.waiting), cell.running],
+                [
+                    *mailbox.queue,
+                    *mailbox.turns.tasks.values(),
+                    *(each for each, _ in mailbox.turns.waiting),
+                    mailbox.running,
+                ],
             )
         for waiting in list(actors_of(node).early.values()):
             _add(held, proc, [call for call, _ in waiting])

@@ -38,11 +38,11 @@ def ahead(key: str, src: str, port: int) -> tuple[str, float] | None:
     Returns:
         None if the call does not wait for its turn.
     """
-    cell = waiting(key, src, port)
-    front = (cell.turns.call or cell.running) if cell is not None else None
-    if cell is None or front is None or cell.spec is None:
+    mailbox = waiting(key, src, port)
+    front = (mailbox.turns.call or mailbox.running) if mailbox is not None else None
+    if mailbox is None or front is None or mailbox.spec is None:
         return None
-    return f"{cell.spec.name}.{front.method}()", time.monotonic() - cell.since
+    return f"{mailbox.spec.name}.{front.method}()", time.monotonic() - mailbox.since
 
 
 class Behind:

@@ -86,18 +86,18 @@ class Escalation:
             if supervisor.judge(failure):
                 judged(True)
                 return
-        cell = actors_of(self._node).here.get(owner) if owner else None
-        if cell is not None and cell.supervises():
-            cell.supervise(failure, judged)
+        mailbox = actors_of(self._node).here.get(owner) if owner else None
+        if mailbox is not None and mailbox.supervises():
+            mailbox.supervise(failure, judged)
         else:
             judged(False)
 
     def up(self, failure: MeshFailure, owner: str) -> None:
         """Nobody handles it: the owner has failed as well, and in a program its hook is called."""
         node = self._node
-        cell = actors_of(node).here.get(owner) if owner else None
-        if cell is not None:
-            cell.fail(_pack(failure))
+        mailbox = actors_of(node).here.get(owner) if owner else None
+        if mailbox is not None:
+            mailbox.fail(_pack(failure))
         elif node.config is None:
             # Not here: the hook may do anything, and this thread receives messages.
             timer = Timer(0, call_hook, (failure,))

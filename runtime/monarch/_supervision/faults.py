@@ -70,8 +70,8 @@ class Faults:
             self._node.receive_loop.call_later(TOGETHER, self._report_aside)
 
     def _is_judged_by_owner(self, actor: str) -> bool:
-        cell = actors_of(self._node).here.get(meshes_of(self._node).owners.get(actor, ""))
-        return cell is not None and cell.supervises()
+        mailbox = actors_of(self._node).here.get(meshes_of(self._node).owners.get(actor, ""))
+        return mailbox is not None and mailbox.supervises()
 
     def flush(self) -> None:
         """The program ends: tells its hook, in this thread, of constructors that have raised a moment ago."""

@@ -21,7 +21,7 @@ from monarch._node.services.registry import service
 from monarch._procs.os.blocked import Blocked, Wait, blocked
 
 if TYPE_CHECKING:
-    from monarch._actors.mailbox import Cell
+    from monarch._actors.mailbox import Mailbox
     from monarch._wire.messages import Call
 
 _DEPTH = 60
@@ -34,7 +34,7 @@ def _is(call: Call | None, src: str, port: int) -> bool:
     return call is not None and call.port == port and src in ("", call.src)
 
 
-def running(key: str, src: str, port: int) -> tuple[Cell, Call] | None:
+def running(key: str, src: str, port: int) -> tuple[Mailbox, Call] | None:
     """The actor of this process that handles a call now, and the call; None if none does.
 
     Args:
@@ -42,33 +42,33 @@ def running(key: str, src: str, port: int) -> tuple[Cell, Call] | None:
         src: proc that has called; empty for any.
         port: where it waits for the answer; 0 if nobody does.
     """
-    cell = actors_of(current_node()).here.get(key)
-    calls = [cell.running, *list(cell.turns.tasks.values())] if cell is not None else []
+    mailbox = actors_of(current_node()).here.get(key)
+    calls = [mailbox.running, *list(mailbox.turns.tasks.values())] if mailbox is not None else []
     return next(
-        ((cell, call) for call in calls if call is not None and _is(call, src, port) and cell is not None), None
+        ((mailbox, call) for call in calls if call is not None and _is(call, src, port) and mailbox is not None), None
     )
 
 
-def waiting(key: str, src: str, port: int) -> Cell | None:
+def waiting(key: str, src: str, port: int) -> Mailbox | None:
     """The actor of this process that has a call in its queue; None if none has."""
-    cell = actors_of(current_node()).here.get(key)
-    queued = list(cell.queue) if cell is not None else []
-    return cell if any(_is(call, src, port) for call in queued) else None
+    mailbox = actors_of(current_node()).here.get(key)
+    queued = list(mailbox.queue) if mailbox is not None else []
+    return mailbox if any(_is(call, src, port) for call in queued) else None
 
 
 def _is_idle(key: str, src: str, port: int) -> bool:
     """Whether a call neither runs here nor waits; that of a constructor waits until the actor is made."""
-    cell = actors_of(current_node()).here.get(key)
-    return cell is None or (not cell.is_coming and waiting(key, src, port) is None)
+    mailbox = actors_of(current_node()).here.get(key)
+    return mailbox is None or (not mailbox.is_coming and waiting(key, src, port) is None)
 
 
-def _is_busy(cell: Cell) -> bool:
-    return bool(cell.running or cell.queue or cell.turns.tasks or cell.is_coming)
+def _is_busy(mailbox: Mailbox) -> bool:
+    return bool(mailbox.running or mailbox.queue or mailbox.turns.tasks or mailbox.is_coming)
 
 
-def thread_of(cell: Cell) -> int:
+def thread_of(mailbox: Mailbox) -> int:
     """The thread that the code of an actor runs in."""
-    interrupts = cell.executor.interrupts
+    interrupts = mailbox.executor.interrupts
     return interrupts.ident if interrupts is not None else threading.main_thread().ident or 0
 
 
@@ -197,8 +197,8 @@ def free(key: str, src: str, port: int, reason: str, number: int) -> Freed:
 
 def _explain(reason: str) -> None:
     """Whatever runs here and is in a collective learns why that broke: the call, or one that it waits for."""
-    for cell in list(actors_of(current_node()).here.values()):
-        for call in (cell.running, *list(cell.turns.tasks.values())):
+    for mailbox in list(actors_of(current_node()).here.values()):
+        for call in (mailbox.running, *list(mailbox.turns.tasks.values())):
             if call is not None:
                 local_rendezvous().free_call(call.src, call.port, reason)
 

@@ -94,12 +94,12 @@ def _wait(node: Node, peer: Peer, position: int, count: int, mesh: ActorMeshLike
             peer.send(ask_frame(node, request(liveness.here), _NOBODY))
 
 
-def _may_wait_for_us(cell: ActorLike, peer: Peer) -> bool:
+def _may_wait_for_us(mailbox: ActorLike, peer: Peer) -> bool:
     """Whether the receiver may itself wait for room at this actor, so that a standstill has to end.
 
     A sender goes beyond the window so seldom that it is not far beyond if the receiver is only slow.
     """
-    return bool(cell.queue) or peer.proc == peer.table.proc
+    return bool(mailbox.queue) or peer.proc == peer.table.proc
 
 
 def _error(peer: Peer, position: int, count: int, mesh: ActorMeshLike, method: str) -> SendTimeoutError:

@@ -162,11 +162,11 @@ def _kept(mesh: ActorMesh) -> str:
 @service("class_updates.prepare", "threaded")
 def prepare(key: str, number: int, body: bytes) -> None:
     """Make the new class and try it on the actor, which keeps the one that it has; in a thread of its own."""
-    cell = actors_of(current_node()).here.get(key)
-    if cell is None or cell.instance is None:
+    mailbox = actors_of(current_node()).here.get(key)
+    if mailbox is None or mailbox.instance is None:
         raise ArgumentError("the actor is not there, so there is nothing to edit")
     new = loads(body)
-    instance, old = cell.instance, type(cell.instance)
+    instance, old = mailbox.instance, type(mailbox.instance)
     try:
         object.__setattr__(instance, "__class__", new)
     except TypeError as error:
@@ -184,12 +184,12 @@ def commit(instance: Any, number: int) -> None:
     """Takes the class that was prepared; between two messages of the actor."""
     here = current.get()
     assert here is not None
-    cell = here[0]
-    prepared = _prepared[cell.key]
+    mailbox = here[0]
+    prepared = _prepared[mailbox.key]
     new = prepared[number]
     # Those before it that were not agreed on never come.
-    _prepared[cell.key] = {later: cls for later, cls in prepared.items() if later > number}
+    _prepared[mailbox.key] = {later: cls for later, cls in prepared.items() if later > number}
     object.__setattr__(instance, "__class__", new)
-    cell.take_class(new)
-    if is_async(new) and cell.executor.loop is None:
-        cell.executor.enter_loop(lambda: None)
+    mailbox.take_class(new)
+    if is_async(new) and mailbox.executor.loop is None:
+        mailbox.executor.enter_loop(lambda: None)

@@ -52,7 +52,7 @@ class Plane:
             self._stream,
         ]
         self._ways = {way.name: way for way in ways}
-        self._cells: dict[int, ActorLike] = {}
+        self._mailboxes: dict[int, ActorLike] = {}
         """The actors that have shared something, by its key."""
         self._chosen: dict[tuple[str, str, bool, str], Transport] = {}
         """By the owner, where its memory is, whether others can open that on a GPU, and where ours is."""
@@ -68,8 +68,8 @@ class Plane:
         remote = self.registry.add(memory, node.proc, _title(node), open_handle_of(memory))
         here = current.get()
         if here is not None and not forever:
-            cell = self._cells[remote.key] = here[0]
-            cell.at_end[f"buffer {remote.key}"] = lambda: self.drop(remote.key)
+            mailbox = self._mailboxes[remote.key] = here[0]
+            mailbox.at_end[f"buffer {remote.key}"] = lambda: self.drop(remote.key)
         return remote
 
     def drop(self, key: int) -> bool:
@@ -77,9 +77,9 @@ class Plane:
         found = self.registry.drop(key)
         if found:
             self._nixl.hide(key)
-        cell = self._cells.pop(key, None)
-        if cell is not None:
-            cell.at_end.pop(f"buffer {key}", None)
+        mailbox = self._mailboxes.pop(key, None)
+        if mailbox is not None:
+            mailbox.at_end.pop(f"buffer {key}", None)
         return found
 
     def stream_address(self) -> tuple[str, int]:
