@@ -26,7 +26,7 @@ __all__ = ["CopyReport", "Part", "copy_state", "device_mesh", "group"]
 
 
 def group(*axes: str) -> Any:
-    """The process group of this actor's mesh; see ``ProcMesh.group``.
+    """Return the process group of this actor's mesh; see ``ProcMesh.group``.
 
     Args:
         axes: the axes along which the ranks of the group differ; none for all of the mesh.
@@ -39,7 +39,7 @@ def group(*axes: str) -> Any:
 
 
 def device_mesh() -> Any:
-    """A torch ``DeviceMesh`` with the axes of this actor's mesh; see ``ProcMesh.device_mesh``.
+    """Return a torch ``DeviceMesh`` with the axes of this actor's mesh; see ``ProcMesh.device_mesh``.
 
     Raises:
         GroupError: this is no rank, or a rank has died or does not join.

@@ -13,7 +13,7 @@ __all__ = ["local_hosts"]
 
 @contextmanager
 def local_hosts(count: int, silence: float | None = None) -> Generator[HostMesh]:
-    """Starts host agents on this machine that talk over tcp with CURVE, as agents of different machines do.
+    """Start host agents on this machine that talk over tcp with CURVE, as agents of different machines do.
 
     Args:
         count: how many.

@@ -20,7 +20,7 @@ _INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Does what the arguments of the command say; its exit code. Ctrl-C ends the worker, with all that runs on it."""
+    """Do what the arguments of the command say; its exit code. Ctrl-C ends the worker, with all that runs on it."""
     parser = argparse.ArgumentParser(
         prog="python -m monarch.worker", description="Serve this machine as a host for programs that attach it."
     )

@@ -31,12 +31,12 @@ class Actor(_Base):
 
 
 def is_async(cls: type) -> bool:
-    """Whether an actor of this class lives on an event loop: if it has an async endpoint."""
+    """Return whether an actor of this class lives on an event loop: if it has an async endpoint."""
     return any(method.is_async for method in methods_of(cls).values())
 
 
 def check_class(cls: Any) -> None:
-    """Refuses what cannot be spawned.
+    """Refuse what cannot be spawned.
 
     Raises:
         ArgumentError: it is no class of actors.

@@ -50,7 +50,7 @@ class Awaits:
         self._by_text: dict[str, asyncio.Future[Any]] = {}
 
     def add(self, arrival: asyncio.Future[Any], future: Future[Any]) -> None:
-        """The endpoint, or a task that it has made, awaits a call."""
+        """Return the endpoint, or a task that it has made, awaits a call."""
         self._awaited[arrival] = future
         if self._timer is None:
             self._pause = FIRST
@@ -110,7 +110,7 @@ class Awaits:
             self.end()
 
     def _blocking(self) -> Iterator[asyncio.Future[Any]]:
-        """Those of the awaited calls without which the endpoint cannot go on."""
+        """Return those of the awaited calls without which the endpoint cannot go on."""
         task = self._mailbox.turns.task
         return (each for each in _leaves(task) if each in self._awaited)
 

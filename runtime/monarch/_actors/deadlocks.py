@@ -40,14 +40,14 @@ class Deadlocks:
     # Waits of async endpoints, which do not hold up their thread
 
     def awaited(self, mailbox: ActorLike, call: m.Call, future: Future[Any], arrival: asyncio.Future[Any]) -> None:
-        """An actor awaits a future; what arrives is DeadlockError if that waits for the actor's turn to end."""
+        """Return an actor awaits a future; what arrives is DeadlockError if that waits for the actor's turn to end."""
         if mailbox.turns.call is call and not arrival.done():
             if mailbox.awaits is None:
                 mailbox.awaits = Awaits(mailbox, self)
             mailbox.awaits.add(arrival, future)
 
     def begin(self, mailbox: ActorLike, texts: dict[Request, str], awaits: Awaits) -> int:
-        """An actor awaits these requests; the number of its wait, 0 if it is in another wait."""
+        """Return an actor awaits these requests; the number of its wait, 0 if it is in another wait."""
         with self._lock:
             try:
                 number = self._waits.begin(mailbox.key, texts, texts.__getitem__)
@@ -78,7 +78,7 @@ class Deadlocks:
     # Waits of sync endpoints
 
     def wait(self, mailbox: ActorLike, call: m.Call, waiter: Waiter, timeout: float | None) -> bool:
-        """Waits in an actor; False if the time runs out first.
+        """Wait in an actor; False if the time runs out first.
 
         Raises:
             DeadlockError: what is waited for waits for this actor.
@@ -164,7 +164,7 @@ class Deadlocks:
             self._node.peers.get(probe.request.target).send(m.encode(m.Probe(probe.request.target, body)))
 
     def on_probe(self, message: m.Probe) -> None:
-        """Takes a probe of another process."""
+        """Take a probe of another process."""
         proc, actor, wait, round_, request, path = message.body
         with self._lock:
             probes, deadlock = self._waits.receive(Probe(proc, actor, wait, round_, Request(*request), tuple(path)))

@@ -191,7 +191,7 @@ class Method(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def methods_of(cls: type) -> dict[str, Method]:
-    """All endpoints of a class by name."""
+    """Return all endpoints of a class by name."""
     found: dict[str, Method] = {}
     for name in dir(cls):
         given = inspect.getattr_static(cls, name, None)
@@ -230,7 +230,7 @@ class Arity:
             self._at_most = 1 << 30 if anything else len(positional)
 
     def become(self, other: Arity) -> None:
-        """Takes over what another one says: the method has a new version."""
+        """Take over what another one says: the method has a new version."""
         self._at_least, self._at_most, self._signature = other._at_least, other._at_most, other._signature
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -247,14 +247,14 @@ class Arity:
 
 @functools.lru_cache(maxsize=4096)
 def arity_of(cls: type, method: str) -> Arity:
-    """The arguments that an endpoint takes, without self and the port."""
+    """Return the arguments that an endpoint takes, without self and the port."""
     found = methods_of(cls)[method]
     return Arity(f"{cls.__name__}.{method}", found.function, 2 if found.explicit else 1)
 
 
 @functools.lru_cache(maxsize=1024)
 def init_arity_of(cls: type) -> Arity:
-    """The arguments that the constructor of a class takes."""
+    """Return the arguments that the constructor of a class takes."""
     if cls.__init__ is object.__init__:
         return Arity(cls.__name__, lambda: None, 0)
     return Arity(cls.__name__, cls.__init__, 1)

@@ -71,7 +71,7 @@ class Executor:
         """To run when the event loop has ended; likewise."""
 
     def post(self, action: Action) -> None:
-        """Has something run here, from any thread."""
+        """Have something run here, from any thread."""
         with self._lock:
             self._items.append(action)
             if self.loop is not None:
@@ -80,7 +80,7 @@ class Executor:
         self._notify()
 
     def deliver(self, mailbox: Receiver, call: Call, more: Sequence[Any]) -> None:
-        """Has a message handled here, from any thread."""
+        """Have a message handled here, from any thread."""
         with self._lock:
             self._items.append((mailbox, call, more))
             if self.loop is not None:
@@ -89,7 +89,7 @@ class Executor:
         self._notify()
 
     def enter_loop(self, first: Action) -> None:
-        """Turns to an event loop, where this action runs before all that come later; called from an action."""
+        """Turn to an event loop, where this action runs before all that come later; called from an action."""
         loop = asyncio.new_event_loop()
         loop.call_soon(first)
         with self._lock:
@@ -99,7 +99,7 @@ class Executor:
                 loop.call_soon(self._run_item)
 
     def _run_item(self) -> None:
-        """Runs the next item on the event loop; what an ended loop leaves is run without it."""
+        """Run the next item on the event loop; what an ended loop leaves is run without it."""
         try:
             item = self._items.popleft()
         except IndexError:
@@ -152,7 +152,7 @@ class Executor:
             released()
 
     def end(self) -> None:
-        """Runs nothing more after what was posted."""
+        """Run nothing more after what was posted."""
 
         def last() -> None:
             self._ended = self._leaving = True
@@ -162,7 +162,7 @@ class Executor:
         self.post(last)
 
     def run(self) -> None:
-        """Runs what is posted, until it is ended; in the thread that this is for."""
+        """Run what is posted, until it is ended; in the thread that this is for."""
         while not self._ended:
             if self.loop is not None:
                 self._run_loop(self.loop)

@@ -27,7 +27,7 @@ def longest() -> float:
 
 
 def is_stuck(mailbox: ActorLike) -> bool:
-    """Whether an actor was given up while its code goes on."""
+    """Return whether an actor was given up while its code goes on."""
     return mailbox.halting is not None and mailbox.halting.given_up
 
 
@@ -139,7 +139,7 @@ class Halting:
             self._limit(step, STOP_CLEANUP())
 
     def _end(self, failure: bytes | None) -> None:
-        """All that could be done is done."""
+        """Return all that could be done is done."""
         with self._lock:
             given_up, self._step = self.given_up, _DONE
         self._mailbox.leave(self._reason)
@@ -152,7 +152,7 @@ class Halting:
         self._mailbox.node.receive_loop.call_later(seconds, lambda: self._press(step, 0))
 
     def _press(self, step: int, times: int) -> None:
-        """A step takes too long: what blocks it is interrupted, twice; after that it is given up."""
+        """Return a step takes too long: what blocks it is interrupted, twice; after that it is given up."""
         if self._step != step:
             return
         mailbox, call_later = self._mailbox, self._mailbox.node.receive_loop.call_later
@@ -217,7 +217,7 @@ class Halting:
         return f"{mailbox.title()}.{running.method if running is not None else '__init__'}()"
 
     def _running(self) -> m.Call | None:
-        """The message whose code blocks the actor; None if its constructor does, or a task or callback of its own."""
+        """Return the message whose code blocks the actor; None if its constructor does, or a task or callback of its own."""
         mailbox = self._mailbox
         loop = mailbox.executor.loop
         task = asyncio.current_task(loop) if loop is not None else None

@@ -18,7 +18,7 @@ _LOOP = 0.1
 
 @service("interrupts.interrupt", "quick")
 def interrupt(key: str, src: str, port: int) -> bool:
-    """Interrupts a call that an actor of this process handles.
+    """Interrupt a call that an actor of this process handles.
 
     Args:
         key: of the actor's mesh.

@@ -19,7 +19,7 @@ noticed = 0
 
 
 def listen() -> None:
-    """Takes that signal; called from the main thread."""
+    """Take that signal; called from the main thread."""
     harmless.append(_notice)
     signal.signal(NOTICE, _notice)
 
@@ -29,7 +29,7 @@ def _notice(*_: object) -> None:
 
 
 def notice() -> None:
-    """A handler of signals runs in the main thread, so Python code goes on there.
+    """Return a handler of signals runs in the main thread, so Python code goes on there.
 
     That of SIGINT counts as well: where it raises, Python may leave the other signal pending until the next one.
     """
@@ -38,7 +38,7 @@ def notice() -> None:
 
 
 def prod() -> None:
-    """Has the main thread show whether its Python code goes on, by ``noticed``."""
+    """Have the main thread show whether its Python code goes on, by ``noticed``."""
     signal.pthread_kill(threading.main_thread().ident or 0, NOTICE)
 
 
@@ -91,7 +91,7 @@ class ThreadInterrupts:
         return self._raised and self.ident not in _arrived
 
     def interrupt(self, inside: bool = False, entered: int | None = None) -> bool:
-        """Raises it, from another thread; whether there was code to interrupt, as ``inside`` may say it.
+        """Raise it, from another thread; whether there was code to interrupt, as ``inside`` may say it.
 
         With ``entered``, only what had begun by then is interrupted.
         """

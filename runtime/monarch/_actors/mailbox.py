@@ -142,7 +142,7 @@ class Mailbox:
     # Messages
 
     def deliver(self, call: m.Call, more: Sequence[Any]) -> None:
-        """Takes a message, in the thread that received it."""
+        """Take a message, in the thread that received it."""
         self.queue.append(call)
         self.executor.deliver(self, call, more)
         if self._odd and self.left:
@@ -165,12 +165,12 @@ class Mailbox:
         return bool(call.flags & EXPLICIT) or (method is not None and method.explicit)
 
     def is_concurrent(self, call: m.Call) -> bool:
-        """Whether a message may be handled beside others."""
+        """Return whether a message may be handled beside others."""
         method = self._methods.get(call.method)
         return method is not None and method.concurrent and not call.flags & FUNCTION
 
     def is_refused(self, call: m.Call) -> bool:
-        """Whether a message is not to be handled, and was answered or is now; in the actor's thread."""
+        """Return whether a message is not to be handled, and was answered or is now; in the actor's thread."""
         if not self._odd:
             return False
         if id(call) in self._dropped:
@@ -224,7 +224,7 @@ class Mailbox:
         return True
 
     def _run(self, call: m.Call, more: Sequence[Any]) -> None:
-        """Handles a message with a sync method, in the actor's thread."""
+        """Handle a message with a sync method, in the actor's thread."""
         if (self._odd and self.is_refused(call)) or not self._unqueue(call):
             self._dropped.pop(id(call), None)
             return
@@ -268,7 +268,7 @@ class Mailbox:
                 self._dropped.pop(id(call), None)
 
     async def run_async(self, call: m.Call, more: Sequence[Any]) -> None:
-        """Handles a message as a task of the event loop."""
+        """Handle a message as a task of the event loop."""
         self._unqueue(call)
         self.running = call
         current.set((self, call))
@@ -384,12 +384,12 @@ class Mailbox:
             self.fail(failure)
 
     def supervises(self) -> bool:
-        """Whether the actor judges failures in what it owns."""
+        """Return whether the actor judges failures in what it owns."""
         # Its class is asked, since a __getattr__ of the user's may wait.
         return any("__supervise__" in vars(base) for base in type(self.instance).__mro__)
 
     def supervise(self, failure: Any, judged: Callable[[bool], None]) -> None:
-        """Has the actor's ``__supervise__`` judge a failure in what it owns."""
+        """Have the actor's ``__supervise__`` judge a failure in what it owns."""
 
         def act() -> None:
             loop = self.executor.loop
@@ -431,7 +431,7 @@ class Mailbox:
     # Life
 
     def construct(self, create: m.Create, more: Sequence[Any], broken: bytes | None = None) -> None:
-        """Makes the actor; in its thread, or if it is an async one on its event loop.
+        """Make the actor; in its thread, or if it is an async one on its event loop.
 
         Args:
             create: says how.
@@ -489,7 +489,7 @@ class Mailbox:
         self.node.replies.answer(create.src, create.port, create.view, m.ERROR, self.failed)
 
     def halt(self, reason: str, stopped: Callable[[bytes | None], None], process: bool = False) -> None:
-        """Stops the actor once it has handled what came before; then says so, with the failure of its cleanup.
+        """Stop the actor once it has handled what came before; then says so, with the failure of its cleanup.
 
         Args:
             reason: for callers.
@@ -526,13 +526,13 @@ class Mailbox:
 
 
 def unpack_text(failure: bytes) -> str:
-    """The kind and message of a packed failure, in one line."""
+    """Return the kind and message of a packed failure, in one line."""
     known = unpack_failure(failure)
     return f"{known.kind}: {known.text}".splitlines()[0]
 
 
 def _raised_by_us(error: BaseException) -> bool:
-    """Whether it says what is wrong with the call itself, and does not come out of the endpoint's own calls."""
+    """Return whether it says what is wrong with the call itself, and does not come out of the endpoint's own calls."""
     tb = error.__traceback__
     while tb is not None:
         if not is_ours(tb.tb_frame.f_code.co_filename):
@@ -549,7 +549,7 @@ def _unpicklable(mailbox: Mailbox, call: m.Call, error: BaseException) -> Serial
 
 
 def refuse(node: Node, call: m.Call, reason: str | None, fate: str = "the call did not begin") -> None:
-    """Answers a message to an actor that is not here (any more)."""
+    """Answer a message to an actor that is not here (any more)."""
     error = StoppedError(
         f"actor {call.actor} was stopped{': ' + reason if reason else ''}; {fate}"
         if reason is not None
@@ -559,7 +559,7 @@ def refuse(node: Node, call: m.Call, reason: str | None, fate: str = "the call d
 
 
 def _reject(node: Node, call: m.Call, error: BaseException, own: bool) -> None:
-    """Answers a message that is not handled with an error; from any thread."""
+    """Answer a message that is not handled with an error; from any thread."""
     node.replies.finished(call.src, call.cost, bool(call.port))
     failure = pack_failure(error, own)
     if call.port:

@@ -36,7 +36,7 @@ class Port(Generic[T]):
         self.return_undeliverable: bool = True
 
     def send(self, value: T) -> None:
-        """Sends a value; values of one sender arrive in order.
+        """Send a value; values of one sender arrive in order.
 
         Raises:
             SerializationError: the value cannot be pickled.
@@ -45,7 +45,7 @@ class Port(Generic[T]):
         self._send(m.RESULT, body, buffers)
 
     def exception(self, error: Exception) -> None:
-        """Sends an exception, which is raised where it is received."""
+        """Send an exception, which is raised where it is received."""
         self._send(m.ERROR, pack_failure(error))
 
     def _send(self, status: int, body: bytes, buffers: Sequence[memoryview] = (), rank: int | None = None) -> None:
@@ -121,7 +121,7 @@ class PortReceiver(Generic[T]):
         self.port: int = node.ports.open(self)
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
-        """Takes a value that has arrived."""
+        """Take a value that has arrived."""
         if self._once:
             # Not under the lock: what hears of the end of a port may write to a stream of the program's.
             self._node.ports.close(self.port)
@@ -135,7 +135,7 @@ class PortReceiver(Generic[T]):
             waiting.complete(lambda: self._value(reply, frames))
 
     def recv(self) -> Future[T]:
-        """The next value; values come in the order in which they arrived. An exception is raised as it was sent.
+        """Return the next value; values come in the order in which they arrived. An exception is raised as it was sent.
 
         The future raises StoppedError if the receiver is closed, or has had its one value, and nothing is left.
         """
@@ -152,12 +152,12 @@ class PortReceiver(Generic[T]):
         return promise
 
     def ranked(self) -> PortReceiver[tuple[int, T]]:
-        """The same receiver, that gives pairs of the sender's rank and the value."""
+        """Return the same receiver, that gives pairs of the sender's rank and the value."""
         self._ranked = True
         return self  # pyright: ignore[reportReturnType]
 
     def close(self) -> None:
-        """Takes no more values; those who wait for one get StoppedError."""
+        """Take no more values; those who wait for one get StoppedError."""
         self._node.ports.close(self.port)
         self._end("was closed")
 
@@ -184,7 +184,7 @@ class Channel(Generic[T]):
 
     @classmethod
     def open(cls, once: bool = False) -> tuple[Port[T], PortReceiver[T]]:
-        """A port and its receiver. With ``once``, the first value is the only one."""
+        """Return a port and its receiver. With ``once``, the first value is the only one."""
         node = open_node()
         receiver: PortReceiver[T] = PortReceiver(node, once, False)
         return Port(node, node.proc, receiver.port), receiver

@@ -69,7 +69,7 @@ class Turns:
                 self._mailbox.cancelled(item[0], why)
 
     def has(self, src: str, port: int) -> bool:
-        """Whether a message of a process that waits at this port runs or waits here; from any thread."""
+        """Return whether a message of a process that waits at this port runs or waits here; from any thread."""
         # What has arrived and is on its way to the loop is in the queue.
         known = (*list(self.tasks.values()), *list(self._mailbox.queue))
         return any(call.port == port and call.src == src for call in known)

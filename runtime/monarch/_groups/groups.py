@@ -23,7 +23,7 @@ class HasGroups:
         _state: Any
 
     def group(self, *axes: str) -> Any:
-        """The process group of this mesh, on one of its ranks; made when it is first used.
+        """Return the process group of this mesh, on one of its ranks; made when it is first used.
 
         Its groups over all of the mesh and along each axis are made together, so all ranks of the mesh come here once.
         NCCL where each rank has a GPU of its own, with gloo for tensors on the CPU; gloo elsewhere.
@@ -46,7 +46,7 @@ class HasGroups:
         return group_of(self._state.procs, self._region, axes)
 
     def device_mesh(self) -> Any:
-        """A ``torch.distributed.device_mesh.DeviceMesh`` with the axes of this mesh, on one of its ranks.
+        """Return a ``torch.distributed.device_mesh.DeviceMesh`` with the axes of this mesh, on one of its ranks.
 
         Raises:
             GroupError: as ``group`` does.
@@ -79,7 +79,7 @@ class GroupReference:
 
 
 def group_of(procs: Procs, region: Region, axes: tuple[str, ...]) -> Any:
-    """The process group of this rank along some axes of a view of its mesh; without any, over all of the view."""
+    """Return the process group of this rank along some axes of a view of its mesh; without any, over all of the view."""
     world, rank = _world_of(procs, region)
     groups = [world.group(ranks) for ranks in _groups_of(region, rank)]
     if not axes:
@@ -90,7 +90,7 @@ def group_of(procs: Procs, region: Region, axes: tuple[str, ...]) -> Any:
 
 
 def device_mesh_of(procs: Procs, region: Region) -> Any:
-    """The DeviceMesh of a view of this rank's mesh."""
+    """Return the DeviceMesh of a view of this rank's mesh."""
     from monarch._tensors.collectives.device_mesh import make_device_mesh
 
     world, rank = _world_of(procs, region)
@@ -113,7 +113,7 @@ def _world_of(procs: Procs, region: Region) -> tuple[World, int]:
 
 
 def _groups_of(region: Region, rank: int) -> list[list[int]]:
-    """The groups that a rank has in a view: over all of it, then along each axis. All ranks make them in this order."""
+    """Return the groups that a rank has in a view: over all of it, then along each axis. All ranks make them in this order."""
     return [list(region.base_ranks()), *(_along(region, rank, (label,)) for label in region.extent.labels)]
 
 

@@ -87,7 +87,7 @@ class Rendezvous:
     # The program's side
 
     def ensure(self) -> World:
-        """The default group of this process's mesh, made together with its other ranks if there is none that works."""
+        """Return the default group of this process's mesh, made together with its other ranks if there is none that works."""
         node = current_node()
         if node.config is None:
             raise GroupError(PROGRAM)
@@ -125,7 +125,7 @@ class Rendezvous:
             ports[:] = [*ports[1 - _FREED :], port]
 
     def _await_failed_calls(self) -> None:
-        """A call that was sent before a failure was known waits until the failed one has ended on all ranks."""
+        """Return a call that was sent before a failure was known waits until the failed one has ended on all ranks."""
         here = current.get()
         if here is None or not self._failed_calls:
             return
@@ -142,7 +142,7 @@ class Rendezvous:
             spoil_generation("ranks were freed from a collective of a call that failed; use the group again", number)
 
     def _note_use(self) -> None:
-        """The call that runs here has the groups of this round; with the lock."""
+        """Return the call that runs here has the groups of this round; with the lock."""
         here = current.get()
         if here is not None:
             while len(self._used) >= _FREED:
@@ -150,7 +150,7 @@ class Rendezvous:
             self._used[here[1].src, here[1].port] = self.generation
 
     def used_generation(self, src: str, port: int) -> int:
-        """The round that a call has got its groups from; the one of now if it has got none."""
+        """Return the round that a call has got its groups from; the one of now if it has got none."""
         with self.lock:
             return self._used.get((src, port), self.generation)
 
@@ -159,7 +159,7 @@ class Rendezvous:
         return peer is not None and peer.dead is not None
 
     def procs(self) -> Procs:
-        """The processes of this rank's mesh."""
+        """Return the processes of this rank's mesh."""
         config = current_node().config
         assert config is not None
         return config.procs
@@ -179,7 +179,7 @@ class Rendezvous:
     # Joining
 
     def join(self, number: int, address: str, port: int, roster: int, store: Any = None) -> None:
-        """Takes part in a round, in a thread of its own."""
+        """Take part in a round, in a thread of its own."""
         if store is None:
             self.cut_forming()
         with self.lock:
@@ -213,7 +213,7 @@ class Rendezvous:
                 self._form(number, address, port, store)
 
     def _leave_formed(self) -> None:
-        """Ends the groups of the last world; until then torch's default group is one that belongs to nobody else."""
+        """End the groups of the last world; until then torch's default group is one that belongs to nobody else."""
         from monarch._tensors.collectives.world import leave
 
         with self.lock:
@@ -268,7 +268,7 @@ class Rendezvous:
     # Breaking
 
     def leave(self) -> None:
-        """Ends the groups, because a program is to make its own; the next use makes them anew, with the others."""
+        """End the groups, because a program is to make its own; the next use makes them anew, with the others."""
         with self.lock:
             self.world = None
         self._leave_formed()
@@ -314,7 +314,7 @@ class Rendezvous:
             self._doomed[src, port] = reason, frozenset(failed)
 
     def check_doom(self, ranks: Iterable[int]) -> None:
-        """Raises if the code that runs here is a constructor that some of these ranks will not join."""
+        """Raise if the code that runs here is a constructor that some of these ranks will not join."""
         here = current.get()
         if here is None or not self._doomed:
             return
@@ -415,7 +415,7 @@ def renew(procs: Procs, roster: int) -> None:
 
 
 def tell_of_new_ones(procs: Procs) -> None:
-    """Tells all processes that this one knows which ranks of a mesh were replaced."""
+    """Tell all processes that this one knows which ranks of a mesh were replaced."""
     node = current_node()
     frame = ask_frame(node, request(renew, procs, procs.version), 0)
     for proc, peer in list(node.peers.known.items()):
@@ -425,7 +425,7 @@ def tell_of_new_ones(procs: Procs) -> None:
 
 @service("groups.spoil", "quick")
 def spoil(reason: str) -> int:
-    """Frees a rank that waits in a collective, of its mesh's groups or of the person's own."""
+    """Free a rank that waits in a collective, of its mesh's groups or of the person's own."""
     from monarch._tensors.collectives.connections import of_collectives, shut_down
 
     if _own.world is not None or _own._sockets is not None:
@@ -437,7 +437,7 @@ def spoil(reason: str) -> int:
 
 @service("groups.generation_now", "quick")
 def generation_now() -> int:
-    """The number of this rank's last round, whether its groups work or not."""
+    """Return the number of this rank's last round, whether its groups work or not."""
     return _own.generation
 
 
@@ -520,7 +520,7 @@ def _mismatch(error: BaseException) -> str:
 
 
 def broke(error: BaseException | None) -> bool:
-    """Whether an error is of a collective, or of the making of a group, whose connections do not work."""
+    """Return whether an error is of a collective, or of the making of a group, whose connections do not work."""
     if not isinstance(error, RuntimeError):
         return False
     text = str(error)
@@ -546,7 +546,7 @@ def give_up(procs: Procs, number: int) -> None:
 
 @service("groups.position", "quick")
 def position() -> tuple[int, dict[str, int] | None]:
-    """The number of this rank's last round, and how far it is in each of its groups; None if it has none that works."""
+    """Return the number of this rank's last round, and how far it is in each of its groups; None if it has none that works."""
     world = _own.world
     return _own.generation, (None if world is None or _own.broken else {"": _own.generation, **world.position()})
 
@@ -564,7 +564,7 @@ def member_died(dead: m.Dead) -> None:
 
 
 def uses_collectives() -> bool:
-    """Whether this process has a default process group."""
+    """Return whether this process has a default process group."""
     import sys
 
     distributed = sys.modules.get("torch.distributed")

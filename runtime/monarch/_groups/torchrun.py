@@ -70,7 +70,7 @@ _served: dict[int, Any] = {}
 
 
 def arrange(procs: Procs, ranks: Sequence[int]) -> Meeting:
-    """Has the first of some ranks serve a store for them."""
+    """Have the first of some ranks serve a store for them."""
     address, port = ask_proc(procs.proc(ranks[0]), serve_meeting, len(ranks)).get()
     return Meeting(list(ranks), address, port, True)
 
@@ -79,7 +79,7 @@ def arrange(procs: Procs, ranks: Sequence[int]) -> Meeting:
 
 
 def variables_of(meeting: Meeting) -> dict[str, str]:
-    """The environment of a program in this rank, as torchrun makes it."""
+    """Return the environment of a program in this rank, as torchrun makes it."""
     from monarch._tensors.collectives.world import Place, own_device, torchrun_variables
 
     node = current_node()
@@ -126,17 +126,17 @@ def take_order(token: str, script: Script, meeting: Meeting) -> None:
 
 
 def run_order(token: str) -> None:
-    """Runs what was ordered under this token."""
+    """Run what was ordered under this token."""
     run_script(*_orders.pop(token))
 
 
 def new_token() -> str:
-    """A name for an order."""
+    """Return a name for an order."""
     return secrets.token_hex(4)
 
 
 def run_script(script: Script, meeting: Meeting) -> None:
-    """Runs a program as ``__main__``, as torchrun would, in this thread.
+    """Run a program as ``__main__``, as torchrun would, in this thread.
 
     What it changes in the environment, ``sys.argv`` and ``sys.path`` is undone; a process group that it leaves ends.
 
@@ -162,7 +162,7 @@ def run_script(script: Script, meeting: Meeting) -> None:
 
 
 def _run_source(path: str, source: str) -> None:
-    """A file that only the program has: its text runs here under its name."""
+    """Return a file that only the program has: its text runs here under its name."""
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     module = types.ModuleType("__main__")
     module.__file__ = path
@@ -204,7 +204,7 @@ def _title(script: Script) -> str:
 
 
 def script_of(words: Sequence[str], read: bool) -> Script:
-    """A program by its command line: ``script.py ARGS`` or ``-m module ARGS``.
+    """Return a program by its command line: ``script.py ARGS`` or ``-m module ARGS``.
 
     Args:
         words: of the command line.

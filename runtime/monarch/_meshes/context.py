@@ -80,7 +80,7 @@ class Context:
 
 
 def view_of(mailbox: ActorLike, call: m.Call) -> Region:
-    """The view that a message was sent to; the whole mesh for what is no message."""
+    """Return the view that a message was sent to; the whole mesh for what is no message."""
     if call.view:
         return mailbox.node.replies.region_of(call.view)
     return mailbox.spec.region if mailbox.spec is not None else Region((), mailbox.rank, (), ())

@@ -55,7 +55,7 @@ class BootstrapCommand:
     inherit_env: bool = True
 
     def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:
-        """A copy with more variables."""
+        """Return a copy with more variables."""
         return BootstrapCommand(self.program, self.arg0, self.args, {**self.env, **env}, self.inherit_env)
 
 
@@ -75,7 +75,7 @@ class HostMesh(Hosts, MeshView, AsyncResource):
 
     @classmethod
     def of_hosts(cls, hosts: tuple[str, ...], region: Region, node: Node, name: str = "") -> HostMesh:
-        """A reference to hosts of this session."""
+        """Return a reference to hosts of this session."""
         return cls(hosts, region, node, _SharedHosts(None, name=name))
 
     @classmethod
@@ -108,7 +108,7 @@ class HostMesh(Hosts, MeshView, AsyncResource):
         roles: Mapping[str, Role] | None = None,
         silence: float | None = None,
     ) -> ProcMesh:
-        """Starts processes on each host. It returns at once; what is sent to them waits until they are there.
+        """Start processes on each host. It returns at once; what is sent to them waits until they are there.
 
         Args:
             per_host: axes of the processes of one host with their sizes, as in ``{"gpus": 8}``; one process if none.
@@ -178,7 +178,7 @@ class HostMesh(Hosts, MeshView, AsyncResource):
         return mesh
 
     def shutdown(self) -> Future[None]:
-        """Ends the agents of these hosts and all that runs there.
+        """End the agents of these hosts and all that runs there.
 
         Raises:
             StoppedError: this is a view or a reference; or it is the host that this program runs on.
@@ -209,7 +209,7 @@ class HostMesh(Hosts, MeshView, AsyncResource):
             await self.shutdown()
 
     def to_table(self) -> str:
-        """The hosts, as text."""
+        """Return the hosts, as text."""
         return text_table(*self._rows(), 33)
 
     def _rows(self) -> tuple[list[str], list[list[object]]]:
@@ -249,13 +249,13 @@ class _SharedHosts:
 
 
 def attached(hosts: tuple[str, ...], node: Node, release: Callable[[], None], name: str = "") -> HostMesh:
-    """A mesh of hosts that this program has attached, and owns."""
+    """Return a mesh of hosts that this program has attached, and owns."""
     region = Region.full(Extent(("hosts",), (len(hosts),)))
     return HostMesh(hosts, region, node, _SharedHosts(release, region, name))
 
 
 def this_host() -> HostMesh:
-    """The host that this code runs on, as a mesh without axes."""
+    """Return the host that this code runs on, as a mesh without axes."""
     node = open_node()
     agents_of(node).need_agent()
     return HostMesh.of_hosts((node.host,), Region((), 0, (), ()), node)
@@ -303,7 +303,7 @@ def _local_extent(hosts: Extent, per_host: Mapping[str, int] | None) -> Extent:
 
 
 def restart_of(restart: str | Restart | None) -> Restart | None:
-    """The rule by which ranks are started again. ArgumentError if it is none."""
+    """Return the rule by which ranks are started again. ArgumentError if it is none."""
     if restart is None or restart in ("never", ""):
         return None
     if isinstance(restart, Restart):

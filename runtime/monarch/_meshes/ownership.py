@@ -8,7 +8,7 @@ from monarch._actors.running import current
 
 
 def own_by_current(mesh: Any) -> str:
-    """Notes that the actor that runs, if any, owns a mesh; the actor's key."""
+    """Note that the actor that runs, if any, owns a mesh; the actor's key."""
     here = current.get()
     if here is None:
         return ""

@@ -80,7 +80,7 @@ def meshes_of(node: NodeLike) -> Meshes:
 
 
 def forsake(node: Node, uid: str) -> None:
-    """Ends the wait for actors in processes that are dead and stay so, once nobody heals or judges a mesh any more."""
+    """End the wait for actors in processes that are dead and stay so, once nobody heals or judges a mesh any more."""
     shared = meshes_of(node).own_procs.get(uid)
     if shared is None or shared.changes.now is not None or verdicts_of(node).is_open(uid):
         return
@@ -91,14 +91,14 @@ def forsake(node: Node, uid: str) -> None:
 
 
 def booting(node: NodeLike, uid: str, rank: int) -> bool:
-    """Whether the bootstrap of a process has raised."""
+    """Return whether the bootstrap of a process has raised."""
     shared = meshes_of(node).own_procs.get(uid)
     known = shared.initialized if shared is not None else None
     return isinstance(known, Booting) and rank in known.raised
 
 
 def is_boot_unwanted(node: NodeLike, uid: str) -> bool:
-    """Whether nobody is to be told of a failed bootstrap: the mesh was stopped, or its actors tell of it."""
+    """Return whether nobody is to be told of a failed bootstrap: the mesh was stopped, or its actors tell of it."""
     meshes = meshes_of(node)
     shared = meshes.own_procs.get(uid)
     if shared is None or shared.stopped is not None:

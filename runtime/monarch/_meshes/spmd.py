@@ -27,7 +27,7 @@ def setup_torch_elastic_env(
     master_port: int | None = None,
     use_ipaddr: bool | None = None,
 ) -> None:
-    """Gives the processes of a mesh the environment that torchrun gives its workers.
+    """Return the processes of a mesh the environment that torchrun gives its workers.
 
     After it, ``torch.distributed.init_process_group()`` in an endpoint needs no arguments. Without an address and a
     port the first process serves the store in which the others meet: no port has to be chosen, and none can be taken.
@@ -61,7 +61,7 @@ async def setup_torch_elastic_env_async(
     master_port: int | None = None,
     use_ipaddr: bool | None = None,
 ) -> None:
-    """The same, to be awaited: see ``setup_torch_elastic_env``."""
+    """Return the same, to be awaited: see ``setup_torch_elastic_env``."""
     await in_thread(
         proc_mesh._node,
         "setup_torch_elastic_env",
@@ -87,12 +87,12 @@ class SPMDActor(Actor):
 
     @endpoint
     def setup_env(self, master_addr: str, master_port: int) -> None:
-        """Puts the environment in place; see ``setup_torch_elastic_env``."""
+        """Put the environment in place; see ``setup_torch_elastic_env``."""
         set_variables(self._meeting(master_addr, master_port))
 
     @endpoint
     def main(self, master_addr: str, master_port: int, script_args: Sequence[str]) -> bool:
-        """Runs ``script.py ARGS`` or ``-m module ARGS`` as ``__main__``; True when it has ended well.
+        """Run ``script.py ARGS`` or ``-m module ARGS`` as ``__main__``; True when it has ended well.
 
         Raises:
             ArgumentError: no script is named; a ValueError.

@@ -46,7 +46,7 @@ class OpenVerdicts:
         return {uid: holders for uid in self._verdicts.meshes() if (holders := self._verdicts.holders(uid))}
 
     def is_open(self, uid: str) -> bool:
-        """Whether the verdict on a mesh is open."""
+        """Return whether the verdict on a mesh is open."""
         return self._verdicts.open(uid) is not None
 
     def decide(self, uid: str, holder: str, work: Callable[[], object]) -> None:

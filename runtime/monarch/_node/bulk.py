@@ -57,14 +57,14 @@ class BulkData:
         self._owners: dict[int, str] = {}
 
     def put(self, buffers: Sequence[memoryview], receivers: Sequence[str]) -> m.PackedBulk | None:
-        """Writes large buffers into shared memory, once for all receivers; None if that is and stays full."""
+        """Write large buffers into shared memory, once for all receivers; None if that is and stays full."""
         if self.segments.over_limit and not self._wait_for_space():
             return None
         ref = self.segments.put(list(buffers), receivers)
         return (self._proc, ref.pid, ref.fd, ref.segment, list(ref.spans))
 
     def _wait_for_space(self) -> bool:
-        """Waits until receivers hold less shared memory than its bound; False if they do not in time."""
+        """Wait until receivers hold less shared memory than its bound; False if they do not in time."""
         space = _Space(self.segments)
         with self._lock:
             self.spaces.add(space)
@@ -75,7 +75,7 @@ class BulkData:
                 self.spaces.discard(space)
 
     def load(self, message: m.Call | m.Create | m.Reply, frames: Sequence[Any] = ()) -> Any:
-        """Unpickles the body of a message, with what came beside it."""
+        """Unpickle the body of a message, with what came beside it."""
         bulk = message.bulk
         if bulk is None:
             return loads(message.body, frames)
@@ -102,7 +102,7 @@ class BulkData:
             self._receive_loop.call_later(_SWEEP, self._sweep)
 
     def settle(self) -> None:
-        """Does what was put off: tells the owners of shared memory what is not used here any more, and the like."""
+        """Do what was put off: tells the owners of shared memory what is not used here any more, and the like."""
         while self.deferred:
             try:
                 action = self.deferred.popleft()
@@ -141,7 +141,7 @@ class BulkData:
         self._tell_of_space()
 
     def _tell_of_space(self) -> None:
-        """Wakes all that wait for room in shared memory, if there is some."""
+        """Wake all that wait for room in shared memory, if there is some."""
         if self.spaces and not self.segments.over_limit:
             with self._lock:
                 spaces = list(self.spaces)

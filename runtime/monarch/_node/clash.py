@@ -8,7 +8,7 @@ import warnings
 
 
 def warn_of_torchmonarch() -> None:
-    """Says so if torchmonarch is installed as well: whichever is found first is imported, or a mixture of both."""
+    """Say so if torchmonarch is installed as well: whichever is found first is imported, or a mixture of both."""
     for folder in sys.path:
         # Only the other one has such a folder.
         if os.path.isdir(os.path.join(folder or ".", "monarch", "_src")):

@@ -66,7 +66,7 @@ def node_for(what: str, origin: str, hosts: Iterable[str]) -> Node:
 
 
 def refusal(what: str, origin: str, why: str) -> SerializationError:
-    """The error of a reference that is unpickled outside its session."""
+    """Return the error of a reference that is unpickled outside its session."""
     return SerializationError(
         f"{what} belongs to {origin}, and cannot be used in process {os.getpid()}: {why}. Pass plain data to other "
         f"processes, call the mesh in its own session, or spawn a mesh here with this_host().spawn_procs()"
@@ -85,12 +85,12 @@ def _no_session() -> MonarchError:
 
 
 def _is_over(node: Node) -> bool:
-    """Whether a program may open another session; a rank that is ending never does."""
+    """Return whether a program may open another session; a rank that is ending never does."""
     return node.closed and node.config is None
 
 
 def has_node() -> bool:
-    """Whether this process has an open node."""
+    """Return whether this process has an open node."""
     return _node is not None and not _node.closed
 
 

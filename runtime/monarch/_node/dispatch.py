@@ -70,7 +70,7 @@ class Dispatch:
         return handler
 
     def _rest(self, number: int) -> list[Any]:
-        """The frames that follow the first one of a message."""
+        """Return the frames that follow the first one of a message."""
         socket, more = self._socket, []
         left = socket.get(zmq.RCVMORE)
         while left:

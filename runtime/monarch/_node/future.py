@@ -71,7 +71,7 @@ class Future(Generic[R]):
     # Waiting
 
     def get(self, timeout: float | None = None) -> R:
-        """Waits for the result and returns it.
+        """Wait for the result and returns it.
 
         Args:
             timeout: seconds to wait at most; None waits as long as it takes.
@@ -101,11 +101,11 @@ class Future(Generic[R]):
         return self._outcome(deadline)
 
     def result(self, timeout: float | None = None) -> R:
-        """The same as ``get``."""
+        """Return the same as ``get``."""
         return self.get(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits, and returns the error that ``get`` would raise, or None. CallTimeoutError is raised."""
+        """Wait, and returns the error that ``get`` would raise, or None. CallTimeoutError is raised."""
         try:
             self.get(timeout)
         except BaseException as error:
@@ -120,7 +120,7 @@ class Future(Generic[R]):
         return self._outcome()
 
     def as_asyncio(self) -> asyncio.Future[R]:
-        """A future of the running event loop with the same outcome; cancelling it does not cancel the call.
+        """Return a future of the running event loop with the same outcome; cancelling it does not cancel the call.
 
         Raises:
             RuntimeError: no event loop runs in this thread.
@@ -181,7 +181,7 @@ class Future(Generic[R]):
     # Completing
 
     def _complete(self) -> None:
-        """Marks it done; by the thread that has what completes it."""
+        """Mark it done; by the thread that has what completes it."""
         with self._lock:
             self.done = True
             callbacks, self._callbacks = self._callbacks, None
@@ -194,7 +194,7 @@ class Future(Generic[R]):
                 tell_error(error)
 
     def _outcome(self, deadline: float | None = None) -> R:
-        """The result of what has arrived, or its error, raised; until a time of the monotonic clock.
+        """Return the result of what has arrived, or its error, raised; until a time of the monotonic clock.
 
         To make it runs code of the user, so no lock is held meanwhile; one thread does, and others wait for that.
         """
@@ -209,7 +209,7 @@ class Future(Generic[R]):
         return self._value
 
     def _begins(self) -> bool:
-        """Whether this thread is to make the value now; False if another one does, or has."""
+        """Return whether this thread is to make the value now; False if another one does, or has."""
         ident = threading.get_ident()
         with self._lock:
             if self._value is not _PENDING or self._error is not None:
@@ -240,7 +240,7 @@ class Future(Generic[R]):
                 tell()
 
     def _look_on(self, tell: Callable[[], None]) -> bool:
-        """Whether another thread makes the value; then a function is called when it no longer does."""
+        """Return whether another thread makes the value; then a function is called when it no longer does."""
         with self._lock:
             if not self._maker or self._maker == threading.get_ident():
                 return False
@@ -260,7 +260,7 @@ class Future(Generic[R]):
             )
 
     def _make(self) -> R:
-        """The result, made once in the thread that reads it first; or its error, raised."""
+        """Return the result, made once in the thread that reads it first; or its error, raised."""
         raise NotImplementedError
 
     def _missing(self) -> str:
@@ -344,7 +344,7 @@ class Ready(Future[R]):
 
 
 def in_thread(node: NodeLike, label: str, work: Callable[[], R]) -> Promise[R]:
-    """A future of what a function returns that waits for other futures, in a thread of its own."""
+    """Return a future of what a function returns that waits for other futures, in a thread of its own."""
     promise: Promise[R] = Promise(node, label)
     judges = judging.get()
 
@@ -363,14 +363,14 @@ def in_thread(node: NodeLike, label: str, work: Callable[[], R]) -> Promise[R]:
 
 
 def to_its_end(node: NodeLike, label: str, work: Callable[[], R]) -> R:
-    """Does what must not be left half done: an interrupt of who waits for it here does not reach it."""
+    """Do what must not be left half done: an interrupt of who waits for it here does not reach it."""
     # It is done on behalf of the same actor.
     here = copy_context()
     return in_thread(node, label, lambda: here.run(work)).get()
 
 
 def then(source: Future[S], label: str, make: Callable[[], R]) -> Promise[R]:
-    """A future that is done when another is; its result is what the function then returns or raises."""
+    """Return a future that is done when another is; its result is what the function then returns or raises."""
     promise: Promise[R] = Promise(source._node, label)  # pyright: ignore[reportPrivateUsage]
     source._when_done(lambda _: promise.complete(make))  # pyright: ignore[reportPrivateUsage]
     return promise

@@ -114,7 +114,7 @@ class Gather(Future[R]):
         self.port = node.ports.open(self)
 
     def check(self) -> None:
-        """Takes note of procs that died while the call was being sent."""
+        """Take note of procs that died while the call was being sent."""
         for peer in self.targets:
             if peer.dead is not None:
                 self.lost(peer, peer.dead)
@@ -133,7 +133,7 @@ class Gather(Future[R]):
         pass
 
     def reply(self, reply: Reply, frames: Sequence[bytes]) -> None:
-        """Takes the reply of one of the actors; a second one of the same is no reply.
+        """Take the reply of one of the actors; a second one of the same is no reply.
 
         One from a position that the view does not have counts as an error of its sender.
         """
@@ -164,7 +164,7 @@ class Gather(Future[R]):
         super()._complete()
 
     def base_rank(self, position: int) -> int:
-        """The rank of a position, as its mesh counts."""
+        """Return the rank of a position, as its mesh counts."""
         return split_proc(self.targets[position].proc)[1]
 
     @property
@@ -173,11 +173,11 @@ class Gather(Future[R]):
         return self._value is _PENDING and self._error is None
 
     def failed_positions(self) -> list[int]:
-        """Those that have answered by now that they have failed."""
+        """Return those that have answered by now that they have failed."""
         return [position for position, reply, _ in self._replied() if reply.status]
 
     def outcomes(self) -> dict[int, Any]:
-        """The values so far of those that have failed with a value, by position."""
+        """Return the values so far of those that have failed with a value, by position."""
         return {
             position: self._node.bulk.load(reply, frames)
             for position, reply, frames in self._replied()
@@ -224,7 +224,7 @@ class Gather(Future[R]):
         return True
 
     def _give_up(self) -> None:
-        """Completes without those that have not answered."""
+        """Complete without those that have not answered."""
         with self._lock:
             if not self._left:
                 return
@@ -234,7 +234,7 @@ class Gather(Future[R]):
         self._complete()
 
     def waits_for(self) -> list[Peer]:
-        """The procs that have not answered."""
+        """Return the procs that have not answered."""
         if not self._left:
             return self.unanswered
         return [peer for peer, reply in zip(self.targets, self._replies, strict=True) if reply is None]
@@ -309,7 +309,7 @@ class Gather(Future[R]):
 
 
 def replaced(reply: Reply, targets: Sequence[Peer], label: str) -> Reply:
-    """A reply from a position that a view does not have, as the error of the member that has sent it.
+    """Return a reply from a position that a view does not have, as the error of the member that has sent it.
 
     Raises:
         ProtocolError: its sender is no member.
@@ -342,7 +342,7 @@ def died(
     results: ValueMesh[Any] | None,
     called: str = "",
 ) -> DeviceMeshError:
-    """The error of calls whose ranks have died: which, how, and the last that each kind of them wrote.
+    """Return the error of calls whose ranks have died: which, how, and the last that each kind of them wrote.
 
     Args:
         label: of the call.
@@ -383,7 +383,7 @@ def died(
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Adds a line to the message of an error of ours."""
+    """Add a line to the message of an error of ours."""
     text = f"{error}\n{note}"
     error.args = (text,)
     if isinstance(error, (ActorError, DeviceMeshError)):
@@ -391,7 +391,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def last_lines(dead: Dead, count: int = 10) -> list[str]:
-    """The end of what a proc wrote on stderr."""
+    """Return the end of what a proc wrote on stderr."""
     for stream, _, data in dead.tails:
         if stream == "stderr":
             return data.decode(errors="replace").rstrip().splitlines()[-count:]

@@ -61,7 +61,7 @@ class Hosts:
         return known or m.Dead(host, NotAttached(host), False, [])
 
     def gateway(self, host: str) -> Gateway:
-        """The way to another host, which is not ``out_of_reach``; one only, since two would not keep the order."""
+        """Return the way to another host, which is not ``out_of_reach``; one only, since two would not keep the order."""
         gateway = self.gateways.get(host)
         if gateway is None:
             with self._lock:
@@ -89,15 +89,15 @@ class Hosts:
         return Gateway(Link(self.context, ipc_address(self.folder, self._agent), self.hello), agent, False)
 
     def adopt(self, host: str, link: Link) -> None:
-        """Takes a connection that there is already as the way to another host."""
+        """Take a connection that there is already as the way to another host."""
         self.gateways[host] = Gateway(link, f"{host}/agent", True)
 
     def has_met(self, host: str) -> bool:
-        """Whether a host is or was in this session, as far as this process knows."""
+        """Return whether a host is or was in this session, as far as this process knows."""
         return host == self.host or host in self.known or host in self.gateways
 
     def address_of(self, host: str) -> str:
-        """The address, without a port, at which another host is reached; empty if it is not known here."""
+        """Return the address, without a port, at which another host is reached; empty if it is not known here."""
         address = self.known.get(host, ("", ""))[0]
         return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 

@@ -58,7 +58,7 @@ class Liveness:
         node.events.proc_died.subscribe(self.forget)
 
     def watch(self, uid: str, bound: float | None) -> None:
-        """Watches a mesh from now on."""
+        """Watch a mesh from now on."""
         check_bound(bound)
         self.bounds[uid] = USUAL if bound is None else bound
         if not self._ticking:
@@ -80,7 +80,7 @@ class Liveness:
         node.receive_loop.call_later(until_next(min([_EVERY, *self.bounds.values()]), now), self._tick)
 
     def ask(self, procs: Iterable[str], now: float) -> None:
-        """Asks those that have no question open."""
+        """Ask those that have no question open."""
         node = self._node
         if not self._port:
             self._port = node.ports.open(self)
@@ -97,7 +97,7 @@ class Liveness:
         return host_of(proc) != self._node.host or proc in self._node.peers.pids
 
     def look(self, procs: Sequence[str], patience: float) -> None:
-        """Learns within some seconds who answers now."""
+        """Learn within some seconds who answers now."""
         begun = time.monotonic()
         self.ask(procs, begun)
         waiting = _Answers(self, set(procs) & self._asked.keys())

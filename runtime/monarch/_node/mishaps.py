@@ -85,7 +85,7 @@ def _packed(error: Exception) -> bytes:
 
 
 def _place(error: BaseException) -> str:
-    """The innermost line of the error's traceback."""
+    """Return the innermost line of the error's traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
 

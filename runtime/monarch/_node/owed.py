@@ -85,7 +85,7 @@ class Owed:
             self.party.completed()
 
     def check(self) -> None:
-        """Takes note of procs that died while the call was being sent."""
+        """Take note of procs that died while the call was being sent."""
         for peer in self.targets:
             if peer.dead is not None:
                 self.lost(peer, peer.dead)
@@ -95,15 +95,15 @@ class Owed:
         raise NotImplementedError
 
     def waits_for(self) -> list[Peer]:
-        """The procs that owe an answer."""
+        """Return the procs that owe an answer."""
         return [self.targets[position] for position in sorted(self.owed)]
 
     def failed_positions(self) -> list[int]:
-        """Those that have answered that they have failed."""
+        """Return those that have answered that they have failed."""
         return sorted(self._failed)
 
     def base_rank(self, position: int) -> int:
-        """The rank of a position, as its mesh counts."""
+        """Return the rank of a position, as its mesh counts."""
         return split_proc(self.targets[position].proc)[1]
 
 

@@ -131,7 +131,7 @@ class PeerTable:
                 self.end(m.Dead(proc, cause, expected, []))
 
     def ready(self, ready: m.Ready, _: Sequence[Any]) -> None:
-        """A process that was started from here listens."""
+        """Return a process that was started from here listens."""
         peer = self.known.get(ready.src)
         if peer is not None:
             if peer.host == self._hosts.host:

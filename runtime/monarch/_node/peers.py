@@ -95,7 +95,7 @@ class Peer:
             self.table.receive_loop.notify(self)
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
-        """Sends a message, whatever the window."""
+        """Send a message, whatever the window."""
         raise NotImplementedError
 
     def ready(self) -> None:
@@ -130,7 +130,7 @@ class GonePeer(Peer):
         self.dead = dead
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
-        """Drops it: ``dead`` says why to those who wait."""
+        """Drop it: ``dead`` says why to those who wait."""
 
 
 class IpcPeer(Peer):
@@ -172,7 +172,7 @@ class IpcPeer(Peer):
             self._link, self._early = link, None
 
     def close(self, linger_ms: int) -> None:
-        """Closes the connection; what it has not sent yet goes in that time."""
+        """Close the connection; what it has not sent yet goes in that time."""
         if self._link is not None:
             self._link.close(linger_ms)
 
@@ -199,7 +199,7 @@ class RemotePeer(Peer):
 
 
 def only_peer(peers: dict[str, Peer], made: Peer) -> Peer:
-    """The peer of a process, with the lock of the peers held: a __del__ that ran meanwhile may have made another."""
+    """Return the peer of a process, with the lock of the peers held: a __del__ that ran meanwhile may have made another."""
     peer = peers.setdefault(made.proc, made)
     if peer is not made and isinstance(made, IpcPeer):
         made.close(0)
@@ -216,14 +216,14 @@ class Gateway:
         self.closed = Event()
 
     def route(self, proc: str, frames: Sequence[Any]) -> None:
-        """Sends to one proc, or to the agent itself."""
+        """Send to one proc, or to the agent itself."""
         if self._direct and proc == self._agent:
             self._link.send(frames[0], frames[1:])
         else:
             self._link.send(encode(Route(proc, len(frames))), frames)
 
     def cast(self, src: str, procs: list[str], port: int, frames: Sequence[Any]) -> None:
-        """Sends one message to many procs of the host; their replies to the port come as one."""
+        """Send one message to many procs of the host; their replies to the port come as one."""
         cast = encode(Cast(src, procs, port, len(frames)))
         if self._direct:
             self._link.send(cast, frames)
@@ -231,11 +231,11 @@ class Gateway:
             self._link.send(encode(Route(self._agent, len(frames) + 1)), [cast, *frames])
 
     def monitor(self) -> Any:
-        """A socket that tells when the connection to the host is lost; None where another process has it."""
+        """Return a socket that tells when the connection to the host is lost; None where another process has it."""
         return self._link.monitor() if self._direct else None
 
     def close(self, linger_ms: int = 0) -> None:
-        """Closes the link to the host's agent."""
+        """Close the link to the host's agent."""
         self._link.close(linger_ms)
         self.closed.set()
 
@@ -249,7 +249,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, region: Region) -> Shape:
-        """The shape of a region."""
+        """Return the shape of a region."""
         return cls(region, pack(region.pack()))
 
 

@@ -77,7 +77,7 @@ class PortTable:
         return sum(gather.fail(uid, key, why) for gather in affected)
 
     def waited_for(self) -> set[str]:
-        """The proc ids that the oldest calls wait for: if one is unresponsive, it keeps one of these waiting."""
+        """Return the proc ids that the oldest calls wait for: if one is unresponsive, it keeps one of these waiting."""
         oldest = islice(list(self.gathers.values()), _OLDEST)
         waiting = [gather for gather in oldest if hasattr(gather, "waits_for")]
         return {peer.proc for gather in waiting for peer in gather.waits_for() if peer.dead is None}

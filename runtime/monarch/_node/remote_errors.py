@@ -38,7 +38,7 @@ _unpack = msgspec.msgpack.Decoder(Failure).decode
 
 
 def unpack_failure(data: bytes) -> Failure:
-    """The failure that ``pack_failure`` packed; for what is none, one that says so and is raised as ProtocolError."""
+    """Return the failure that ``pack_failure`` packed; for what is none, one that says so and is raised as ProtocolError."""
     try:
         return _unpack(data)
     except UNREADABLE as error:
@@ -48,7 +48,10 @@ def unpack_failure(data: bytes) -> Failure:
 
 
 def pack_failure(error: BaseException, own: bool = False, freed: bool = False) -> bytes:
-    """An exception for the wire. What cannot be pickled goes as text. Nothing that the exception does raises here."""
+    """Return an exception for the wire.
+
+    What cannot be pickled goes as text. Nothing that the exception does raises here.
+    """
     trace, where = _trace(error)
     kind = type(error).__qualname__
     if type(error).__module__ not in ("builtins", "__main__", "monarch.exceptions"):
@@ -58,12 +61,12 @@ def pack_failure(error: BaseException, own: bool = False, freed: bool = False) -
 
 
 def _sendable(text: str) -> str:
-    """The text in characters that UTF-8 has: a file name with other bytes is shown by escapes."""
+    """Return the text in characters that UTF-8 has: a file name with other bytes is shown by escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def in_cleanup(failure: bytes) -> bytes:
-    """A packed failure, with the words that it is of ``__cleanup__``."""
+    """Return a packed failure, with the words that it is of ``__cleanup__``."""
     known = unpack_failure(failure)
     if not known.own:
         known.kind = f"__cleanup__() raised {known.kind}"
@@ -71,7 +74,7 @@ def in_cleanup(failure: bytes) -> bytes:
 
 
 def in_bootstrap(failure: bytes) -> bytes:
-    """A packed failure, with the words that it is of the bootstrap."""
+    """Return a packed failure, with the words that it is of the bootstrap."""
     known = unpack_failure(failure)
     known.kind = f"bootstrap raised {known.kind}"
     return encode(known)
@@ -108,12 +111,12 @@ def _text(error: BaseException) -> str:
 
 
 def is_ours(filename: str) -> bool:
-    """Whether a file is of this package."""
+    """Return whether a file is of this package."""
     return filename.startswith(_OURS)
 
 
 def _trace(error: BaseException) -> tuple[str, str]:
-    """The traceback as text, with the frames of the user's code, and the last line of that."""
+    """Return the traceback as text, with the frames of the user's code, and the last line of that."""
     where = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if not where or not _is_library(frame.f_code.co_filename):
@@ -131,7 +134,7 @@ def _trace(error: BaseException) -> tuple[str, str]:
 
 
 def fold_frames(shown: traceback.TracebackException | None) -> None:
-    """Leaves our own frames out, unless there are no others."""
+    """Leave our own frames out, unless there are no others."""
     seen: set[int] = set()
     while shown is not None and id(shown) not in seen:
         seen.add(id(shown))
@@ -145,7 +148,7 @@ def _is_library(filename: str) -> bool:
 
 
 def exception_of(failure: Failure) -> BaseException | None:
-    """The exception itself, None if it cannot be made here."""
+    """Return the exception itself, None if it cannot be made here."""
     if failure.pickled is None:
         return None
     try:
@@ -155,12 +158,12 @@ def exception_of(failure: Failure) -> BaseException | None:
 
 
 def is_consequence(told: BaseException | None) -> bool:
-    """Whether what is told in place of an error only says what other ranks have brought about."""
+    """Return whether what is told in place of an error only says what other ranks have brought about."""
     return told is not None and not isinstance(told, CollectiveMismatchError)
 
 
 def raise_one(failure: Failure, extent: Extent, rank: int, call: str) -> BaseException:
-    """The error of a call that one actor answered, to be raised."""
+    """Return the error of a call that one actor answered, to be raised."""
     return group({rank: failure}, extent, call, None)
 
 
@@ -218,7 +221,7 @@ _FRAME = re.compile(r'  File "(.+)", line (\d+), in ')
 
 
 def with_source(trace: str) -> list[str]:
-    """The lines of a traceback; those of the program's own source that the rank did not have are put in here."""
+    """Return the lines of a traceback; those of the program's own source that the rank did not have are put in here."""
     lines = trace.splitlines()
     whole: list[str] = []
     for index, line in enumerate(lines):

@@ -61,7 +61,7 @@ def _is_container(value: Any) -> bool:
 
 
 def _is_odd(value: Any) -> bool:
-    """Whether it is large and of a type whose items are not looked at, such as a deque or a Counter."""
+    """Return whether it is large and of a type whose items are not looked at, such as a deque or a Counter."""
     if isinstance(value, type) or not (isinstance(value, Sized) and type(value).__module__ == "collections"):
         return False
     return len(value) > ITEMS
@@ -80,7 +80,7 @@ class _Cut:
         """Identities of the containers that are being copied."""
 
     def cut(self, value: Any) -> object:
-        """A value, or a part of it."""
+        """Return a value, or a part of it."""
         if _is_long(value):
             unit = "characters" if isinstance(value, str) else "bytes"
             return _Shown(f"{value[:TEXT]!r} … {len(value) - TEXT} more {unit}")

@@ -80,7 +80,7 @@ def thread_state(key: str, src: str, port: int, name: str) -> ThreadState | None
 
 
 def _frame_of(frame: FrameType | None, name: str) -> FrameType | None:
-    """The innermost frame of a cell; without one, the innermost of all."""
+    """Return the innermost frame of a cell; without one, the innermost of all."""
     at = frame
     while at is not None and at.f_code.co_filename != name:
         at = at.f_back
@@ -88,7 +88,7 @@ def _frame_of(frame: FrameType | None, name: str) -> FrameType | None:
 
 
 def _call_at(frame: FrameType | None) -> str:
-    """The expression that a frame is in the middle of."""
+    """Return the expression that a frame is in the middle of."""
     if frame is None:
         return ""
     lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)

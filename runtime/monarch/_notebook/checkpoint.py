@@ -28,7 +28,7 @@ class NotRestored(ValueError):
 
 @service("variables.take", "actor")
 def take(namespace: Namespace, names: list[str]) -> dict[str, Any]:
-    """The state of variables, to be saved.
+    """Return the state of variables, to be saved.
 
     Args:
         namespace: of the rank.
@@ -74,7 +74,7 @@ def _is_plain(value: Any) -> bool:
 
 @service("variables.load", "actor")
 def load(namespace: Namespace, folder: str, names: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Brings variables back from a version.
+    """Bring variables back from a version.
 
     Args:
         namespace: of the rank.

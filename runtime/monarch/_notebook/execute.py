@@ -56,7 +56,7 @@ class LazyPickle:
         self._buffers = buffers
 
     def open(self) -> Any:
-        """The value."""
+        """Return the value."""
         return loads(self._body, [memoryview(buffer) for buffer in self._buffers])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -81,7 +81,7 @@ class CellResult(Outcome):
 
 
 def run(steps: Steps) -> CellResult:
-    """Runs a cell to its end in this thread."""
+    """Run a cell to its end in this thread."""
     send: Any = None
     while True:
         try:
@@ -95,7 +95,7 @@ def run(steps: Steps) -> CellResult:
 
 
 async def run_async(steps: Steps) -> CellResult:
-    """The same on an event loop that runs already."""
+    """Return the same on an event loop that runs already."""
     send: Any = None
     while True:
         try:
@@ -120,7 +120,7 @@ def steps_of(
     sink: Any,
     change: ast.NodeTransformer | None = None,
 ) -> Steps:
-    """A cell in a namespace, to be run; what it raises is a part of the result.
+    """Return a cell in a namespace, to be run; what it raises is a part of the result.
 
     It gives what the cell awaits, and is sent what that comes to.
 
@@ -157,7 +157,7 @@ def steps_of(
 def _execute(
     source: str, name: str, variables: dict[str, Any], change: ast.NodeTransformer | None
 ) -> Generator[Any, Any, tuple[Any, bool]]:
-    """The value of the last expression, and whether it is to be shown."""
+    """Return the value of the last expression, and whether it is to be shown."""
     tree = ast.parse(source, name)
     last: ast.Expr | None = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
@@ -183,7 +183,7 @@ def _run(tree: Any, name: str, mode: str, variables: dict[str, Any]) -> Generato
 
 
 def _ends_in_semicolon(source: str, end: Any) -> bool:
-    """Whether there is one behind the last expression, where otherwise only comments can be."""
+    """Return whether there is one behind the last expression, where otherwise only comments can be."""
     line, column = end
     # Offsets of ast are in bytes, and its lines are not those of splitlines.
     first, *others = source.encode().split(b"\n")[line - 1 :]

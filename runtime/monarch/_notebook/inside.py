@@ -15,7 +15,7 @@ from monarch._notebook.show import Display
 
 @service("inside.run_in_actor", "actor")
 def run_in_actor(instance: Any, source: str, name: str, sink: Any) -> CellResult | Coroutine[Any, Any, CellResult]:
-    """Runs a cell; on an event loop its ``await`` lets other messages of the actor go on."""
+    """Run a cell; on an event loop its ``await`` lets other messages of the actor go on."""
     here = current.get()
     assert here is not None
     variables = sys.modules["__main__"].__dict__

@@ -15,7 +15,7 @@ _mark: Mark | None = None
 
 
 def marked(tree: ast.Module, name: str, variables: dict[str, Any]) -> ast.Module:
-    """The code of a cell with a note of the line before each of its statements.
+    """Return the code of a cell with a note of the line before each of its statements.
 
     Within loops only before statements with a call, which costs more than the note does; and not within functions,
     which may run elsewhere, or be compiled.
@@ -35,7 +35,7 @@ def marked(tree: ast.Module, name: str, variables: dict[str, Any]) -> ast.Module
 
 
 def prepare() -> Mark:
-    """The file for the notes of this process."""
+    """Return the file for the notes of this process."""
     global _mark
     if _mark is None:
         node = current_node()

@@ -67,7 +67,7 @@ class Namespace(Actor):
 
     @endpoint
     def run(self, source: str, name: str, sink: Any) -> CellResult:
-        """Runs a cell.
+        """Run a cell.
 
         Args:
             source: its text.
@@ -78,12 +78,12 @@ class Namespace(Actor):
 
     @endpoint
     def push(self, values: dict[str, Any]) -> None:
-        """Sets variables."""
+        """Set variables."""
         self.variables.update(values)
 
     @endpoint
     def pull(self, name: str) -> Any:
-        """The value of an expression, most often a variable."""
+        """Return the value of an expression, most often a variable."""
         try:
             return eval(name, self.variables)
         except NameError as error:
@@ -92,10 +92,10 @@ class Namespace(Actor):
 
     @endpoint
     def names(self) -> list[tuple[str, str]]:
-        """The variables of the cells with the names of their types."""
+        """Return the variables of the cells with the names of their types."""
         return self.names_of()
 
     def names_of(self) -> list[tuple[str, str]]:
-        """The same, for use here."""
+        """Return the same, for use here."""
         mine = [name for name in self.variables if name not in self.given and not name.startswith("_")]
         return [(name, type(self.variables[name]).__name__) for name in sorted(mine)]

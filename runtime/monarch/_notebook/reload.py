@@ -15,7 +15,7 @@ _before: dict[int, tuple[ModuleType, dict[str, Any], dict[int, Any]]] = {}
 
 @service("reload.reload_here", "threaded")
 def reload_here(number: int, name: str, path: str, source: str) -> bool:
-    """Runs the new text of a module in it; what is not in the text any more stays, as with importlib.reload.
+    """Run the new text of a module in it; what is not in the text any more stays, as with importlib.reload.
 
     Args:
         number: of this reload, to put it back by.
@@ -57,7 +57,7 @@ def renamed(number: int, old: Any) -> Any:
 
 @service("reload.restore", "threaded")
 def restore(number: int) -> None:
-    """Puts a module back as it was before a reload."""
+    """Put a module back as it was before a reload."""
     found = _before.pop(number, None)
     if found is None:
         return

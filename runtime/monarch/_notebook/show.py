@@ -32,7 +32,10 @@ DIGEST = "digest"
 
 
 def bundle_of(value: object) -> Bundle:
-    """The MIME bundle of a value. Arrays and tensors show what they are and their statistics, not their elements."""
+    """Return the MIME bundle of a value.
+
+    Arrays and tensors show what they are and their statistics, not their elements.
+    """
     if is_array(value):
         return {"text/plain": value_text(value, 200)}
     bundle: Bundle = {}
@@ -80,7 +83,7 @@ def _digest(value: object) -> str:
 
 
 def portable(text: str) -> str:
-    """A text as it can be sent and shown: not too long, and without halves of surrogate pairs."""
+    """Return a text as it can be sent and shown: not too long, and without halves of surrogate pairs."""
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= _TEXT_LIMIT else f"{text[:_TEXT_LIMIT]} … {len(text) - _TEXT_LIMIT} more characters"
 
@@ -114,13 +117,13 @@ class Display:
         self._sink: Any = None
 
     def __call__(self, *values: object) -> None:
-        """Shows each value."""
+        """Show each value."""
         for value in values:
             self._send(bundle_of(value))
 
     @contextlib.contextmanager
     def to(self, sink: Any) -> Any:
-        """Sends what is shown meanwhile to a port, and figures that are open at the end."""
+        """Send what is shown meanwhile to a port, and figures that are open at the end."""
         self._sink = sink
         try:
             yield

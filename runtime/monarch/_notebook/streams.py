@@ -29,7 +29,7 @@ class CellText(RankText):
     """
 
     def look(self, on: bool) -> None:
-        """Whether writers look whose call they print for."""
+        """Return whether writers look whose call they print for."""
         if on:
             self.write = self.route
         elif "write" in vars(self):
@@ -51,7 +51,7 @@ class CellText(RankText):
         return len(text)
 
     def end_line(self, origin: Any) -> None:
-        """Writes what a thread that ends has left of a line."""
+        """Write what a thread that ends has left of a line."""
         rest = _parts.__dict__.get("held", {}).pop(self, "")
         if rest:
             self._send(rest, origin)
@@ -92,7 +92,7 @@ def _send_as(call: Any, send: Callable[[], None]) -> None:
 
 
 def install() -> None:
-    """Puts such streams in place, and has threads remember the call that started them."""
+    """Put such streams in place, and has threads remember the call that started them."""
     if isinstance(sys.stdout, CellText):
         return
     for name in ("stdout", "stderr"):

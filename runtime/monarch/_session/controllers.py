@@ -26,7 +26,7 @@ _controllers: dict[str, dict[str, _Named]] = {}
 
 
 def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) -> Future[A]:
-    """The actor of this name, which is made in the program's process when it is first asked for, from anywhere.
+    """Return the actor of this name, which is made in the program's process when it is first asked for, from anywhere.
 
     Args:
         name: unique in the session.
@@ -85,7 +85,7 @@ class ControllerDirectory:
         self._node = node
 
     def deliver(self, call: m.Call, more: Sequence[Any]) -> None:
-        """Takes the message of a rank."""
+        """Take the message of a rank."""
         threading.Thread(target=self._answer, args=(call, more), name="monarch-controllers", daemon=True).start()
 
     def state_of(self, proc: str, port: int) -> None:

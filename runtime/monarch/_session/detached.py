@@ -100,12 +100,12 @@ class DetachedMesh:
         self.hosts = DetachedHosts((record.host,), region, node, _SharedHosts(self.end, region))
 
     def note(self, book: bytes) -> None:
-        """Leaves something for the program that attaches it next, in place of what was left before."""
+        """Leave something for the program that attaches it next, in place of what was left before."""
         self.book = book
         tell_agent(self._node, self._record.host, note(book))
 
     def leave(self) -> None:
-        """Lets go of it without ending it: its lease begins, and this program or another one may attach it."""
+        """Let go of it without ending it: its lease begins, and this program or another one may attach it."""
         _session().forget(self._record.host)
 
     @property
@@ -114,7 +114,7 @@ class DetachedMesh:
         return not self._node.closed and _session().kept.get(self._record.host) is self
 
     def end(self) -> None:
-        """Ends it: its processes, and its record.
+        """End it: its processes, and its record.
 
         Raises:
             TakenError: the connection had broken, and another program has it by now.
@@ -134,7 +134,7 @@ class DetachedMesh:
 
 
 def keep(name: str, duration: float | str) -> DetachedMesh:
-    """Starts a host on this machine whose processes outlive this program.
+    """Start a host on this machine whose processes outlive this program.
 
     Args:
         name: by which it is attached; a name as of a variable.
@@ -196,7 +196,7 @@ def keep(name: str, duration: float | str) -> DetachedMesh:
 
 
 def attach(name: str, timeout: float = _PATIENCE) -> DetachedMesh:
-    """Makes this program the controller of a kept mesh: what is there, and what was printed meanwhile, which is shown.
+    """Make this program the controller of a kept mesh: what is there, and what was printed meanwhile, which is shown.
 
     Args:
         name: that it was kept by.
@@ -219,7 +219,7 @@ def attach(name: str, timeout: float = _PATIENCE) -> DetachedMesh:
 
 
 def end(name: str) -> None:
-    """Ends a kept mesh, which no other program may have attached.
+    """End a kept mesh, which no other program may have attached.
 
     Raises:
         NotKeptError: there is none of that name.
@@ -238,7 +238,7 @@ def _session() -> Session:
 
 
 def _connect(record: Record) -> tuple[DetachedMesh, dict[str, Any]]:
-    """Becomes the controller of a host that is kept; with what its agent says that there is."""
+    """Become the controller of a host that is kept; with what its agent says that there is."""
     session = _session()
     node, host = session.node, record.host
     if host in session.kept:
@@ -270,7 +270,7 @@ def _connect(record: Record) -> tuple[DetachedMesh, dict[str, Any]]:
 
 
 def _take(kept: DetachedMesh, known: dict[str, Any], timeout: float) -> None:
-    """Makes meshes of what is there, and has the ranks belong to this program."""
+    """Make meshes of what is there, and has the ranks belong to this program."""
     node, host = kept._node, kept._record.host
     output = need_session(node).output
     # What a program before has shown is not to be shown again, and its end not taken for a loss.
@@ -300,7 +300,7 @@ def _take(kept: DetachedMesh, known: dict[str, Any], timeout: float) -> None:
 
 
 def _add_procs(kept: DetachedMesh, order: m.Spawn, told: bytes, alive: list[str]) -> None:
-    """The mesh of procs that was ordered so."""
+    """Return the mesh of procs that was ordered so."""
     node, host = kept._node, kept._record.host
     config: RankConfig = loads(order.config)
     procs = config.procs
@@ -335,7 +335,7 @@ def _names(procs: list[str], prefix: str) -> list[str]:
 
 
 def _add_actors(kept: DetachedMesh, key: str, procs: list[str], timeout: float) -> None:
-    """The mesh of actors of a key, which some procs have said to have."""
+    """Return the mesh of actors of a key, which some procs have said to have."""
     node = kept._node
     try:
         whole, body, buffers = ask_proc(procs[0], spec_of, key).get(timeout)
@@ -362,7 +362,7 @@ def _add_actors(kept: DetachedMesh, key: str, procs: list[str], timeout: float) 
 
 
 def _ask(node: Node, host: str, asked: AgentRequest) -> Any:
-    """Has the agent of a kept mesh do something, and waits for its answer."""
+    """Have the agent of a kept mesh do something, and waits for its answer."""
     answer = _Answer(node, host, asked.name)
     node.peers.get(f"{host}/agent").send(asked.frame(node.proc, answer.port))
     return answer.get(_PATIENCE)

@@ -85,15 +85,15 @@ class OutputView:
     # For any thread
 
     def configure(self, uid: str, shown: bool, window: float | None) -> None:
-        """Says whether the output of some procs is shown, and how long equal lines are awaited."""
+        """Say whether the output of some procs is shown, and how long equal lines are awaited."""
         self._put(lambda: self._configure(uid, shown, _WINDOW if window is None else window))
 
     def know(self, offsets: dict[tuple[str, str], int]) -> None:
-        """Takes note of what of each proc and stream was shown by a program before this one."""
+        """Take note of what of each proc and stream was shown by a program before this one."""
         self._put(lambda: self._seen.update(offsets))
 
     def take(self, output: m.Output) -> None:
-        """Takes what a rank has printed; for the receiving thread."""
+        """Take what a rank has printed; for the receiving thread."""
         port = output.port if output.caller == self._node.proc else 0
         late = bool(port) and port not in self._node.ports.sinks
         if port and not late:
@@ -108,7 +108,7 @@ class OutputView:
             self._put(lambda: self._done(port, shown), urgent=True)
 
     def await_shown(self) -> None:
-        """Waits, for a moment, until what ended calls have printed is shown: before the result of one is read."""
+        """Wait, for a moment, until what ended calls have printed is shown: before the result of one is read."""
         # Of all, since what one actor of a process prints may come with the output of another one there.
         deadline = time.monotonic() + _SHOWN_S
         for port, shown in list(self._node.waits.unshown.items()):
@@ -119,12 +119,12 @@ class OutputView:
                 self._node.waits.unshown.pop(port, None)
 
     def ended(self, dead: m.Dead) -> None:
-        """The last words of a proc that has died."""
+        """Return the last words of a proc that has died."""
         tails = dead.tails
         self._put(lambda: self._ended(dead.proc, tails))
 
     def flush(self) -> None:
-        """Shows all that waits."""
+        """Show all that waits."""
         shown = threading.Event()
         self._put(lambda: self._flush(shown), urgent=True)
         if not self._thread.is_alive():
@@ -133,7 +133,7 @@ class OutputView:
             shown.wait(_FLUSH_S)
 
     def close(self) -> None:
-        """Shows all that waits, and ends the thread."""
+        """Show all that waits, and ends the thread."""
         self.flush()
         self._closing = True
         self._put(_nothing, urgent=True)
@@ -213,7 +213,7 @@ class OutputView:
             traceback.print_exc()
 
     def _give_credit(self) -> None:
-        """Tells ranks that they may send more."""
+        """Tell ranks that they may send more."""
         node = self._node
         for proc, count in list(self._owed.items()):
             if count >= _CREDIT_STEP:
@@ -246,7 +246,7 @@ class OutputView:
             self._flush_source(source)
 
     def _add(self, proc: str, source: Source, pieces: Sequence[tuple[str, int, bytes]]) -> None:
-        """Takes pieces of a proc's streams; what was taken before is left out."""
+        """Take pieces of a proc's streams; what was taken before is left out."""
         now = time.monotonic()
         folder = self._folders[self._windows.get(source[0], _WINDOW)]
         rank = split_proc(proc)[1]
@@ -301,7 +301,7 @@ class OutputView:
             shown.set()
 
     def _look_at_unfinished(self) -> None:
-        """Tells of lines that have not ended, where somebody shows those."""
+        """Tell of lines that have not ended, where somebody shows those."""
         now = time.monotonic()
         tell = self.on_unfinished
         if tell is None or not self._look_at or now < self._look_at:
@@ -315,7 +315,7 @@ class OutputView:
 
 
 def in_units(count: int) -> str:
-    """A number of bytes in words, in brackets; nothing where it is small."""
+    """Return a number of bytes in words, in brackets; nothing where it is small."""
     for size, unit in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB")):
         if count >= size:
             return f" ({count / size:.1f} {unit})"
@@ -323,12 +323,12 @@ def in_units(count: int) -> str:
 
 
 def show(line: Line) -> None:
-    """Writes a line to stdout or stderr of this process."""
+    """Write a line to stdout or stderr of this process."""
     show_blocks([Block(line.source, line.ranks, line.stream, line.text + "\n")])
 
 
 def show_blocks(blocks: Sequence[Block]) -> None:
-    """Writes lines to stdout or stderr of this process."""
+    """Write lines to stdout or stderr of this process."""
     for block in blocks:
         file = sys.stderr if block.stream == "stderr" else sys.stdout
         if file is not None:

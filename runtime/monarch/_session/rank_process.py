@@ -103,7 +103,7 @@ class Rank:
             rendezvous.member_died(dead)
 
     def run(self) -> None:
-        """Works until it is stopped."""
+        """Work until it is stopped."""
         node, config = self.node, self.config
         owner = node.peers.get(config.owner)
         owner.send(m.encode(m.Ready(node.proc, os.getpid())))
@@ -127,7 +127,7 @@ class Rank:
         node.close(linger_ms=1000)
 
     def assume(self, rank: int, port: int) -> None:
-        """A spare process takes a place in the mesh."""
+        """Return a spare process takes a place in the mesh."""
         node = self.node
         node.rank = rank
         gpus = visible_gpus(environment_of(os.getppid()))
@@ -155,7 +155,7 @@ class Rank:
             asyncio.run(wait())
 
     def interrupt(self, *_: Any) -> None:
-        """Handles SIGINT: it is for the endpoint that runs; if none does, there is nothing to interrupt."""
+        """Handle SIGINT: it is for the endpoint that runs; if none does, there is nothing to interrupt."""
         main = self.main
         notice()
         actors_of(self.node).interrupts += 1
@@ -250,7 +250,7 @@ class Rank:
             self.main.end()
 
     def _exit(self) -> None:
-        """Ends the process although code of the user goes on in it."""
+        """End the process although code of the user goes on in it."""
         timer = threading.Timer(_LAST_WORDS, self._exit_stopped)
         timer.daemon = True
         timer.start()

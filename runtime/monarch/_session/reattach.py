@@ -73,7 +73,7 @@ def spec_of(key: str) -> tuple[bool, list[bytes], list[list[bytes]]]:
 
 
 def make_spec(pieces: list[bytes], buffers: list[list[bytes]]) -> Any:
-    """The spec, where it has arrived.
+    """Return the spec, where it has arrived.
 
     Raises:
         SerializationError: it cannot be unpickled here.

@@ -144,7 +144,7 @@ class Session:
     # The agent of this host
 
     def need_agent(self) -> None:
-        """Starts the agent of this host, unless it runs; it meets the other hosts that there are."""
+        """Start the agent of this host, unless it runs; it meets the other hosts that there are."""
         if self._start_agent() and self._interfaces and self.node.hosts.known:
             assert self.node.hosts.keys is not None
             for interface in list(self._interfaces):
@@ -158,7 +158,7 @@ class Session:
         return agent.pid if agent is not None else 0
 
     def _start_agent(self) -> bool:
-        """Whether it did not run."""
+        """Return whether it did not run."""
         with self._lock:
             if self._agent is not None:
                 return False
@@ -253,7 +253,7 @@ class Session:
     # Other hosts
 
     def listen(self, keys: KeyPair, interface: str, allowed: Sequence[str]) -> None:
-        """Listens for agents of other hosts, those that hold the keys that are allowed.
+        """Listen for agents of other hosts, those that hold the keys that are allowed.
 
         Args:
             keys: of this program, unless it listens already: it has one pair.
@@ -278,7 +278,7 @@ class Session:
             self._table[node.proc] = (self._address, node.hosts.keys.public.decode())
 
     def attach(self, hosts: list[m.Listening], keys: KeyPair, interface: str, own: bool = True) -> None:
-        """Connects to agents that listen on tcp, and tells all of each other.
+        """Connect to agents that listen on tcp, and tells all of each other.
 
         Args:
             hosts: where they listen.
@@ -300,12 +300,12 @@ class Session:
         self._tell_all()
 
     def _tell_all(self) -> None:
-        """Tells all hosts of each other."""
+        """Tell all hosts of each other."""
         for host in [*self.node.hosts.known, *([self.node.host] if self._opened else [])]:
             self.node.peers.to_agent(host, m.Hosts(self._table))
 
     def greet(self, address: str, keys: KeyPair, timeout: float) -> m.Listening:
-        """Learns who listens at an address, which holds the same key pair as this program, and keeps the connection.
+        """Learn who listens at an address, which holds the same key pair as this program, and keeps the connection.
 
         Raises:
             SpawnError: nobody answers in time.
@@ -377,7 +377,7 @@ class Session:
             answer.complete(lambda: listening)
 
     def _watch_host(self, host: str) -> None:
-        """Notices when the connection to a host breaks; one thread does for all hosts."""
+        """Notice when the connection to a host breaks; one thread does for all hosts."""
         gateway = self.node.hosts.gateway(host)
         if host in self._watched:
             return
@@ -419,7 +419,7 @@ class Session:
                 monitor.close(0)
 
     def host_lost(self, host: str, cause: Cause) -> None:
-        """The connection to a host broke: what was on its way may be gone, so nothing goes on there."""
+        """Return the connection to a host broke: what was on its way may be gone, so nothing goes on there."""
         self.node.hosts.known.pop(host, None)
         self._table.pop(host, None)
         self._watched.discard(host)
@@ -428,7 +428,7 @@ class Session:
         self.node.peers.lose_host(host, cause, host in self._released)
 
     def forget(self, host: str) -> None:
-        """Drops the connection to a host, and what is known of the processes there: it may be attached another time."""
+        """Drop the connection to a host, and what is known of the processes there: it may be attached another time."""
         node = self.node
         gateway = node.hosts.gateways.pop(host, None)  # pyright: ignore[reportPrivateUsage]
         if gateway is not None:
@@ -442,7 +442,7 @@ class Session:
         self.forget_peers(host)
 
     def forget_peers(self, host: str) -> None:
-        """Drops what is known of the processes of a host."""
+        """Drop what is known of the processes of a host."""
         peers = self.node.peers.known
         with self.node.peers.lock:
             for proc in [proc for proc, peer in peers.items() if peer.host == host]:
@@ -457,13 +457,13 @@ class Session:
                 self.node.peers.to_agent(host, m.Bye(self.node.proc))
 
     def own_address(self) -> str:
-        """The address, without a port, at which other hosts reach this program; empty if there are none."""
+        """Return the address, without a port, at which other hosts reach this program; empty if there are none."""
         return self._address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
     # The end
 
     def close(self, timeout: float) -> None:
-        """Ends everything: ranks, agents, sockets, folder."""
+        """End everything: ranks, agents, sockets, folder."""
         node = self.node
         if os.getpid() != self.pid or node.closed:
             # A fork of the program has the memory of a session, but not the session.
@@ -510,7 +510,7 @@ def start() -> Node:
 
 
 def shutdown_context(host_timeout: float | None = None) -> Future[None]:
-    """Ends this program's session: its processes, its hosts, its sockets. A later use starts a new one.
+    """End this program's session: its processes, its hosts, its sockets. A later use starts a new one.
 
     Args:
         host_timeout: seconds to wait for the processes to end; None for 10.

@@ -44,7 +44,7 @@ def start_agent(
     stderr: int | None = None,
     module: str = "monarch._procs.agent.main",
 ) -> subprocess.Popen[bytes]:
-    """Starts a host agent as a process of its own."""
+    """Start a host agent as a process of its own."""
     process = subprocess.Popen(
         [*prefix, sys.executable, "-m", module],
         stdin=subprocess.PIPE,
@@ -118,7 +118,7 @@ class WorkerHosts:
         self.mesh = attached(self.hosts, node, self.release)
 
     def release(self) -> None:
-        """Ends the agents."""
+        """End the agents."""
         self._session.release(self.hosts)
         for process in self.processes:
             try:
@@ -145,7 +145,7 @@ def attach_to_workers(
     timeout: float = 30.0,
     silence: float | None = None,
 ) -> HostMesh:
-    """Attaches hosts on which ``run_worker_loop_forever`` runs, along the axis ``hosts``.
+    """Attache hosts on which ``run_worker_loop_forever`` runs, along the axis ``hosts``.
 
     Args:
         ca: the key file that the workers were given too; see ``new_key_file``.
@@ -188,7 +188,7 @@ def attach_to_workers(
 def run_worker_loop_forever(
     *, address: str, ca: str, private_key: str | None = None, silence: float | None = None
 ) -> None:
-    """Serves this machine as a host: each program that attaches it, one after the other. It does not return.
+    """Serve this machine as a host: each program that attaches it, one after the other. It does not return.
 
     Args:
         address: where to listen, as in ``tcp://0.0.0.0:22222``.
@@ -241,7 +241,7 @@ def _checked(silence: float | None) -> float:
 
 
 def _lease(silence: float | None) -> float:
-    """Has this program hear of hosts at least so often, if that was said; the seconds that hold."""
+    """Have this program hear of hosts at least so often, if that was said; the seconds that hold."""
     node = current_node()
     if silence is not None:
         node.hosts.lease = _checked(silence)
@@ -249,7 +249,7 @@ def _lease(silence: float | None) -> float:
 
 
 def new_key_file(path: str) -> None:
-    """Makes a key file, which the workers and the program that attaches them both need; only its owner can read it.
+    """Make a key file, which the workers and the program that attaches them both need; only its owner can read it.
 
     Raises:
         FileExistsError: there is one already.
@@ -261,7 +261,7 @@ def new_key_file(path: str) -> None:
 
 
 def read_key_file(path: str) -> KeyPair:
-    """The key pair of a key file.
+    """Return the key pair of a key file.
 
     Raises:
         ArgumentError: this is not a path.
@@ -285,7 +285,7 @@ def read_key_file(path: str) -> KeyPair:
 
 
 def _way_to(address: str) -> str:
-    """The address of this machine from which another one is reached."""
+    """Return the address of this machine from which another one is reached."""
     machine, _, port = address.removeprefix("tcp://").rpartition(":")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -26,7 +26,7 @@ def heal_mesh(
     hosts: HostMesh | None = None,
     timeout: float = 60.0,
 ) -> M:
-    """Puts new processes in the place of those of a mesh that have died, at the same coordinates.
+    """Put new processes in the place of those of a mesh that have died, at the same coordinates.
 
     Each runs the ``bootstrap`` of its mesh, and gets the actors that were spawned there, made as they were at first.
     An actor that has failed where nobody waited is made anew, too, in its process. Processes that live keep
@@ -92,7 +92,7 @@ def _hand_over(
     copy: str,
     timeout: float,
 ) -> None:
-    """Gives new actors the state that is to be copied."""
+    """Return new actors the state that is to be copied."""
     if copy and isinstance(mesh, ActorMesh):
         mine = [rank for each, rank in renewed if each._key == mesh._key]
         _copy(mesh, [*replaced, *mine], source, copy, timeout)
@@ -103,7 +103,7 @@ def _hand_over(
 
 
 def _copy(mesh: ActorMesh, new: list[int], source: int | None, method: str, timeout: float) -> None:
-    """Gives new actors the tensors of one that has lived on."""
+    """Return new actors the tensors of one that has lived on."""
     from monarch._state.copy.copying import copy_state
 
     region = mesh._state.region

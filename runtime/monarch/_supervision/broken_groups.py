@@ -23,7 +23,7 @@ class Addressed(Protocol):
 
 
 def meshes_of_calls(node: NodeLike, calls: Iterable[Addressed]) -> set[Procs]:
-    """The meshes of processes that some calls went to."""
+    """Return the meshes of processes that some calls went to."""
     # A spawn has no view, and its mesh may be gone.
     known = meshes_of(node).actor_meshes
     views = [known.get(call.actor) if call.view is None else call.view for call in calls]
@@ -31,7 +31,7 @@ def meshes_of_calls(node: NodeLike, calls: Iterable[Addressed]) -> set[Procs]:
 
 
 def spoil_groups(node: NodeLike, meshes: Iterable[Procs], reason: str, number: int) -> None:
-    """Tells all ranks of some meshes that a generation of groups is broken; they hear it before later calls from here.
+    """Tell all ranks of some meshes that a generation of groups is broken; they hear it before later calls from here.
 
     Args:
         node: of this process.

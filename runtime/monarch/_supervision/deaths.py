@@ -88,14 +88,14 @@ class Deaths:
         self._do(uid, commands)
 
     def is_supervised(self, uid: str, key: str, rank: int) -> bool:
-        """Whether a failure may be dealt with, so that calls which meet it wait for that."""
+        """Return whether a failure may be dealt with, so that calls which meet it wait for that."""
         shared = meshes_of(self._node).own_procs.get(uid)
         return shared is not None and bool(
             shared.supervision.restart or supervisors_of(self._node).asked_of(uid, key, rank)
         )
 
     def died(self, dead: m.Dead, calls: list[str]) -> None:
-        """Those who waited for a process that has died were told: these calls."""
+        """Return those who waited for a process that has died were told: these calls."""
         with self._lock:
             known = self._known.get(split_proc(dead.proc))
             if known is not None and known.dead is dead:

@@ -20,7 +20,7 @@ from monarch.exceptions import SupervisionError
 
 
 def default_fault_hook(failure: MeshFailure) -> None:
-    """Says on stderr what failed; calls to the mesh raise from then on."""
+    """Say on stderr what failed; calls to the mesh raise from then on."""
     print(describe_unhandled(failure), file=sys.stderr, flush=True)
 
 
@@ -45,7 +45,7 @@ class Escalation:
         owner: str,
         latest: int,
     ) -> None:
-        """Asks everybody about the failure of some ranks, and tells of those that nobody handles.
+        """Ask everybody about the failure of some ranks, and tells of those that nobody handles.
 
         Args:
             made: the failure, as it is told of some of them.
@@ -81,7 +81,7 @@ class Escalation:
     def ask(
         self, failure: MeshFailure, supervisors: Sequence[Judge], owner: str, judged: Callable[[bool], None]
     ) -> None:
-        """Asks who supervises, then the owner, whether a failure is handled; in a thread that may wait."""
+        """Ask who supervises, then the owner, whether a failure is handled; in a thread that may wait."""
         for supervisor in supervisors:
             if supervisor.judge(failure):
                 judged(True)
@@ -110,7 +110,7 @@ class Escalation:
 
 
 def call_hook(failure: MeshFailure) -> None:
-    """Calls the hook of the program, which may be its own."""
+    """Call the hook of the program, which may be its own."""
     module = sys.modules.get("monarch.actor")
     hook = getattr(module, "unhandled_fault_hook", None) or default_fault_hook
     try:

@@ -42,7 +42,7 @@ class _Member:
         self.call: Callable[[], Watched | None] = ref(call) if call.port else lambda: call
 
     def waits_for(self) -> list[Peer]:
-        """The procs that have not answered, and live."""
+        """Return the procs that have not answered, and live."""
         call = self.call()
         return [peer for peer in call.waits_for() if peer.dead is None] if call is not None else []
 
@@ -93,11 +93,11 @@ class CallGroup:
         self._take(calls)
 
     def join(self) -> None:
-        """Watches over the calls as one; some of their ranks may have failed by now."""
+        """Watch over the calls as one; some of their ranks may have failed by now."""
         self._look_back([call for each in self._calls if (call := each.call()) is not None])
 
     def add(self, calls: Sequence[Watched]) -> bool:
-        """Watches over more calls; not if it is over."""
+        """Watch over more calls; not if it is over."""
         with self._lock:
             if self.over:
                 return False
@@ -124,7 +124,7 @@ class CallGroup:
         return member if member is not None and member.call() is call else None
 
     def _waits(self) -> bool:
-        """Whether any rank has not answered; with the lock. Each call is looked at no more once all of its have."""
+        """Return whether any rank has not answered; with the lock. Each call is looked at no more once all of its have."""
         while self._waiting and not self._waiting[0].waits_for():
             self._waiting.popleft()
         return bool(self._waiting)
@@ -283,7 +283,7 @@ class CallGroup:
             self._tell(command.positions, interrupt, ())
 
     def _announce(self, machine: FailFast) -> None:
-        """Tells all that ranks are about to be freed, which may close the connections of the others.
+        """Tell all that ranks are about to be freed, which may close the connections of the others.
 
         Connections are another way than messages, so nobody is freed before all know, or the next look is due.
         """
@@ -321,7 +321,7 @@ class CallGroup:
         args: tuple[Any, ...],
         heard: Callable[[int, Any], None] = lambda task, answer: None,
     ) -> list[Answers]:
-        """Asks the ranks of some tasks for a service that gets the call's actor, caller and port before other args."""
+        """Ask the ranks of some tasks for a service that gets the call's actor, caller and port before other args."""
         made: list[Answers] = []
         places_of: dict[_Member, dict[str, int]] = {}
         for task in tasks:

@@ -139,7 +139,7 @@ class Faults:
 
 
 def _was_not_made(mesh: ActorMesh, rank: int) -> bool:
-    """Whether it is its constructor that has raised."""
+    """Return whether it is its constructor that has raised."""
     birth = mesh._state.birth
     return birth is not None and rank in birth.raised
 

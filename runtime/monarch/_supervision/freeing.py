@@ -35,7 +35,7 @@ def _is(call: Call | None, src: str, port: int) -> bool:
 
 
 def running(key: str, src: str, port: int) -> tuple[Mailbox, Call] | None:
-    """The actor of this process that handles a call now, and the call; None if none does.
+    """Return the actor of this process that handles a call now, and the call; None if none does.
 
     Args:
         key: of the actor's mesh.
@@ -50,14 +50,14 @@ def running(key: str, src: str, port: int) -> tuple[Mailbox, Call] | None:
 
 
 def waiting(key: str, src: str, port: int) -> Mailbox | None:
-    """The actor of this process that has a call in its queue; None if none has."""
+    """Return the actor of this process that has a call in its queue; None if none has."""
     mailbox = actors_of(current_node()).here.get(key)
     queued = list(mailbox.queue) if mailbox is not None else []
     return mailbox if any(_is(call, src, port) for call in queued) else None
 
 
 def _is_idle(key: str, src: str, port: int) -> bool:
-    """Whether a call neither runs here nor waits; that of a constructor waits until the actor is made."""
+    """Return whether a call neither runs here nor waits; that of a constructor waits until the actor is made."""
     mailbox = actors_of(current_node()).here.get(key)
     return mailbox is None or (not mailbox.is_coming and waiting(key, src, port) is None)
 
@@ -107,7 +107,7 @@ def standing(key: str, src: str, port: int) -> Standing:
 
 
 def _being_checked(frame: FrameType | None, rank: int, wait: Wait) -> dict[str, tuple[tuple[int, ...], int]]:
-    """The group whose collective a thread is in, if collectives are checked before they are counted."""
+    """Return the group whose collective a thread is in, if collectives are checked before they are counted."""
     # Nothing is imported in the thread that receives.
     checks = sys.modules.get("monarch._tensors.collectives.checks")
     waits = checks.waiting.waits_in(frame, rank, (), wait is Wait.OTHER) if checks is not None else None
@@ -121,7 +121,7 @@ def place_of(frame: FrameType | None) -> tuple[int, ...]:
 
 
 def _caller_of_wait(frame: FrameType | None) -> FrameType | None:
-    """The frame that waits for an answer, whose thread receives meanwhile and so is never at one place."""
+    """Return the frame that waits for an answer, whose thread receives meanwhile and so is never at one place."""
     for _ in range(_WAIT_DEPTH):
         if frame is None:
             return None
@@ -132,7 +132,7 @@ def _caller_of_wait(frame: FrameType | None) -> FrameType | None:
 
 
 def _makes_group(frame: FrameType | None) -> bool:
-    """Whether code is in a function of torch that makes a process group."""
+    """Return whether code is in a function of torch that makes a process group."""
     for _ in range(_DEPTH):
         if frame is None:
             return False
@@ -160,7 +160,7 @@ def expect(key: str, src: str, port: int, reason: str, number: int) -> None:
 
 @service("freeing.free", "quick")
 def free(key: str, src: str, port: int, reason: str, number: int) -> Freed:
-    """Aborts what a call of this rank waits in: its collectives, a socket, a condition.
+    """Abort what a call of this rank waits in: its collectives, a socket, a condition.
 
     The call goes on with an error, or with the interrupt that it has not taken yet.
 
@@ -204,7 +204,7 @@ def _explain(reason: str) -> None:
 
 
 def _shut_waited(what: Blocked) -> int:
-    """Ends the TCP connections that a thread waits for, such as one with torch's store."""
+    """End the TCP connections that a thread waits for, such as one with torch's store."""
     if what.wait is not Wait.SOCKET or not what.files:
         return 0
     from monarch._tensors.collectives.connections import open_sockets, shut_down
@@ -213,7 +213,7 @@ def _shut_waited(what: Blocked) -> int:
 
 
 def _wake(ident: int) -> int:
-    """Wakes a thread that waits in a condition, so that it takes the interrupt that was raised in it.
+    """Wake a thread that waits in a condition, so that it takes the interrupt that was raised in it.
 
     Python raises it between two steps of the thread's own code, of which a wait without a timeout makes none. A
     condition may wake at any time, so whoever waits looks again; the lock is one that only this waiter has.

@@ -30,7 +30,7 @@ _TRIES = 5
 def heal(
     shared: ProcsState, node: Node, timeout: float, hosts: Sequence[str] = ()
 ) -> tuple[list[int], list[tuple[ActorMesh, int]]]:
-    """Puts new processes in the place of those that have died, and new actors in that of those that have failed.
+    """Put new processes in the place of those that have died, and new actors in that of those that have failed.
 
     Args:
         shared: of the mesh.
@@ -80,7 +80,7 @@ def _replace(shared: ProcsState, node: Node, ranks: Sequence[int], timeout: floa
 
 
 def _replace_dead(shared: ProcsState, node: Node, until: float, hosts: Sequence[str]) -> set[int]:
-    """The ranks that have new processes."""
+    """Return the ranks that have new processes."""
     replaced: set[int] = set()
     for attempt in range(_TRIES):
         dead = dead_ranks(shared, node)
@@ -98,7 +98,7 @@ def _replace_dead(shared: ProcsState, node: Node, until: float, hosts: Sequence[
 
 
 def _renew_failed(shared: ProcsState, node: Node, until: float, replaced: set[int]) -> list[tuple[ActorMesh, int]]:
-    """The actors that were restarted in a process that lives on."""
+    """Return the actors that were restarted in a process that lives on."""
     renewed: list[tuple[ActorMesh, int]] = []
     for mesh in actor_meshes_on(shared, node):
         state = mesh._state
@@ -132,7 +132,7 @@ def _move(shared: ProcsState, node: Node, dead: Sequence[int], hosts: Sequence[s
 
 
 def _first_error(made: list[Future[Any]], until: float) -> BaseException | None:
-    """The error of the first that has one, once all have ended."""
+    """Return the error of the first that has one, once all have ended."""
     first: BaseException | None = None
     for each in made:
         error = each.exception(max(0.0, until - time.monotonic()))
@@ -141,7 +141,7 @@ def _first_error(made: list[Future[Any]], until: float) -> BaseException | None:
 
 
 def _make_again(mesh: ActorMesh, rank: int, until: float) -> None:
-    """A failed actor whose process lives: it is ended, and another is made there."""
+    """Return a failed actor whose process lives: it is ended, and another is made there."""
     node = mesh._node
     position = mesh._state.region.position_of(rank)
     if position is None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def supervise(mesh: Any, on_failure: Callable[[MeshFailure], Any] | None = None) -> Supervisor:
-    """Handles the failures of a mesh for as long as a ``with`` block runs: ``with supervise(mesh, heal): ...``.
+    """Handle the failures of a mesh for as long as a ``with`` block runs: ``with supervise(mesh, heal): ...``.
 
     What is handled is told to nobody else, and calls to the ranks that live go on. A call that waited for a rank that
     has died raises all the same, since nobody can answer it; a call made while ``on_failure`` still runs waits for
@@ -69,12 +69,12 @@ class Supervisor:
         self.failures: list[MeshFailure] = []
 
     def covers(self, uid: str, key: str, rank: int) -> bool:
-        """Whether it is to judge a failure: of a rank of a mesh, or of an actor with a key there."""
+        """Return whether it is to judge a failure: of a rank of a mesh, or of an actor with a key there."""
         mine = self._uid == uid and (not key or self._key in ("", key))
         return mine and self._mesh._region.position_of(rank) is not None
 
     def judge(self, failure: MeshFailure) -> bool:
-        """Whether it handles a failure; in a thread that may wait."""
+        """Return whether it handles a failure; in a thread that may wait."""
         self.failures.append(failure)
         if self._on_failure is None:
             return True

@@ -157,7 +157,7 @@ class _Look:
             self._machine.standing(answer.rank, answer)
 
     def _judge(self) -> None:
-        """All have answered: report what was found, and look again if a rank waits."""
+        """Return all have answered: report what was found, and look again if a rank waits."""
         assert self._procs is not None
         for finding in self._machine.findings(self._asked):
             call = self._calls.get(self._procs.proc(finding.waits.rank))

@@ -86,7 +86,7 @@ class Watch:
             self._join(uid, [call, *self._under_way(uid)])
 
     def _join(self, uid: str, calls: list[Watched]) -> None:
-        """Watches over calls as one, beside those that are watched over already."""
+        """Watch over calls as one, beside those that are watched over already."""
         while True:
             with self._lock:
                 known = self._parties.get(uid)
@@ -99,7 +99,7 @@ class Watch:
                 return
 
     def _still_unread(self, uid: str) -> list[Watched]:
-        """Forgets the others; with the lock."""
+        """Forget the others; with the lock."""
         found = {proc: call for proc, known in self._unread.get(uid, {}).items() if (call := known()) and call.unread}
         if found:
             self._unread[uid] = {proc: ref(call) for proc, call in found.items()}
@@ -108,7 +108,7 @@ class Watch:
         return list(found.values())
 
     def _under_way(self, uid: str) -> Iterator[Watched]:
-        """The calls to a mesh that wait for answers, and that nothing else watches over."""
+        """Return the calls to a mesh that wait for answers, and that nothing else watches over."""
         calls: list[Any] = list(self._node.ports.gathers.values())
         for call in calls:
             is_call = getattr(call, "party", self) is None and call.watched and call.actor

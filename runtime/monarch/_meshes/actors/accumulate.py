@@ -29,7 +29,7 @@ class Accumulator(Generic[P, R, A]):
         self._combine = combine
 
     def accumulate(self, *args: P.args, **kwargs: P.kwargs) -> Future[A]:
-        """Sends at once; the result is the fold of all answers. The first error of an actor is its error."""
+        """Send at once; the result is the fold of all answers. The first error of an actor is its error."""
         answers = self._endpoint.stream(*args, **kwargs)
 
         def fold() -> A:

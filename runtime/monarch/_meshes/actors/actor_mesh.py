@@ -74,7 +74,7 @@ class ActorMesh(HasGroups, MeshView, AsyncResource):
         return type(self)(self._state, region, self._node)
 
     def _receivers(self) -> list[str]:
-        """The proc ids of its members."""
+        """Return the proc ids of its members."""
         return [peer.proc for peer in self._members_at().peers]
 
     # Endpoints
@@ -153,11 +153,11 @@ class ActorMesh(HasGroups, MeshView, AsyncResource):
         return Targets(node.hosts, [node.peers.get(procs.proc(rank)) for rank in region.base_ranks()], shape, version)
 
     def _member(self, position: int) -> ActorMesh:
-        """The mesh of one member."""
+        """Return the mesh of one member."""
         return self._member_of(self._shape, position)
 
     def _member_of(self, shape: Shape, position: int) -> ActorMesh:
-        """The mesh of the member at a position that a shape of this mesh has."""
+        """Return the mesh of the member at a position that a shape of this mesh has."""
         return self._view(Region((), shape.region.base_rank(position), (), ()))
 
     def _follow(self) -> None:
@@ -171,7 +171,7 @@ class ActorMesh(HasGroups, MeshView, AsyncResource):
             state.region, self._shape = shape.region, shape
 
     def _check_alive(self, method: str) -> None:
-        """Raises what says that members have died."""
+        """Raise what says that members have died."""
         node = self._node
         self._check_open()
         if self._state.failed:
@@ -186,7 +186,7 @@ class ActorMesh(HasGroups, MeshView, AsyncResource):
             raise died(f"{self._called}.{method}()", self._name, lost, self.extent, None, self._called)
 
     def _awaits_verdict(self) -> bool:
-        """Whether a call waits now for what is decided about its members."""
+        """Return whether a call waits now for what is decided about its members."""
         node = self._node
         if node.closed or not verdicts_of(node).is_open(self._state.procs.uid):
             return False
@@ -212,7 +212,7 @@ class ActorMesh(HasGroups, MeshView, AsyncResource):
     # Ending
 
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
-        """Stops the actors, once they have handled what was sent before; their ``__cleanup__`` runs.
+        """Stop the actors, once they have handled what was sent before; their ``__cleanup__`` runs.
 
         It begins at once; the result says when it is done, or with which error a cleanup has failed. After 3 s the rest
         of what was sent is refused, async calls are cancelled, and sync ones, or a constructor, are interrupted.
@@ -302,7 +302,7 @@ class _Tolerant(Future[None]):
 
 
 def member_rows(node: Node, procs: Procs, region: Region) -> tuple[list[str], list[list[object]]]:
-    """A table of the members of a view: rank, coordinates, host, state."""
+    """Return a table of the members of a view: rank, coordinates, host, state."""
     extent = region.extent
     headers = ["rank", *extent.labels, "host", "proc", "state"]
     rows: list[list[object]] = []

@@ -62,7 +62,7 @@ class Endpoint(Generic[P, R]):
         self._flags = flags
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
-        """Sends to every actor of the mesh; the result is a ValueMesh of what each returned.
+        """Send to every actor of the mesh; the result is a ValueMesh of what each returned.
 
         Raises:
             ArgumentError: the arguments do not fit the endpoint's signature.
@@ -72,7 +72,7 @@ class Endpoint(Generic[P, R]):
         return self._gather(args, kwargs, _values)
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Sends to the one actor that this mesh has; the result is what it returned. ArgumentError for others."""
+        """Send to the one actor that this mesh has; the result is what it returned. ArgumentError for others."""
         mesh = self.mesh
         if len(mesh) != 1:
             raise ArgumentError(
@@ -82,12 +82,12 @@ class Endpoint(Generic[P, R]):
         return self._gather(args, kwargs, _single)
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Sends to one actor of the mesh, drawn at random; the result is what it returned."""
+        """Send to one actor of the mesh, drawn at random; the result is what it returned."""
         one = self.mesh._member(random.randrange(len(self.mesh)))
         return Endpoint[P, R](one, self.name, self._arity, self._flags)._gather(args, kwargs, _single)
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
-        """Sends to every actor of the mesh; gives a future for each answer, in the order in which they arrive."""
+        """Send to every actor of the mesh; gives a future for each answer, in the order in which they arrive."""
         if must_wait(self.mesh):
             packed = self._pack(args, kwargs)
             return iter(stream_later(self.mesh, self.name, lambda: self._stream(packed)))
@@ -105,7 +105,7 @@ class Endpoint(Generic[P, R]):
         return list(stream.futures)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Sends to every actor of the mesh and waits for nothing.
+        """Send to every actor of the mesh and waits for nothing.
 
         An endpoint that raises then has nobody to tell: its actor fails, and its owner hears of it.
         """
@@ -116,7 +116,7 @@ class Endpoint(Generic[P, R]):
         raise MonarchError(f"{self.mesh._name}.{self.name}.rref() needs distributed tensors, which are not here yet")
 
     def send_to(self, args: tuple[Any, ...], kwargs: dict[str, Any], port: Port[Any] | None, choose: bool) -> None:
-        """Sends with a port of the caller's choice for the answers."""
+        """Send with a port of the caller's choice for the answers."""
         mesh = self.mesh._member(random.randrange(len(self.mesh))) if choose else self.mesh
         if port is None:
             Endpoint[P, R](mesh, self.name, self._arity, self._flags)._send(args, kwargs)
@@ -189,7 +189,7 @@ class Endpoint(Generic[P, R]):
     def _pack(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], wait: bool = False
     ) -> tuple[bytes, list[memoryview]]:
-        """Pickles the arguments, once it is clear that the receivers live; that may ``wait`` for a verdict."""
+        """Pickle the arguments, once it is clear that the receivers live; that may ``wait`` for a verdict."""
         if self._arity is not None:
             self._arity.check(args, kwargs)
         mesh = self.mesh
@@ -208,7 +208,7 @@ class Endpoint(Generic[P, R]):
     def _dispatch(
         self, prepared: tuple[bytes, list[memoryview]], targets: Targets, sink: _Answers | None, gathered: bool
     ) -> None:
-        """Sends to all targets or, if this raises, to none; the port of the sink is closed then."""
+        """Send to all targets or, if this raises, to none; the port of the sink is closed then."""
         mesh = self.mesh
         node = mesh._node
         body, buffers = prepared
@@ -234,7 +234,7 @@ class Endpoint(Generic[P, R]):
 
 
 def _into_memory(node: Node, targets: Targets, buffers: Sequence[memoryview], cost: int) -> m.PackedBulk | None:
-    """Writes large buffers into shared memory for those of this host; None if they go through the socket."""
+    """Write large buffers into shared memory for those of this host; None if they go through the socket."""
     receivers = [peer for peer in targets.near if peer.dead is None]
     if not receivers:
         return None
@@ -259,7 +259,7 @@ def send_to_all(
     bulk: m.PackedBulk | None,
     gathered: bool,
 ) -> None:
-    """Sends one message to all members of a view: directly on this host, once a host to the others."""
+    """Send one message to all members of a view: directly on this host, once a host to the others."""
     # Not the caller's own memory, which may change before all is sent.
     frames = lasting(buffers) if buffers and (targets.far or bulk is None) else ()
     if targets.near:
@@ -337,7 +337,7 @@ class Stream(Owed):
         return any(future.unread for future in self.futures[: self._next])
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
-        """Takes an answer."""
+        """Take an answer."""
         if not 0 <= reply.rank < len(self.targets):
             reply = replaced(reply, self.targets, self.label)
         if reply.rank in self.owed:
@@ -401,7 +401,7 @@ class _Relay(Owed):
         return f"{self._mesh._called}.{self._method}()"
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
-        """Takes an answer."""
+        """Take an answer."""
         if not 0 <= reply.rank < len(self.targets):
             reply = replaced(reply, self.targets, self.label)
         if self._explicit or reply.rank in self.owed:
@@ -449,7 +449,7 @@ def as_endpoint(
     method: EndpointLike[P, R], *, propagate: Any = None, explicit_response_port: bool = False
 ) -> EndpointLike[P, R]: ...
 def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: bool = False) -> Any:
-    """The endpoint of a method that has no decorator: ``as_endpoint(mesh.method).call(...)``.
+    """Return the endpoint of a method that has no decorator: ``as_endpoint(mesh.method).call(...)``.
 
     Raises:
         ValueError: it is no method of a spawned actor.
@@ -495,7 +495,7 @@ def send(
     port: Port[Any] | None = None,
     selection: str = "all",
 ) -> None:
-    """Sends a message whose answers go to a port.
+    """Send a message whose answers go to a port.
 
     Args:
         endpoint: whom and what to call.

@@ -95,7 +95,7 @@ def _wait(node: Node, peer: Peer, position: int, count: int, mesh: ActorMeshLike
 
 
 def _may_wait_for_us(mailbox: ActorLike, peer: Peer) -> bool:
-    """Whether the receiver may itself wait for room at this actor, so that a standstill has to end.
+    """Return whether the receiver may itself wait for room at this actor, so that a standstill has to end.
 
     A sender goes beyond the window so seldom that it is not far beyond if the receiver is only slow.
     """

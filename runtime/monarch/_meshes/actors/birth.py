@@ -120,7 +120,7 @@ class Birth(Gather[None]):
         super().add_done_callback(callback)
 
     def proc_ids(self) -> list[str]:
-        """The processes of the whole mesh of processes."""
+        """Return the processes of the whole mesh of processes."""
         return self.everyone()
 
     def heard(self, ranks: Iterable[int]) -> None:
@@ -168,7 +168,7 @@ class Birth(Gather[None]):
             self._end()
 
     def _answered(self, peer: Peer) -> bool:
-        """Whether this was the last one that had not answered in time; with the lock."""
+        """Return whether this was the last one that had not answered in time; with the lock."""
         if peer not in self.unanswered:
             return False
         self.unanswered = [each for each in self.unanswered if each is not peer]
@@ -180,7 +180,7 @@ class Birth(Gather[None]):
             self.party.completed()
 
     def _give_up(self) -> None:
-        """Completes without those that have not answered, which are heard later."""
+        """Complete without those that have not answered, which are heard later."""
         with self._lock:
             if not self._left:
                 return
@@ -189,7 +189,7 @@ class Birth(Gather[None]):
         self._complete()
 
     def _pass_on(self, patience: int = _PATIENCE) -> None:
-        """Gives up those that have not answered, and tells of what is untold.
+        """Return up those that have not answered, and tells of what is untold.
 
         Those that wait for the failed ones in a collective are about to be freed, and are heard in time most often.
         """
@@ -309,7 +309,7 @@ def _true(*_: Any) -> Any:
 
 
 def _calls_to(node: NodeLike, key: str, peer: Peer) -> list[Callable[[], Any]]:
-    """The calls under way to one actor, but for the one that makes it; each None once nobody keeps it."""
+    """Return the calls under way to one actor, but for the one that makes it; each None once nobody keeps it."""
     found: list[Callable[[], Any]] = []
     for sink in list(node.ports.gathers.values()):
         if peer not in sink.targets:

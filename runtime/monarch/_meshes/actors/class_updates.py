@@ -54,7 +54,7 @@ class Changes(NamedTuple):
 
 
 def changes(old: type, new: type) -> Changes:
-    """Compares two versions of a class with the bases that they do not share, by code and by value."""
+    """Compare two versions of a class with the bases that they do not share, by code and by value."""
     before, after = _members(old, new), _members(new, old)
     both = [name for name in after if name in before]
     return Changes(
@@ -88,7 +88,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _same_code(one: Any, other: Any) -> bool:
-    """Whether two pieces of code do the same, be they on other lines."""
+    """Return whether two pieces of code do the same, be they on other lines."""
     parts = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_flags", "co_argcount")
     if any(getattr(one, part) != getattr(other, part) for part in parts):
         return False
@@ -112,7 +112,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def update_class(mesh: ActorMesh, new: type) -> Future[Any]:
-    """Has all actors of a mesh take a new version of their class. They keep their state; ``__init__`` does not run.
+    """Have all actors of a mesh take a new version of their class. They keep their state; ``__init__`` does not run.
 
     What was sent before is handled by the old version, what is sent from now on by the new one. Returns when all
     ranks have agreed; the result is done when all have changed, which a busy actor does after what it handles.
@@ -181,7 +181,7 @@ def prepare(key: str, number: int, body: bytes) -> None:
 
 @service("class_updates.commit", "actor")
 def commit(instance: Any, number: int) -> None:
-    """Takes the class that was prepared; between two messages of the actor."""
+    """Take the class that was prepared; between two messages of the actor."""
     here = current.get()
     assert here is not None
     mailbox = here[0]

@@ -61,7 +61,7 @@ class Later(Future[R]):
 
 
 def must_wait(mesh: ActorMeshLike) -> bool:
-    """Whether a call from this thread would keep an event loop waiting for a verdict, or overtake one that does."""
+    """Return whether a call from this thread would keep an event loop waiting for a verdict, or overtake one that does."""
     if not runs_event_loop() or judging.get() or _at_once.get():
         return False
     return not mesh._node.lanes.is_idle(_lane(mesh)) or mesh._awaits_verdict()
@@ -74,7 +74,7 @@ def send_later(
     sent: Callable[[S], object],
     failed: Callable[[Any], object],
 ) -> None:
-    """Sends a message when the verdict on a mesh has ended, after those that wait already.
+    """Send a message when the verdict on a mesh has ended, after those that wait already.
 
     Args:
         mesh: the receivers.
@@ -99,14 +99,14 @@ def send_later(
 
 
 def call_later(mesh: ActorMeshLike, method: str, send: Callable[[], Future[R]]) -> Later[R]:
-    """The future of one call that ``send`` makes."""
+    """Return the future of one call that ``send`` makes."""
     later: Later[R] = Later(mesh, f"{mesh._called}.{method}()")
     send_later(mesh, method, send, later.sent, later.fail)
     return later
 
 
 def stream_later(mesh: ActorMeshLike, method: str, send: Callable[[], Iterable[Future[R]]]) -> list[Later[R]]:
-    """The futures of a stream that ``send`` makes."""
+    """Return the futures of a stream that ``send`` makes."""
     laters: list[Later[R]] = [Later(mesh, f"{mesh._called}.{method}()") for _ in range(len(mesh))]
     send_later(mesh, method, send, partial(_streamed, mesh, laters), partial(_fail_all, laters))
     return laters

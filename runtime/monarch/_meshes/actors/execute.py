@@ -17,7 +17,7 @@ class Runner(Actor):
 
     @endpoint
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a function."""
+        """Return the result of a function."""
         return function(*args, **kwargs)
 
 

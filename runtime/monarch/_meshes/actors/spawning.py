@@ -24,7 +24,7 @@ from monarch.exceptions import ArgumentError
 def spawn_actors(
     procs: ProcMeshLike, name: str, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ActorMesh:
-    """Makes an actor in each process of a mesh, and in those that take the place of dead ones; see ``ProcMesh.spawn``.
+    """Make an actor in each process of a mesh, and in those that take the place of dead ones; see ``ProcMesh.spawn``.
 
     A heal or resize goes on meanwhile. It and this each change the roster of processes, or the meshes of actors on it,
     in one short step under the same lock; so an actor is made in a new process either by this or by the heal.
@@ -71,7 +71,7 @@ def spawn_actors(
 
 
 def _send(mesh: ActorMesh, targets: Targets, create: m.Create, buffers: Sequence[memoryview]) -> None:
-    """Sends one Create to all processes that live."""
+    """Send one Create to all processes that live."""
     node = mesh._node
     near = [peer for peer in targets.near if peer.dead is None]
     if near:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def changing(shared: ProcsState, node: Node, what: str, timeout: float) -> Iterator[None]:
-    """Keeps other long changes of a mesh waiting while the block runs. No lock is held: see ``ProcsState.lock``.
+    """Keep other long changes of a mesh waiting while the block runs. No lock is held: see ``ProcsState.lock``.
 
     Args:
         shared: of the mesh.

@@ -79,7 +79,7 @@ class _Room(NamedTuple):
 
 
 def _agent_of(node: Node) -> int:
-    """The pid of the agent of this host; 0 if none runs."""
+    """Return the pid of the agent of this host; 0 if none runs."""
     if node.config is not None:
         return os.getppid()
     return agents_of(node).agent_pid

@@ -56,7 +56,7 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
 
     @classmethod
     def refer(cls, procs: Procs, region: Region, node: Node | None = None) -> ProcMesh:
-        """A reference to processes that somebody else owns."""
+        """Return a reference to processes that somebody else owns."""
         return cls(ProcsState(procs, False), region, node or current_node())
 
     @classmethod
@@ -73,7 +73,7 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
         return self._state.procs.name
 
     def role(self, name: str) -> ProcMesh:
-        """The processes that were given a role by ``spawn_procs(roles=...)``.
+        """Return the processes that were given a role by ``spawn_procs(roles=...)``.
 
         Raises:
             ShapeError: there is no such role, or this is a slice or has other axes.
@@ -87,7 +87,7 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
         return self.slice(**{state.procs.labels[-1]: slice(ranks.start, ranks.stop)})
 
     def resize(self, onto: Hosts | None = None, /, **sizes: int) -> ProcMesh:
-        """Makes the mesh larger or smaller while it lives: ``mesh.resize(gpus=6)``, ``mesh.resize(more, hosts=3)``.
+        """Make the mesh larger or smaller while it lives: ``mesh.resize(gpus=6)``, ``mesh.resize(more, hosts=3)``.
 
         Ranks keep their numbers: new ones come after the last, and the last ones go, after their actors have handled
         what was sent before and have cleaned up. Meshes of actors on all of it become larger or smaller with it, and
@@ -130,7 +130,7 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
         return future
 
     def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
-        """Makes an actor in each process. It returns at once; what is sent to them waits until they are there.
+        """Make an actor in each process. It returns at once; what is sent to them waits until they are there.
 
         It does not wait for a heal that is under way either: the actors in processes that are being replaced are made
         in the new ones.
@@ -163,7 +163,7 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
         return cast("A", spawn_actors(self, name, cls, args, kwargs))
 
     def execute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> ValueMesh[Any]:
-        """Calls a function in each process, and waits for what it returns there.
+        """Call a function in each process, and waits for what it returns there.
 
         Args:
             function: from a module, a script or a notebook cell, or a lambda.
@@ -197,7 +197,7 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
             raise died(what, self.name, lost, self.extent, None, called(self.name, whole, self._region))
 
     def _is_decided(self) -> bool:
-        """Whether nobody heals the mesh or judges its deaths; also in what does that, which waits for nobody."""
+        """Return whether nobody heals the mesh or judges its deaths; also in what does that, which waits for nobody."""
         uid, now = self._state.procs.uid, self._state.changes.now
         return judging.get() or (now is None and not verdicts_of(self._node).is_open(uid))
 
@@ -208,12 +208,12 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
         return {self._region.base_rank(position): dead for position, dead in self._lost().items()}
 
     def _living(self) -> list[str]:
-        """The proc ids of those of its processes that live, as far as is known."""
+        """Return the proc ids of those of its processes that live, as far as is known."""
         procs = [self._state.procs.proc(rank) for rank in self._region.base_ranks()]
         return [proc for proc in procs if self._node.peers.get(proc).dead is None]
 
     def _lost(self) -> dict[int, m.Dead]:
-        """Those of its processes that have died, by position."""
+        """Return those of its processes that have died, by position."""
         lost: dict[int, m.Dead] = {}
         for position, rank in enumerate(self._region.base_ranks()):
             peer = self._node.peers.known.get(self._state.procs.proc(rank))
@@ -222,7 +222,7 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
         return lost
 
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
-        """Ends the processes, once their actors have handled what was sent before and have cleaned up.
+        """End the processes, once their actors have handled what was sent before and have cleaned up.
 
         It begins at once; the result is there when the processes have ended. Actors end as they do by
         ``ActorMesh.stop``, with the same bounds. A process whose actor has code that goes on after two interrupts is
@@ -256,7 +256,7 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
     async def logging_option(
         self, stream_to_client: bool = True, aggregate_window_sec: float | None = None, level: int = logging.INFO
     ) -> None:
-        """Says how the output of these processes is shown here.
+        """Say how the output of these processes is shown here.
 
         Args:
             stream_to_client: whether it is shown at all.
@@ -312,7 +312,7 @@ def whole_of(state: ProcsState, node: Node) -> ProcMesh:
 
 
 def this_proc() -> ProcMesh:
-    """The process that this code runs in, as a mesh of one. Actors that are spawned on it live here."""
+    """Return the process that this code runs in, as a mesh of one. Actors that are spawned on it live here."""
     node = open_node()
     if node.config is not None:
         procs = node.config.procs

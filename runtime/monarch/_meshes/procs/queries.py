@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def dead_ranks(shared: ProcsState, node: Node) -> list[int]:
-    """The base ranks whose process has died."""
+    """Return the base ranks whose process has died."""
     procs = shared.procs
     return [rank for rank in range(procs.size) if node.peers.get(procs.proc(rank)).dead is not None]
 
 
 def actor_meshes_on(shared: ProcsState, node: Node) -> list[ActorMesh]:
-    """The meshes of actors that live on a mesh of processes, and can be made again there."""
+    """Return the meshes of actors that live on a mesh of processes, and can be made again there."""
     return [
         each
         for each in list(meshes_of(node).actor_meshes.values())
@@ -28,5 +28,5 @@ def actor_meshes_on(shared: ProcsState, node: Node) -> list[ActorMesh]:
 
 
 def reaches(node: Node, host: str) -> bool:
-    """Whether processes can be started on a host: it is not lost, as far as is known here."""
+    """Return whether processes can be started on a host: it is not lost, as far as is known here."""
     return host == node.host or node.config is not None or host in node.hosts.known

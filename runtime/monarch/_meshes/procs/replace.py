@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def replace(
     shared: ProcsState, node: Node, ranks: Sequence[int], hosts: Mapping[str, str] | None = None
 ) -> list[Future[Any]]:
-    """Ends the processes of some ranks, starts new ones, and makes actors there as they were made at first.
+    """End the processes of some ranks, starts new ones, and makes actors there as they were made at first.
 
     Args:
         shared: of the mesh of processes.
@@ -133,7 +133,7 @@ class Arrival(Future[None]):
 
 
 def create(actor: ActorMesh, rank: int) -> Future[Any]:
-    """Makes one actor of a mesh again, or for a new rank, with the arguments that it was spawned with."""
+    """Make one actor of a mesh again, or for a new rank, with the arguments that it was spawned with."""
     position = actor._state.region.position_of(rank)
     assert position is not None and actor._state.spec is not None
     whole = actor._view(actor._state.region)

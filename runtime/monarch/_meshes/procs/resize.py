@@ -106,7 +106,7 @@ def _checked(mesh: ProcMeshLike, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _hosts(mesh: ProcMeshLike, new: Mapping[str, int], onto: Hosts | None) -> tuple[str, ...]:
-    """The hosts that it is to be on."""
+    """Return the hosts that it is to be on."""
     procs, node = mesh._state.procs, mesh._node
     if not procs.host_axes:
         if onto is not None:
@@ -141,7 +141,7 @@ def _follow(actor: ActorMesh) -> None:
 
 
 def _let_go(mesh: ProcMeshLike, going: Sequence[str], hosts: Sequence[str]) -> None:
-    """Ends the processes that leave, and what waits on hosts that do."""
+    """End the processes that leave, and what waits on hosts that do."""
     node, shared = mesh._node, mesh._state
     assert shared.starting is not None
     for rank in range(shared.procs.size, shared.procs.size + len(going)):

@@ -27,13 +27,13 @@ class Role:
     env: Mapping[str, Any] = field(default_factory=dict)
 
     def variables(self) -> dict[str, str | None]:
-        """The environment that makes the difference."""
+        """Return the environment that makes the difference."""
         hidden: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {}
         return {**hidden, **{key: None if value is None else str(value) for key, value in self.env.items()}}
 
 
 def axes_of(per_host: Mapping[str, int] | None, roles: Mapping[str, Role] | None) -> Mapping[str, int] | None:
-    """The axes of the processes of a host. ShapeError if roles do not fit."""
+    """Return the axes of the processes of a host. ShapeError if roles do not fit."""
     if not roles:
         return per_host
     for name, role in roles.items():

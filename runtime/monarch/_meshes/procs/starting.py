@@ -53,7 +53,7 @@ class Starting:
     """By host, the names of processes that wait."""
 
     def start(self, ranks: Sequence[int], port: int) -> None:
-        """Has the processes of some ranks started, which answer to the port when they are set up."""
+        """Have the processes of some ranks started, which answer to the port when they are set up."""
         groups: dict[tuple[str, tuple[tuple[str, str | None], ...]], list[int]] = {}
         for rank in ranks:
             extra = tuple(sorted(self.of_ranks.get(rank, {}).items()))
@@ -63,7 +63,7 @@ class Starting:
             self._spawn(host, names, places, port, {**self.variables, **dict(extra)})
 
     def fill(self) -> None:
-        """Has as many spare processes started as are missing."""
+        """Have as many spare processes started as are missing."""
         for host in dict.fromkeys(self.procs.hosts) if self.want_spares else ():
             waiting = self.spares.setdefault(host, [])
             waiting[:] = [name for name in waiting if self.node.peers.get(f"{host}/{name}").dead is None]
@@ -75,7 +75,7 @@ class Starting:
             waiting.extend(new)
 
     def take_spare(self, rank: int) -> str:
-        """The name of a process that waits, on the host of a rank; empty if there is none."""
+        """Return the name of a process that waits, on the host of a rank; empty if there is none."""
         if self.of_ranks.get(rank):
             # The spares have another environment.
             return ""
@@ -101,7 +101,7 @@ class Starting:
             self.node.peers.to_agent(host, m.Stop(self.node.proc, names, 0.0))
 
     def waiting(self) -> list[str]:
-        """The proc ids of all spare processes."""
+        """Return the proc ids of all spare processes."""
         return [f"{host}/{name}" for host, names in self.spares.items() for name in names]
 
     def _spawn(
@@ -142,7 +142,7 @@ class Starting:
         node.receive_loop.call_later(READY_SECONDS, partial(self._late, host, names))
 
     def _late(self, host: str, names: list[str]) -> None:
-        """Gives up those that have not said that they listen."""
+        """Return up those that have not said that they listen."""
         node = self.node
         late = [name for name in names if (peer := node.peers.known.get(name)) is not None and peer.starting]
         if not late or node.closed:

@@ -78,12 +78,12 @@ class Answers:
         self._heard(reply.src, answer)
 
     def close(self) -> None:
-        """Takes no more answers."""
+        """Take no more answers."""
         self._node.ports.close(self._port)
 
 
 def send_signal(node: NodeLike, procs: Iterable[str], number: int) -> None:
-    """Sends a signal to some processes, in one message for each host."""
+    """Send a signal to some processes, in one message for each host."""
     hosts: dict[str, list[str]] = {}
     for proc in procs:
         hosts.setdefault(host_of(proc), []).append(proc)

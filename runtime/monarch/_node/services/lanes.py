@@ -37,7 +37,7 @@ class Lanes:
         lane.post(action)
 
     def is_idle(self, name: str) -> bool:
-        """Whether all that was posted to a lane has run."""
+        """Return whether all that was posted to a lane has run."""
         lane = self._lanes.get(name)
         return lane is None or not lane.pending
 

@@ -42,7 +42,7 @@ def checkpoint(
     keep: int = 2,
     timeout: float = 600.0,
 ) -> Future[str]:
-    """Writes the state of actors to disk, as a new version in a folder, while they go on with their work.
+    """Write the state of actors to disk, as a new version in a folder, while they go on with their work.
 
     Each actor takes a copy of its state, in memory of the CPU, when it comes to this among its calls, and goes on at
     once; its rank writes the copy in a thread. A version is there as a whole or not at all: whatever dies, those before
@@ -81,7 +81,7 @@ def restore(
     version: str | int | None = None,
     timeout: float = 600.0,
 ) -> Future[str]:
-    """Reads a version that ``checkpoint`` has written into actors, of a mesh of any size and layout.
+    """Read a version that ``checkpoint`` has written into actors, of a mesh of any size and layout.
 
     Each actor does so when it comes to this among its calls: what ``state`` returns says what is read, tensors are read
     in place, and ``load`` is called with all of it. What the state does not name is not read: an optimizer that has
@@ -116,18 +116,18 @@ def restore(
 
 
 def folder_of(path: str | os.PathLike[str]) -> str:
-    """A path as all ranks understand it, whatever folder they are in."""
+    """Return a path as all ranks understand it, whatever folder they are in."""
     return os.path.abspath(os.path.expanduser(os.fspath(path)))
 
 
 def find(mesh: ActorMesh, path: str, version: str | int | None, timeout: float) -> str:
-    """The path of a version, as the first rank of a mesh sees it."""
+    """Return the path of a version, as the first rank of a mesh sees it."""
     mesh._check_alive("restore")
     return _steps(mesh._member(0), "restore", "", "find", lambda _: (path, version)).get(timeout)[0]
 
 
 def send(mesh: ActorMesh, what: str, function: Callable[..., Any], *args: Any) -> Future[Any]:
-    """Has all actors of a mesh call a function with themselves, in the order of their calls."""
+    """Have all actors of a mesh call a function with themselves, in the order of their calls."""
     mesh._check_alive(what)
     answer = endpoint_of(mesh, function).call(*args)
     if isinstance(answer, Gather):
@@ -240,7 +240,7 @@ class Save:
 def _steps(
     mesh: ActorMesh, what: str, token: str, step: str, args: Callable[[int], tuple[Any, ...]]
 ) -> Future[list[Any]]:
-    """Has the ranks of a mesh do a step beside their actors; what each answered, by position.
+    """Have the ranks of a mesh do a step beside their actors; what each answered, by position.
 
     Args:
         mesh: its actors.

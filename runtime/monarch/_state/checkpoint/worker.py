@@ -115,7 +115,7 @@ def _call(actor: Any, method: str, *args: Any) -> Any:
 
 
 def method_of(cls: type, name: str) -> Callable[..., Any]:
-    """A method of a class of actors, endpoint or not; ArgumentError if there is none."""
+    """Return a method of a class of actors, endpoint or not; ArgumentError if there is none."""
     found = getattr(cls, name, None)
     found = getattr(found, "method", found)
     if not callable(found):

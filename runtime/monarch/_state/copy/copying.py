@@ -34,7 +34,7 @@ class CopyReport:
 
 
 def copy_state(source: Any, target: Any, *, timeout: float = 60.0) -> Future[CopyReport]:
-    """Copies tensors between actors without passing the program: from a trainer to generators, or from one to all.
+    """Copy tensors between actors without passing the program: from a trainer to generators, or from one to all.
 
     ``copy_state(trainers.weights, generators.weights)``, where ``weights`` is a method of either class that returns the
     tensors themselves, such as ``self.model.state_dict()``. Each target gets what its own tensors hold: tensors are

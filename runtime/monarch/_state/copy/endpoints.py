@@ -59,7 +59,7 @@ async def _share_awaited(state: Any, token: str) -> CopyEndpoint:
 
 
 def share_state(state: Any, token: str) -> CopyEndpoint:
-    """Shares the tensors of a state until ``end``."""
+    """Share the tensors of a state until ``end``."""
     tensors = locals_of(state)
     here = plane()
     shared: dict[str, Shared] = {}

@@ -25,7 +25,7 @@ _given: dict[str, tuple[list[memoryview], list[int]]] = {}
 
 @service("handoff.state_of", "actor")
 def state_of(actor: Any) -> Any:
-    """The state, and nothing more to say."""
+    """Return the state, and nothing more to say."""
     state = actor.__getstate__()
     if inspect.isawaitable(state):
         return _with_nothing(state)

@@ -48,7 +48,7 @@ class StateTransfer:
         take: Callable[..., Any] = receiver.set_state,
         *args: Any,
     ) -> Any:
-        """Does it; what ``give`` had to say beside the state is returned.
+        """Do it; what ``give`` had to say beside the state is returned.
 
         Args:
             timeout: seconds for each step.
@@ -77,7 +77,7 @@ class StateTransfer:
 
 
 def giver_of(mesh: ActorMesh, new: Sequence[int], source: int | None) -> int:
-    """The base rank of the actor that new ones get their state from; SupervisionError if none has lived on.
+    """Return the base rank of the actor that new ones get their state from; SupervisionError if none has lived on.
 
     Args:
         mesh: of the actors.
@@ -97,7 +97,7 @@ def giver_of(mesh: ActorMesh, new: Sequence[int], source: int | None) -> int:
 
 
 def member_of(mesh: ActorMesh, rank: int) -> ActorMesh:
-    """The actor of a base rank."""
+    """Return the actor of a base rank."""
     region = mesh._state.region
     position = region.position_of(rank)
     assert position is not None
@@ -105,5 +105,5 @@ def member_of(mesh: ActorMesh, rank: int) -> ActorMesh:
 
 
 def has_hooks(cls: type) -> bool:
-    """Whether a class says what of its state a replica needs, and takes it."""
+    """Return whether a class says what of its state a replica needs, and takes it."""
     return all(any(name in each.__dict__ for each in cls.__mro__ if each is not object) for name in _HOOKS)

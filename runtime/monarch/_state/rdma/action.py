@@ -26,7 +26,7 @@ class RDMAAction:
         self._writes: list[Move] = []
 
     def read_remote(self, dst: Any, buffer: RDMABuffer) -> Self:
-        """Adds a read of a buffer into memory here; see ``RDMABuffer.read_into``.
+        """Add a read of a buffer into memory here; see ``RDMABuffer.read_into``.
 
         Raises:
             ArgumentError: it does not fit, or ``dst`` overlaps memory here that this action reads into or writes from.
@@ -37,7 +37,7 @@ class RDMAAction:
         return self
 
     def write_remote(self, buffer: RDMABuffer, src: Any) -> Self:
-        """Adds a write of memory here into a buffer; see ``RDMABuffer.write_from``.
+        """Add a write of memory here into a buffer; see ``RDMABuffer.write_from``.
 
         Raises:
             ArgumentError: it does not fit, or ``src`` overlaps memory here that this action reads into.
@@ -48,7 +48,7 @@ class RDMAAction:
         return self
 
     def submit(self, timeout: float = 60.0) -> Future[None]:
-        """Makes all of them.
+        """Make all of them.
 
         Args:
             timeout: seconds for an owner on another host to answer.

@@ -8,7 +8,7 @@ from monarch._tensors.transports.nixl import is_installed
 
 
 def is_ibverbs_available() -> bool:
-    """Whether this machine has a device for RDMA."""
+    """Return whether this machine has a device for RDMA."""
     try:
         return bool(os.listdir("/sys/class/infiniband"))
     except OSError:

@@ -84,14 +84,14 @@ class RDMABuffer:
         return plane().way_to(self._remote, self._local_device()).name
 
     def transports(self) -> dict[str, str]:
-        """The transports that were considered from here, best first: of each why not, empty for the one in use."""
+        """Return the transports that were considered from here, best first: of each why not, empty for the one in use."""
         return dict(plane().reasons(self._remote, self._local_device()))
 
     def _local_device(self) -> str:
         return "cpu" if self._remote.device == "cpu" else "cuda:0"
 
     def part(self, offset: int, size: int) -> RDMABuffer:
-        """A handle of some bytes of it.
+        """Return a handle of some bytes of it.
 
         Args:
             offset: of the first one.
@@ -106,7 +106,7 @@ class RDMABuffer:
         return RDMABuffer._of(remote._replace(offset=remote.offset + offset, size=size))
 
     def read_into(self, dst: Any, *, timeout: float = 60.0) -> Future[None]:
-        """Copies the buffer into memory here.
+        """Copy the buffer into memory here.
 
         Args:
             dst: a tensor or memoryview at least as large, on the CPU or a GPU; of the same dtype, or bytes.
@@ -122,7 +122,7 @@ class RDMABuffer:
         return submit([self.reading(dst)], [], timeout)
 
     def write_from(self, src: Any, *, timeout: float = 60.0) -> Future[None]:
-        """Copies memory from here into the buffer, from its beginning.
+        """Copy memory from here into the buffer, from its beginning.
 
         Args:
             src: a tensor or memoryview, at most as large; of the same dtype, or bytes.
@@ -151,7 +151,7 @@ class RDMABuffer:
         return Move(self._remote, local)
 
     def drop(self) -> Future[None]:
-        """Lets go of the memory, in its owner; any holder of a handle may. Reads and writes fail from then on."""
+        """Let go of the memory, in its owner; any holder of a handle may. Reads and writes fail from then on."""
         node = current_node()
         remote = self._remote
         if remote.proc == node.proc:
@@ -170,7 +170,7 @@ class RDMABuffer:
 
 
 def submit(reads: Sequence[Move], writes: Sequence[Move], timeout: float) -> Future[None]:
-    """Moves bytes, reads before writes; a future of when all are there."""
+    """Move bytes, reads before writes; a future of when all are there."""
     if not timeout > 0:
         raise ArgumentError(f"timeout is a number of seconds above 0, and not {timeout!r}")
     here = plane()

@@ -47,7 +47,7 @@ def _loans() -> _Loans:
 
 @service("exports.lend", "local")
 def lend(tensor: torch.Tensor, receivers: Sequence[str]) -> Reduced | None:
-    """Lends a tensor to some processes; None if one of them is a program, which may have no GPU.
+    """Lend a tensor to some processes; None if one of them is a program, which may have no GPU.
 
     It is lent as it is now: what happens to it later is seen by nobody.
     """
@@ -80,7 +80,7 @@ def cancel(reduced: Reduced) -> None:
 
 
 def take(packed: tuple[Any, ...], dtype: str, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
-    """Makes the copy of a receiver, in memory of its GPU if it has one; TransferError if the lender has died."""
+    """Make the copy of a receiver, in memory of its GPU if it has one; TransferError if the lender has died."""
     import torch
 
     remote = Remote(*packed)

@@ -62,7 +62,7 @@ class Plane:
     # What this process shares
 
     def share(self, memory: Memory, forever: bool = False) -> Remote:
-        """Lets others read and write some memory until it is dropped, or unless forever the actor that runs ends."""
+        """Let others read and write some memory until it is dropped, or unless forever the actor that runs ends."""
         node = self._node
         _let_others_read(node)
         remote = self.registry.add(memory, node.proc, _title(node), open_handle_of(memory))
@@ -73,7 +73,7 @@ class Plane:
         return remote
 
     def drop(self, key: int) -> bool:
-        """Ends that; whether it was shared."""
+        """End that; whether it was shared."""
         found = self.registry.drop(key)
         if found:
             self._nixl.hide(key)
@@ -96,7 +96,7 @@ class Plane:
     # What others share
 
     def way_to(self, remote: Remote, local_device: str) -> Transport:
-        """The best transport between this process and a piece of memory.
+        """Return the best transport between this process and a piece of memory.
 
         Raises:
             TransferError: there is none.
@@ -116,7 +116,7 @@ class Plane:
         return chosen
 
     def known_way(self, remote: Remote, local_device: str) -> str:
-        """The name of the transport that was chosen before; empty if none was."""
+        """Return the name of the transport that was chosen before; empty if none was."""
         chosen = self._chosen.get(_kind_of(remote, local_device))
         return chosen.name if chosen is not None else ""
 
@@ -130,7 +130,7 @@ class Plane:
         return found
 
     def move(self, moves: Sequence[Move], writing: bool, timeout: float) -> None:
-        """Moves bytes of pieces that belong to any processes, those of one process together."""
+        """Move bytes of pieces that belong to any processes, those of one process together."""
         for each in moves:
             check_spans(each)
         together: dict[tuple[str, str, bool, str], list[Move]] = {}
