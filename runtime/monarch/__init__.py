@@ -1,6 +1,6 @@
 """Meshes of hosts, processes and actors: one program that addresses all of them.
 
-Names are found when they are first used, so that importing this is quick and does not import torch.
+Names are imported on first use, so that ``import monarch`` is quick and does not import torch.
 """
 
 from __future__ import annotations

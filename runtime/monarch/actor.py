@@ -41,7 +41,7 @@ from monarch._supervision.supervise import Supervisor, supervise
 from monarch.exceptions import ActorError, SupervisionError
 
 if TYPE_CHECKING:
-    # The one that endpoints of a class are typed as.
+    # The static type of a class's endpoints.
     from monarch._actors.endpoint import Endpoint
     from monarch._session.workers import (
         attach_to_workers,
@@ -63,12 +63,12 @@ _LATER = {
     "restore": "monarch._state.checkpoint.api",
     "run_worker_loop_forever": "monarch._session.workers",
 }
-"""What few programs need when they start, with its module: imported when it is first used."""
+"""Names that few programs need at start, each with its module: imported on first use."""
 
 warn_of_torchmonarch()
 
 unhandled_fault_hook = default_fault_hook
-"""Called with a MeshFailure that no ``__supervise__`` has handled; a program may put a function of its own here."""
+"""Called with a MeshFailure that no ``__supervise__`` has handled; a program may assign its own function."""
 
 __all__ = [
     "Accumulator",

@@ -1,4 +1,4 @@
-"""Process groups in torch's own terms, for the code of endpoints: of the mesh that the running actor was spawned on.
+"""torch process groups for code in endpoints, over the mesh that the running actor was spawned on.
 
     from monarch.distributed import device_mesh, group
 
@@ -7,7 +7,7 @@
         def setup(self):
             self.model = DistributedDataParallel(Net(), process_group=group())
 
-Both make the groups when they are first used. Meshes have methods of the same names, for other meshes and slices.
+Both create the groups on first use. Meshes have methods of the same names, for other meshes and slices.
 
 ``copy_state`` copies tensors between actors of two meshes, whatever their sizes and layouts.
 """
@@ -32,8 +32,8 @@ def group(*axes: str) -> Any:
         axes: the axes along which the ranks of the group differ; none for all of the mesh.
 
     Raises:
-        AxisError: there is no such axis.
-        GroupError: this is no rank, or a rank has died or does not join.
+        AxisError: the mesh has no axis of this name.
+        GroupError: this process is not a rank, or a rank has died or does not join.
     """
     return context().actor_instance.proc_mesh.group(*axes)
 
@@ -42,13 +42,13 @@ def device_mesh() -> Any:
     """Return a torch ``DeviceMesh`` with the axes of this actor's mesh; see ``ProcMesh.device_mesh``.
 
     Raises:
-        GroupError: this is no rank, or a rank has died or does not join.
+        GroupError: this process is not a rank, or a rank has died or does not join.
     """
     return context().actor_instance.proc_mesh.device_mesh()
 
 
 def __getattr__(name: str) -> Any:
-    # Found when they are first used, since they need torch.
+    # Imported on first use, since they need torch.
     if name == "Part":
         from monarch._tensors.checkpoints.states import Part as found
     elif name in ("CopyReport", "copy_state"):

@@ -1,4 +1,4 @@
-"""Meshes that outlive their program: another one of the same user attaches them."""
+"""Meshes that outlive their program: another program of the same user attaches them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that actors share one-sidedly: the owner's Python takes no part in a read or a write, and may be busy."""
+"""One-sided access to memory that actors export: reads and writes do not need the owner's Python, which may be busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For tests of programs that use several hosts: real host agents on one machine."""
+"""Test helpers for programs that use several hosts: real host agents on one machine."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ __all__ = ["local_hosts"]
 
 @contextmanager
 def local_hosts(count: int, silence: float | None = None) -> Generator[HostMesh]:
-    """Start host agents on this machine that talk over tcp with CURVE, as agents of different machines do.
+    """Start host agents on this machine that talk over TCP with CURVE, like agents on different machines.
 
     Args:
-        count: how many.
-        silence: seconds after which one that is not heard of counts as lost; None for what is usual.
+        count: the number of agents.
+        silence: seconds without a heartbeat after which an agent counts as lost; None for the default.
 
     Yields:
-        A mesh of them along the axis ``hosts``. At the end they are shut down.
+        A mesh of the hosts along the axis ``hosts``. They are shut down at the end.
 
     Raises:
-        ValueError: the count is not positive, or the silence none.
+        ValueError: ``count`` or ``silence`` is not positive.
     """
     if count < 1:
-        raise ValueError(f"local_hosts needs at least 1 host, not {count!r}")
+        raise ValueError(f"count: expected at least 1 host, got {count!r}")
     workers = WorkerHosts(count, silence=silence)
     try:
         yield workers.mesh

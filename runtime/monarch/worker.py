@@ -1,7 +1,7 @@
-"""A worker from a shell: it serves this machine as a host for programs that attach it.
+"""The worker command: serve this machine as a host for programs that attach it.
 
 ``python -m monarch.worker --new-key cluster.key`` makes the key file that all machines need, and
-``python -m monarch.worker tcp://0.0.0.0:22222 --key cluster.key`` serves one of them until it is stopped.
+``python -m monarch.worker tcp://0.0.0.0:22222 --key cluster.key`` serves one machine until it is stopped.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from monarch.exceptions import MonarchError
 __all__ = ["main"]
 
 _INTERRUPTED = 130
-"""What a shell expects of a program that Ctrl-C has ended."""
+"""The exit code that shells expect after Ctrl-C."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do what the arguments of the command say; its exit code. Ctrl-C ends the worker, with all that runs on it."""
+    """Run the command and return its exit code. Ctrl-C ends the worker and everything that runs on it."""
     parser = argparse.ArgumentParser(
         prog="python -m monarch.worker", description="Serve this machine as a host for programs that attach it."
     )
-    parser.add_argument("address", nargs="?", help="where to listen, as in tcp://0.0.0.0:22222")
-    parser.add_argument("--key", metavar="FILE", help="the key file; only programs that have the same one are served")
-    parser.add_argument("--new-key", metavar="FILE", help="make a key file, which only its owner can read")
+    parser.add_argument("address", nargs="?", help="address to listen on, such as tcp://0.0.0.0:22222")
+    parser.add_argument("--key", metavar="FILE", help="the key file; only programs with the same key are served")
+    parser.add_argument("--new-key", metavar="FILE", help="make a key file that only its owner can read")
     parser.add_argument(
         "--silence",
         type=float,
         metavar="SECONDS",
-        help="how long a program may be silent before its ranks are ended here; 5 if nothing is said",
+        help="end a program's ranks after this many seconds without a heartbeat (default: 5)",
     )
     given = parser.parse_args(argv)
     address, key, new_key = given.address, given.key, given.new_key
     try:
         if new_key is not None:
             if address is not None:
-                parser.error("--new-key makes a key file, and serves nothing; start the worker by a command of its own")
+                parser.error("--new-key only makes a key file; start the worker with a second command")
             new_key_file(new_key)
-            print(f"{new_key} is the key; copy it to each machine, where nobody else is to read it")
+            print(f"wrote key file {new_key}; copy it to each machine, readable only by you")
         elif address is None or key is None:
-            parser.error("give an address and --key FILE to serve, or --new-key FILE to make a key file")
+            parser.error("expected an address and --key FILE to serve, or --new-key FILE to make a key file")
         else:
             run_worker_loop_forever(address=address, ca=key, silence=given.silence)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except FileExistsError:
-        print(f"monarch.worker: {new_key} is there already; remove it first for a new key", file=sys.stderr)
+        print(f"monarch.worker: {new_key} already exists; remove it first to make a new key", file=sys.stderr)
         return 1
     except (MonarchError, OSError) as error:
         print(f"monarch.worker: {error}", file=sys.stderr)

@@ -51,7 +51,7 @@ def test_call_gives_the_values_of_all_in_rank_order(workers: Any) -> None:
 
 def test_call_one_wants_exactly_one(workers: Any) -> None:
     assert workers.slice(gpus=2).where.call_one().get(timeout=20) == 0
-    with pytest.raises(ValueError, match="exactly 1 actor, and workers has gpus=4"):
+    with pytest.raises(ValueError, match="exactly 1 actor, got workers with gpus=4"):
         workers.where.call_one()
 
 

@@ -448,7 +448,7 @@ def test_changes_wait_for_each_other_and_say_for_what(procs: Callable[..., Any],
     healing = threading.Thread(target=heal_mesh, args=(mesh,))
     healing.start()
     assert wait_until(lambda: (tmp_path / "again").exists())
-    with pytest.raises(SupervisionError, match=r"mesh was not healed: it has been being healed for .* which goes on"):
+    with pytest.raises(SupervisionError, match=r"mesh was not healed: it is still being healed \(.* s so far\)"):
         heal_mesh(mesh, timeout=0.2)
     (tmp_path / "go").touch()
     mesh.resize(gpus=3)

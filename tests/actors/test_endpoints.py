@@ -172,7 +172,7 @@ def test_methods_without_a_decorator(procs: Any) -> None:
     kinds = procs(1).spawn("kinds", Kinds, 5)
     assert as_endpoint(kinds.bare).call_one(1).get(timeout=20) == 4
     assert as_endpoint(kinds.bare_port, explicit_response_port=True).call_one(4).get(timeout=20) == 40
-    with pytest.raises(NotAnEndpointError, match=r"kinds\.bare is a method and no endpoint; put @endpoint on it"):
+    with pytest.raises(NotAnEndpointError, match=r"kinds\.bare is a method, not an endpoint; decorate it"):
         kinds.bare(1)
     with pytest.raises(RuntimeError):
         kinds.bare(1)

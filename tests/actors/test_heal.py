@@ -379,7 +379,7 @@ def test_functions_and_a_program_that_heals(procs: Callable[..., Any], tmp_path:
     assert list(mesh.slice(gpus=slice(1, 3)).execute(lambda x: x + 1, 1).values()) == [2, 2]
     with pytest.raises(ActorError, match="ZeroDivisionError"):
         mesh.execute(lambda: 1 / 0)
-    with pytest.raises(ArgumentError, match="execute takes a function"):
+    with pytest.raises(ArgumentError, match="execute: expected a function"):
         mesh.execute(7)
 
 

@@ -115,10 +115,10 @@ def test_procs_as_argument(procs: Any) -> None:
     assert list(made.add.call(0).get(timeout=20).values()) == [30, 31]
     ours = mesh.spawn("ours", Leaf)
     assert list(made.pid.call().get(timeout=20).values()) == list(ours.pid.call().get(timeout=20).values())
-    with pytest.raises(StoppedError, match="by the one who spawned it"):
+    with pytest.raises(StoppedError, match="by its owner"):
         made.stop()
-    assert boss.try_stop.call_one(ours).get(timeout=20).endswith("by the one who spawned it")
-    assert "by the one who spawned it" in boss.try_stop.call_one(mesh).get(timeout=20)
+    assert boss.try_stop.call_one(ours).get(timeout=20).endswith("by its owner")
+    assert "by its owner" in boss.try_stop.call_one(mesh).get(timeout=20)
     assert list(ours.add.call(0).get(timeout=20).values()) == [0, 1]
 
 

@@ -84,7 +84,7 @@ def test_class_update_applies_to_all_ranks_or_none(notebook: Notebook, trainers:
         "            raise ValueError('rank 2 refuses')\n"
         "class Trainer(Refuses, Actor)").replace("rate = 1", "rate = 5")  # fmt: skip
     said = notebook.run(bad, cell_id="trainer").ok().stream("stderr")
-    assert "all actors of trainers keep the Trainer that they have" in said
+    assert "all actors of trainers keep their version of Trainer" in said
     assert "rank 2" in said and "rank 2 refuses" in said
     assert totals(notebook) == "[2, 2, 2, 2]"
 

@@ -217,7 +217,7 @@ class Halting:
         return f"{mailbox.title()}.{running.method if running is not None else '__init__'}()"
 
     def _running(self) -> m.Call | None:
-        """Return the message whose code blocks the actor; None if its constructor does, or a task or callback of its own."""
+        """Return the message that blocks the actor; None if its constructor, task or callback does."""
         mailbox = self._mailbox
         loop = mailbox.executor.loop
         task = asyncio.current_task(loop) if loop is not None else None

@@ -79,7 +79,7 @@ class GroupReference:
 
 
 def group_of(procs: Procs, region: Region, axes: tuple[str, ...]) -> Any:
-    """Return the process group of this rank along some axes of a view of its mesh; without any, over all of the view."""
+    """Return this rank's process group along some axes of a view; without axes, over the whole view."""
     world, rank = _world_of(procs, region)
     groups = [world.group(ranks) for ranks in _groups_of(region, rank)]
     if not axes:
@@ -113,7 +113,7 @@ def _world_of(procs: Procs, region: Region) -> tuple[World, int]:
 
 
 def _groups_of(region: Region, rank: int) -> list[list[int]]:
-    """Return the groups that a rank has in a view: over all of it, then along each axis. All ranks make them in this order."""
+    """Return a rank's groups in a view, in the order in which all ranks make them: the whole view, then each axis."""
     return [list(region.base_ranks()), *(_along(region, rank, (label,)) for label in region.extent.labels)]
 
 

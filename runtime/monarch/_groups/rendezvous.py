@@ -87,7 +87,7 @@ class Rendezvous:
     # The program's side
 
     def ensure(self) -> World:
-        """Return the default group of this process's mesh, made together with its other ranks if there is none that works."""
+        """Return the default group of this process's mesh; make it with the other ranks if none works."""
         node = current_node()
         if node.config is None:
             raise GroupError(PROGRAM)
@@ -546,7 +546,7 @@ def give_up(procs: Procs, number: int) -> None:
 
 @service("groups.position", "quick")
 def position() -> tuple[int, dict[str, int] | None]:
-    """Return the number of this rank's last round, and how far it is in each of its groups; None if it has none that works."""
+    """Return this rank's last generation and its progress in each group; None without working groups."""
     world = _own.world
     return _own.generation, (None if world is None or _own.broken else {"": _own.generation, **world.position()})
 

@@ -1,1 +1,1 @@
-"""Meshes of hosts, procs and actors, and the calls that are made on them."""
+"""Meshes of hosts, processes and actors, and calls to them."""

@@ -1,4 +1,4 @@
-"""What meshes that can be stopped have in common: they are context managers, and can be awaited until they are up."""
+"""The base of meshes that can be stopped: they are context managers and awaitable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class AsyncResource:
-    """Mixin: ``with mesh:`` and ``async with mesh:`` stop it at the end, ``await mesh`` gives it once it is up."""
+    """Mixin: ``with mesh:`` and ``async with mesh:`` stop the mesh at the end; ``await mesh`` waits until it is up."""
 
     if TYPE_CHECKING:
 

@@ -1,4 +1,4 @@
-"""Who am I: the actor whose code runs here, and its place in the view that was addressed."""
+"""The context of running code: its actor, and the actor's place in the view that was addressed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ActorInstance:
         class_name: module and name of its class.
         actor_id: key of its mesh and proc id.
         proc_id: proc id, which is unique for each incarnation of a process.
-        rank: its Point in the mesh that was spawned: its identity, however it is addressed.
+        rank: its Point in the spawned mesh, which is its identity in every view.
     """
 
     def __init__(self, mailbox: ActorLike | None) -> None:
@@ -59,7 +59,7 @@ class ActorInstance:
 
 
 class Context:
-    """Where the running code is: see ``context()``."""
+    """The actor and message of the running code: see ``context()``."""
 
     def __init__(self, here: tuple[ActorLike, m.Call] | None) -> None:
         self._here = here
@@ -71,7 +71,7 @@ class Context:
 
     @cached_property
     def message_rank(self) -> Point:
-        """Its place in the view that the message was sent to; not its identity, which is ``actor_instance.rank``."""
+        """The actor's place in the view that the message was sent to; its identity is ``actor_instance.rank``."""
         if self._here is None:
             return Point(0, Extent((), ()))
         mailbox, call = self._here
@@ -80,27 +80,27 @@ class Context:
 
 
 def view_of(mailbox: ActorLike, call: m.Call) -> Region:
-    """Return the view that a message was sent to; the whole mesh for what is no message."""
+    """Return the view that a message was sent to; the whole mesh outside a message."""
     if call.view:
         return mailbox.node.replies.region_of(call.view)
     return mailbox.spec.region if mailbox.spec is not None else Region((), mailbox.rank, (), ())
 
 
 def context() -> Context:
-    """Where the running code is: in an endpoint its actor and the message, elsewhere the program itself."""
+    """Return the context of the running code: in an endpoint the actor and message, elsewhere the program."""
     return Context(current.get())
 
 
 def current_rank() -> Point:
-    """Place of this actor in the view that was addressed. In ``__init__`` that is the whole mesh."""
+    """Return the place of this actor in the view that was addressed; in ``__init__``, the whole mesh."""
     return context().message_rank
 
 
 def current_size() -> dict[str, int]:
-    """Axes of the view that was addressed, with their sizes."""
+    """Return the axes of the view that was addressed, with their sizes."""
     return dict(current_rank().extent)
 
 
 def current_actor_name() -> str:
-    """Key and proc id of this actor, which name it in the whole session."""
+    """Return the key and proc id of this actor, unique in the session."""
     return context().actor_instance.actor_id

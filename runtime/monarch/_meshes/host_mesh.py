@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class BootstrapCommand:
-    """How processes are started: here only its environment counts, since they are forks of a warm process.
+    """How to start processes; only its environment applies here, since processes are forks of a warm one.
 
     A value of None removes a variable.
     """
@@ -60,7 +60,7 @@ class BootstrapCommand:
 
 
 def default_bootstrap_cmd() -> BootstrapCommand:
-    """How processes are started if nothing is said."""
+    """Return the default way to start processes."""
     return BootstrapCommand()
 
 
@@ -89,7 +89,7 @@ class HostMesh(Hosts, MeshView, AsyncResource):
 
     @property
     def initialized(self) -> Future[bool]:
-        """True, at once: hosts that were attached have answered, and what is sent to this one waits until it is up."""
+        """True at once: attached hosts have answered, and messages to this host wait until it is up."""
         promise: Promise[Any] = Promise(self._node, "hosts")
         promise.complete(lambda: True)
         return promise
@@ -108,29 +108,29 @@ class HostMesh(Hosts, MeshView, AsyncResource):
         roles: Mapping[str, Role] | None = None,
         silence: float | None = None,
     ) -> ProcMesh:
-        """Start processes on each host. It returns at once; what is sent to them waits until they are there.
+        """Start processes on each host. Return at once; messages to them wait until they are up.
 
         Args:
-            per_host: axes of the processes of one host with their sizes, as in ``{"gpus": 8}``; one process if none.
-            bootstrap: runs in each process before any actor is made; sync or async.
-            name: for people.
-            proc_bind: for each process of a host the cores that it may use: a sequence of their numbers, or
-                ``{"cpus": "0-3"}``. Without it the processes share the cores out.
-            bootstrap_command: only its ``env`` counts.
-            env: environment variables, in place before any code of the user runs; None removes one.
-            restart: ``"on-failure"``, or a Restart with limits of its own: ranks that die are replaced by themselves,
-                with their actors made anew as at first, 3 times in 60 s; calls made meanwhile wait for that.
-            spares: how many processes of each host are set up and wait for the place of one that dies.
+            per_host: axes of the processes of one host with their sizes, as in ``{"gpus": 8}``; default: one process.
+            bootstrap: a function, sync or async, that runs in each process before its actors are made.
+            name: a name for messages and tables.
+            proc_bind: the cores that each process of a host may use: a sequence of core numbers, or
+                ``{"cpus": "0-3"}``. By default the cores are divided among the processes.
+            bootstrap_command: only its ``env`` applies.
+            env: environment variables, set before any user code runs; None removes one.
+            restart: ``"on-failure"``, or a Restart with its own limits: dead ranks are replaced automatically, and
+                their actors constructed again, up to 3 times in 60 s; calls made meanwhile wait.
+            spares: how many warm processes each host keeps to replace dead ones.
             roles: ranks that differ, by name: ``{"train": Role(4), "load": Role(2, device="cpu")}`` has six ranks on
                 each host, along the axis ``procs`` unless ``per_host`` says otherwise; ``mesh.role("load")`` is a view.
-            silence: seconds after which a rank that lives and does not answer, while a call waits for it, is said to be
-                unresponsive, on stderr and in tables: one that is stopped by a signal, or inside C code that keeps
-                Python's lock. None for 5.
+            silence: seconds after which a living rank that does not answer, while a call waits for it, is reported as
+                unresponsive on stderr and in tables: it was stopped by a signal, or is in C code that holds the GIL.
+                None for 5.
 
         Raises:
-            ShapeError: a size is not positive, an axis is one of the hosts already, or ``proc_bind`` or ``roles`` do
-                not fit.
-            ArgumentError: ``restart``, ``spares`` or ``silence`` is none of these.
+            ShapeError: a size is not positive, the hosts already have an axis of this name, or ``proc_bind`` or
+                ``roles`` do not fit.
+            ArgumentError: ``restart``, ``spares`` or ``silence`` is invalid.
             SpawnError: a host is lost.
             LimitError: this host has too few file descriptors for so many processes; none was started.
             StoppedError: the hosts were shut down.
@@ -141,7 +141,7 @@ class HostMesh(Hosts, MeshView, AsyncResource):
             raise StoppedError(f"{which} have been shut down; get new ones", mesh=self._shared.name or "hosts")
         rule = restart_of(restart)
         if not isinstance(spares, int) or isinstance(spares, bool) or spares < 0:
-            raise ArgumentError(f"spares is a number of processes of each host, and not {spares!r}")
+            raise ArgumentError(f"spares: expected a number of processes per host, got {spares!r}")
         check_bound(silence)
         local = _local_extent(self.extent, axes_of(per_host, roles))
         variables = _environment(bootstrap_command, env)
@@ -178,10 +178,10 @@ class HostMesh(Hosts, MeshView, AsyncResource):
         return mesh
 
     def shutdown(self) -> Future[None]:
-        """End the agents of these hosts and all that runs there.
+        """End the agents of these hosts and everything that runs there.
 
         Raises:
-            StoppedError: this is a view or a reference; or it is the host that this program runs on.
+            StoppedError: this is a view, a reference, or the host that this program runs on.
         """
         shared = self._shared
         if shared.release is None or self._region != shared.region:
@@ -200,7 +200,7 @@ class HostMesh(Hosts, MeshView, AsyncResource):
     stop = shutdown
 
     def __exit__(self, *error: Any) -> None:
-        # A host that was not attached, such as this one, is not this program's to end.
+        # Only attached hosts are ended, not, for example, this one.
         if self._shared.release is not None:
             self.shutdown().get()
 
@@ -209,7 +209,7 @@ class HostMesh(Hosts, MeshView, AsyncResource):
             await self.shutdown()
 
     def to_table(self) -> str:
-        """Return the hosts, as text."""
+        """Return a text table of the hosts."""
         return text_table(*self._rows(), 33)
 
     def _rows(self) -> tuple[list[str], list[list[object]]]:
@@ -238,7 +238,7 @@ class HostMesh(Hosts, MeshView, AsyncResource):
 
 
 class _SharedHosts:
-    """What all views of one mesh of hosts in this process share."""
+    """State that all views of one host mesh share in this process."""
 
     def __init__(self, release: Callable[[], None] | None, region: Region | None = None, name: str = "") -> None:
         self.release = release
@@ -249,7 +249,7 @@ class _SharedHosts:
 
 
 def attached(hosts: tuple[str, ...], node: Node, release: Callable[[], None], name: str = "") -> HostMesh:
-    """Return a mesh of hosts that this program has attached, and owns."""
+    """Return a mesh of hosts that this program has attached and owns."""
     region = Region.full(Extent(("hosts",), (len(hosts),)))
     return HostMesh(hosts, region, node, _SharedHosts(release, region, name))
 
@@ -264,31 +264,31 @@ def this_host() -> HostMesh:
 def proc_mesh(
     *, gpus: int = 1, hosts: int = 1, env: Mapping[str, Any] | None = None, name: str | None = None
 ) -> ProcMesh:
-    """Processes on this host; it can be awaited, which waits until they are up.
+    """Start processes on this host. ``await`` the mesh to wait until they are up.
 
     Args:
-        gpus: how many processes; ``gpus`` is the name of their axis.
-        hosts: 1, as this is one host.
-        env: environment variables, in place before any code of the user runs.
-        name: for people.
+        gpus: the number of processes, along the axis ``gpus``.
+        hosts: must be 1.
+        env: environment variables, set before any user code runs.
+        name: a name for messages and tables.
 
     Raises:
-        ShapeError: a number that cannot be.
+        ShapeError: ``gpus`` is not positive, or ``hosts`` is not 1.
     """
     if hosts != 1:
-        raise ShapeError(f"proc_mesh starts processes on this host only, so hosts is 1 and not {hosts!r}")
+        raise ShapeError(f"proc_mesh starts processes on this host only; hosts: expected 1, got {hosts!r}")
     return this_host().spawn_procs({"gpus": gpus}, env=env, name=name)
 
 
 def _check_hosts(node: Node, hosts: Sequence[str]) -> None:
-    """SpawnError if hosts are lost."""
+    """Raise SpawnError if hosts are lost."""
     lost = {host: why.reason for host in dict.fromkeys(hosts) if (why := node.hosts.out_of_reach(host)) is not None}
     if lost:
         host, reason = next(iter(lost.items()))
         more = f", and {len(lost) - 1} more of these hosts are out of reach" if len(lost) > 1 else ""
         raise SpawnError(
             f"cannot start processes on host {host}: its agent {reason}{more}. "
-            f"Use a slice of the hosts that there are, or attach the lost ones again"
+            f"Use a slice of the remaining hosts, or attach the lost ones again"
         )
 
 
@@ -296,33 +296,33 @@ def _local_extent(hosts: Extent, per_host: Mapping[str, int] | None) -> Extent:
     axes = dict(per_host or {})
     for label, size in axes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ShapeError(f"per_host[{label!r}] is a number of processes, at least 1, and not {size!r}")
+            raise ShapeError(f"per_host[{label!r}]: expected a number of processes of at least 1, got {size!r}")
         if label in hosts:
-            raise ShapeError(f"the hosts have an axis {label!r} already ({axes_text(hosts)}); name it otherwise")
+            raise ShapeError(f"the hosts already have an axis {label!r} ({axes_text(hosts)}); choose another name")
     return Extent(tuple(axes), tuple(axes.values()))
 
 
 def restart_of(restart: str | Restart | None) -> Restart | None:
-    """Return the rule by which ranks are started again. ArgumentError if it is none."""
+    """Return the restart rule; raise ArgumentError if it is invalid."""
     if restart is None or restart in ("never", ""):
         return None
     if isinstance(restart, Restart):
         return restart
     if restart == "on-failure":
         return Restart()
-    raise ArgumentError(f'restart is "on-failure", "never" or a Restart(most=3, within=60), and not {restart!r}')
+    raise ArgumentError(f'restart: expected "on-failure", "never" or a Restart(most=3, within=60), got {restart!r}')
 
 
 def _environment(command: BootstrapCommand | None, env: Mapping[str, Any] | None) -> dict[str, str | None]:
     if command is not None and not isinstance(command, BootstrapCommand):
-        hint = "; a function that each process runs first goes to bootstrap=" if callable(command) else ""
+        hint = "; pass a function to run first as bootstrap=" if callable(command) else ""
         raise ArgumentError(f"bootstrap_command: expected a BootstrapCommand, got {command!r}{hint}")
     if env is not None and not isinstance(env, Mapping):
         raise EnvError(f"env: expected a mapping of names to values, got {env!r}")
     given: dict[str, Any] = {**(command.env if command is not None else {}), **(env or {})}
     for key, value in given.items():
         if not isinstance(key, str) or not key or "=" in key or "\0" in key:
-            raise EnvError(f"env: expected a name without '=' and NUL, got {key!r}")
+            raise EnvError(f"env: expected a name without '=' or NUL, got {key!r}")
         if value is not None and not isinstance(value, (str, int, float)):
             raise EnvError(f"env[{key!r}]: expected str, int, float or None, got {value!r}")
     return {key: None if value is None else str(value) for key, value in given.items()}
@@ -332,7 +332,7 @@ def _binds(proc_bind: Sequence[Any] | None, count: int) -> list[list[int] | None
     if proc_bind is None:
         return []
     if len(proc_bind) != count:
-        raise ShapeError(f"proc_bind has {len(proc_bind)} entries for {count} processes a host; give one for each")
+        raise ShapeError(f"proc_bind: expected {count} entries, one per process of a host, got {len(proc_bind)}")
     return [_cores(bind) for bind in proc_bind]
 
 
@@ -345,7 +345,7 @@ def _cores(bind: Any) -> list[int]:
     cores = parse_ranks(bind) if isinstance(bind, str) else [int(core) for core in bind]
     missing = [core for core in cores if core not in os.sched_getaffinity(0)]
     if not cores or missing:
-        raise ShapeError(f"proc_bind names cores {missing or bind!r}, which this machine does not let a process use")
+        raise ShapeError(f"proc_bind: cores {missing or bind!r} are not available to processes of this machine")
     return cores
 
 

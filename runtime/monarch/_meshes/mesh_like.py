@@ -1,4 +1,4 @@
-"""What the files below the meshes need of them, as protocols."""
+"""Protocols for meshes, for the files below them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ActorMeshLike(Protocol):
 
 
 class ProcMeshLike(Protocol):
-    """A mesh of procs, or a view of one; see proc_mesh.py."""
+    """A mesh of processes, or a view of one; see proc_mesh.py."""
 
     _node: Node
     _state: ProcsState
@@ -60,7 +60,7 @@ class ProcMeshLike(Protocol):
 
 
 class Hosts:
-    """Base of meshes of hosts: what a resize needs of them."""
+    """Base of host meshes, with what a resize needs."""
 
     _hosts: tuple[str, ...]
     _region: Region

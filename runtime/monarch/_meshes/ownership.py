@@ -1,4 +1,4 @@
-"""Which actor owns a mesh that is spawned here."""
+"""Ownership of meshes by the actor that spawns them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from monarch._actors.running import current
 
 
 def own_by_current(mesh: Any) -> str:
-    """Note that the actor that runs, if any, owns a mesh; the actor's key."""
+    """Make the running actor, if any, the owner of a mesh and return the actor's key."""
     here = current.get()
     if here is None:
         return ""

@@ -1,4 +1,4 @@
-"""The meshes of one process: those that were spawned from here and not stopped."""
+"""The meshes that were spawned from this process and not stopped."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from monarch.exceptions import StoppedError
 
 
 class Meshes:
-    """The part of a node that has the meshes spawned from here. The dicts change by single operations only."""
+    """The part of a node with the meshes spawned from here. The dicts change by single operations only."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self.actor_meshes: dict[str, ActorMesh] = {}
-        """By key: they are healed whoever holds them."""
+        """By key; a heal covers them whether or not anybody holds them."""
         self.owners: dict[str, str] = {}
-        """Of each of those, the key of the actor that spawned it, empty for the program."""
+        """By key, the key of the actor that spawned the mesh; empty for the program."""
         self.proc_meshes: dict[str, tuple[str, str]] = {}
-        """Of each uid of a mesh of procs its name, and its owner as above."""
+        """The name and the owner, as above, of each process mesh, by uid."""
         self.own_procs: dict[str, ProcsState] = {}
-        """What the views of those share, by uid."""
+        """The shared state of process meshes, by uid."""
         self.joined: Event[[str, int, str]] = Event(tell_error)
         """A rank joined a mesh: uid, rank, proc id."""
         self.left: Event[[str, int]] = Event(tell_error)
@@ -35,14 +35,14 @@ class Meshes:
         node.events.lost.subscribe(self._tell_siblings)
 
     def add_procs(self, uid: str, name: str, owner: str, shared: ProcsState) -> None:
-        """Take note of a mesh of procs that was spawned from here."""
+        """Register a process mesh that was spawned from here."""
         self._node.names[uid] = name
         self.proc_meshes[uid] = (name, owner)
         self.own_procs[uid] = shared
         shared.ended.subscribe(lambda: self._forget_actors(shared))
 
     def add_actors(self, key: str, mesh: ActorMesh) -> None:
-        """Take note of a mesh of actors that was spawned from here."""
+        """Register an actor mesh that was spawned from here."""
         self.actor_meshes[key] = mesh
         mesh._state.ended.subscribe(lambda: self.actor_meshes.pop(key, None))
 
@@ -51,10 +51,10 @@ class Meshes:
             self.actor_meshes.pop(key, None)
 
     def shared_of(self, uid: str, name: str, wish: str) -> ProcsState:
-        """Return what belongs to a mesh that was spawned from here.
+        """Return the state of a mesh that was spawned from here.
 
         Raises:
-            StoppedError: it was spawned elsewhere, or was stopped.
+            StoppedError: the mesh was spawned elsewhere or was stopped.
         """
         shared = self.own_procs.get(uid)
         if shared is None or shared.stopped is not None:
@@ -63,7 +63,7 @@ class Meshes:
         return shared
 
     def _tell_siblings(self, dead: m.Dead) -> None:
-        """Others of its mesh may wait for it in a collective, of which nobody else frees them."""
+        """Tell the other ranks of a dead one, which may wait for it in a collective."""
         shared = self.own_procs.get(split_proc(dead.proc)[0])
         if shared is None:
             return
@@ -80,7 +80,7 @@ def meshes_of(node: NodeLike) -> Meshes:
 
 
 def forsake(node: Node, uid: str) -> None:
-    """End the wait for actors in processes that are dead and stay so, once nobody heals or judges a mesh any more."""
+    """Stop waiting for actors in dead processes, once no heal or verdict is open on their mesh."""
     shared = meshes_of(node).own_procs.get(uid)
     if shared is None or shared.changes.now is not None or verdicts_of(node).is_open(uid):
         return
@@ -98,7 +98,7 @@ def booting(node: NodeLike, uid: str, rank: int) -> bool:
 
 
 def is_boot_unwanted(node: NodeLike, uid: str) -> bool:
-    """Return whether nobody is to be told of a failed bootstrap: the mesh was stopped, or its actors tell of it."""
+    """Return whether a failed bootstrap needs no report: the mesh was stopped, or its actors report it."""
     meshes = meshes_of(node)
     shared = meshes.own_procs.get(uid)
     if shared is None or shared.stopped is not None:

@@ -1,4 +1,4 @@
-"""Programs of the SPMD kind on meshes: their environment, and an actor that runs them."""
+"""SPMD programs on meshes: their environment, and an actor that runs them."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def setup_torch_elastic_env(
     master_port: int | None = None,
     use_ipaddr: bool | None = None,
 ) -> None:
-    """Return the processes of a mesh the environment that torchrun gives its workers.
+    """Give the processes of a mesh the environment that torchrun gives its workers.
 
-    After it, ``torch.distributed.init_process_group()`` in an endpoint needs no arguments. Without an address and a
-    port the first process serves the store in which the others meet: no port has to be chosen, and none can be taken.
+    Afterwards, ``torch.distributed.init_process_group()`` in an endpoint needs no arguments. Without an address and a
+    port, the first process serves the rendezvous store on a free port.
 
     Args:
         proc_mesh: the mesh, or a slice of one: its first process is rank 0.
-        master_addr: where rank 0 is to make the store instead; with a port.
-        master_port: its port.
-        use_ipaddr: no matter here: it is always an address that the other hosts reach.
+        master_addr: address at which rank 0 creates the store instead; requires a port.
+        master_port: port of the store.
+        use_ipaddr: ignored: the address is always one that the other hosts can reach.
 
     Raises:
-        ValueError: an address without a port, or a port without an address.
+        ValueError: only one of address and port is given.
         DeviceMeshError: processes have died.
     """
     if (master_addr is None) != (master_port is None):
-        raise ValueError("give both master_addr and master_port, or none of them")
+        raise ValueError("expected both master_addr and master_port, or neither")
     procs, ranks = proc_mesh._state.procs, list(proc_mesh._region.base_ranks())
     proc_mesh._check("setup_torch_elastic_env")
     if master_addr is not None and master_port is not None:
@@ -61,7 +61,7 @@ async def setup_torch_elastic_env_async(
     master_port: int | None = None,
     use_ipaddr: bool | None = None,
 ) -> None:
-    """Return the same, to be awaited: see ``setup_torch_elastic_env``."""
+    """Await the result of ``setup_torch_elastic_env``."""
     await in_thread(
         proc_mesh._node,
         "setup_torch_elastic_env",
@@ -78,25 +78,25 @@ class SPMDActor(Actor):
 
     @endpoint
     def get_host_port(self, use_ipaddr: bool | None = None) -> tuple[str, int]:
-        """In the first actor: where a program's ranks can meet; a store is served there from now on.
+        """Serve a rendezvous store in the first actor and return its address.
 
         Args:
-            use_ipaddr: no matter here: it is always an address that the other hosts reach.
+            use_ipaddr: ignored: the address is always one that the other hosts can reach.
         """
         return serve_meeting(len(context().actor_instance.proc_mesh))
 
     @endpoint
     def setup_env(self, master_addr: str, master_port: int) -> None:
-        """Put the environment in place; see ``setup_torch_elastic_env``."""
+        """Set the environment; see ``setup_torch_elastic_env``."""
         set_variables(self._meeting(master_addr, master_port))
 
     @endpoint
     def main(self, master_addr: str, master_port: int, script_args: Sequence[str]) -> bool:
-        """Run ``script.py ARGS`` or ``-m module ARGS`` as ``__main__``; True when it has ended well.
+        """Run ``script.py ARGS`` or ``-m module ARGS`` as ``__main__``; return True if it succeeds.
 
         Raises:
-            ArgumentError: no script is named; a ValueError.
-            RuntimeError: it ended with an exit code other than 0. Other errors are those of the program.
+            ArgumentError: ``script_args`` has no script; a ValueError.
+            RuntimeError: the program exited with a nonzero code. Its other errors are raised as they are.
         """
         run_script(script_of(script_args, read=False), self._meeting(master_addr, master_port))
         return True

@@ -1,4 +1,4 @@
-"""Open verdicts: meshes with a failure that is being decided, and the calls that wait for the decision."""
+"""Open verdicts: meshes with an undecided failure, and the calls that wait for the decision."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from monarch._wire.receiving.aside import tell_error
 from monarch.exceptions import SupervisionError
 
 VERDICT_S = 120.0
-"""Seconds for which a call waits for a verdict."""
+"""Seconds that a call waits for a verdict."""
 
 
 class OpenVerdicts:
-    """The part of a node that knows which verdicts are open. Any thread may use it.
+    """The part of a node with its open verdicts. Any thread may use it.
 
-    No lock of it is held while a supervisor runs, nor while what waits for a verdict is woken.
+    Its lock is not held while a supervisor runs or while waiters are woken.
     """
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._verdicts: Verdicts[Promise[None]] = Verdicts(lambda: Promise(node, "a verdict"))
         self.settled: Event[[str]] = Event(tell_error)
-        """Told the uid of a mesh when its verdict has ended."""
+        """Fires with the uid of a mesh when its verdict is settled."""
 
     def hold(self, uid: str, holder: str) -> Hold[Promise[None]]:
-        """Have calls that meet the dead of a mesh wait until the hold is released."""
+        """Make calls to dead ranks of a mesh wait until the hold is released."""
         return self._verdicts.hold(uid, holder)
 
     def release(self, uid: str, hold: Hold[Promise[None]] | None) -> None:
-        """End a hold, if there is one; the last one of a mesh ends its verdict."""
+        """Release a hold, if any; the last one of a mesh settles its verdict."""
         ended = self._verdicts.release(hold) if hold is not None else None
         if ended is not None:
             ended.complete(_nothing)
             self.settled.tell(uid)
 
     def open_verdicts(self) -> dict[str, list[str]]:
-        """Return who decides about each mesh with an open verdict, in words, by uid."""
+        """Return descriptions of the holders of each open verdict, by uid."""
         return {uid: holders for uid in self._verdicts.meshes() if (holders := self._verdicts.holders(uid))}
 
     def is_open(self, uid: str) -> bool:
@@ -50,12 +50,12 @@ class OpenVerdicts:
         return self._verdicts.open(uid) is not None
 
     def decide(self, uid: str, holder: str, work: Callable[[], object]) -> None:
-        """Run what decides about a mesh in a thread of its own; the verdict is open until that ends.
+        """Run a decision about a mesh in its own thread; the verdict is open until it ends.
 
         Args:
             uid: of the mesh.
-            holder: who decides, as errors say it.
-            work: may wait, and run code of the user.
+            holder: the decider, for errors.
+            work: the decision; may wait and run user code.
         """
         hold = self._verdicts.hold(uid, holder)
 
@@ -76,18 +76,18 @@ class OpenVerdicts:
             raise
 
     def wait(self, uid: str, name: str, what: str) -> bool:
-        """Wait until no verdict on a mesh is open. The thread that decides about it does not wait for itself.
+        """Wait until no verdict on a mesh is open. The deciding thread does not wait for itself.
 
         Args:
             uid: of the mesh.
             name: of the mesh.
-            what: what waits, as its error says it.
+            what: the waiting call, for errors.
 
         Returns:
             Whether a verdict was open.
 
         Raises:
-            SupervisionError: it was still open after 120 s.
+            SupervisionError: the verdict was still open after 120 s.
         """
         if judging.get():
             return False
@@ -100,7 +100,7 @@ class OpenVerdicts:
                 if holders:
                     raise SupervisionError(
                         f"{what} has waited {VERDICT_S:g} s for a verdict on {name}, which is still open: {holders}. "
-                        f"The heal goes on; try again to wait for it, or use a slice of the ranks that live",
+                        f"The heal goes on; try again to wait for it, or use a slice of the living ranks",
                         mesh=name,
                     )
             # Another rank may have died meanwhile.

@@ -61,7 +61,7 @@ class Hosts:
         return known or m.Dead(host, NotAttached(host), False, [])
 
     def gateway(self, host: str) -> Gateway:
-        """Return the way to another host, which is not ``out_of_reach``; one only, since two would not keep the order."""
+        """Return the connection to a reachable host; only one, to keep messages in order."""
         gateway = self.gateways.get(host)
         if gateway is None:
             with self._lock:

@@ -199,7 +199,7 @@ class RemotePeer(Peer):
 
 
 def only_peer(peers: dict[str, Peer], made: Peer) -> Peer:
-    """Return the peer of a process, with the lock of the peers held: a __del__ that ran meanwhile may have made another."""
+    """Return the peer of a process, with the lock held: a __del__ that ran meanwhile may have made another."""
     peer = peers.setdefault(made.proc, made)
     if peer is not made and isinstance(made, IpcPeer):
         made.close(0)

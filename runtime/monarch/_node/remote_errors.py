@@ -38,7 +38,7 @@ _unpack = msgspec.msgpack.Decoder(Failure).decode
 
 
 def unpack_failure(data: bytes) -> Failure:
-    """Return the failure that ``pack_failure`` packed; for what is none, one that says so and is raised as ProtocolError."""
+    """Unpack a failure of ``pack_failure``; for malformed data, return one that raises ProtocolError."""
     try:
         return _unpack(data)
     except UNREADABLE as error:

@@ -124,7 +124,7 @@ class CallGroup:
         return member if member is not None and member.call() is call else None
 
     def _waits(self) -> bool:
-        """Return whether any rank has not answered; with the lock. Each call is looked at no more once all of its have."""
+        """Return whether any rank has not answered; with the lock. Finished calls are dropped."""
         while self._waiting and not self._waiting[0].waits_for():
             self._waiting.popleft()
         return bool(self._waiting)

@@ -1,4 +1,4 @@
-"""Folding the answers of a mesh into one value."""
+"""Fold the answers of a mesh into one value."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Accumulator(Generic[P, R, A]):
     """Calls an endpoint on all actors and folds what they return, in the order in which it arrives.
 
     Args:
-        endpoint: what is called.
-        identity: what the fold begins with.
-        combine: makes the next of what was folded so far and one answer.
+        endpoint: the endpoint to call.
+        identity: the initial value.
+        combine: returns the next value from the current one and an answer.
     """
 
     def __init__(self, endpoint: EndpointLike[P, R], identity: A, combine: Callable[[A, R], A]) -> None:
@@ -29,7 +29,7 @@ class Accumulator(Generic[P, R, A]):
         self._combine = combine
 
     def accumulate(self, *args: P.args, **kwargs: P.kwargs) -> Future[A]:
-        """Send at once; the result is the fold of all answers. The first error of an actor is its error."""
+        """Send now and return a future of the folded answers, which fails with the first error of an actor."""
         answers = self._endpoint.stream(*args, **kwargs)
 
         def fold() -> A:

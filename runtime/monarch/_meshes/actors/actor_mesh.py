@@ -32,23 +32,23 @@ if TYPE_CHECKING:
 
 
 _following = RLock()
-"""So that no thread takes an older shape for the newest."""
+"""Keeps threads from replacing a newer shape with an older one."""
 SHOWN = 32
-"""Rows that a mesh shows at most."""
+"""The most rows that a mesh shows."""
 
 
 class ActorMesh(HasGroups, MeshView, AsyncResource):
     """The actors of one ``spawn``, or a view of them. Its endpoints are attributes, as in ``mesh.train.call(1)``.
 
-    A mesh can be sent in messages. What arrives refers to the same actors and does not own them.
+    A mesh can be sent in messages. The receiver gets a reference to the same actors and does not own them.
     """
 
     def __init__(self, state: ActorsState, region: Region, node: Node) -> None:
         self._state = state
-        # Replaced as a whole when the mesh is resized, by the thread that learns of it; any thread reads it.
+        # Replaced as a whole by the thread that learns of a resize; any thread reads it.
         self._shape = Shape.of(region)
         self._node = node
-        # Made by any thread; one of another shape or version is made again.
+        # Made by any thread, and again if the shape or version has changed.
         self._found: Targets | None = None
         self._follows = region == state.region and region == state.procs.region()
         if self._follows:
@@ -56,25 +56,25 @@ class ActorMesh(HasGroups, MeshView, AsyncResource):
 
     @classmethod
     def _received(cls, origin: str, key: str, name: str, actor: type, procs: Procs, region: Region) -> ActorMesh:
-        """Return a reference that has arrived in a message; SerializationError outside its session."""
+        """Return a reference that arrived in a message; raise SerializationError outside its session."""
         node = node_for(f"the actor mesh {name!r}", origin, procs.hosts)
         return cls(ActorsState(key, name, actor, procs, region, False), region, node)
 
     @property
     def _region(self) -> Region:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Which ranks it has."""
+        """The ranks of this view."""
         return self._shape.region
 
     @property
     def _view_bytes(self) -> bytes:
-        """That for the wire."""
+        """The packed view for the wire."""
         return self._shape.packed
 
     def _view(self, region: Region) -> Self:
         return type(self)(self._state, region, self._node)
 
     def _receivers(self) -> list[str]:
-        """Return the proc ids of its members."""
+        """Return the proc ids of the members."""
         return [peer.proc for peer in self._members_at().peers]
 
     # Endpoints
@@ -100,43 +100,43 @@ class ActorMesh(HasGroups, MeshView, AsyncResource):
 
     @property
     def _name(self) -> str:
-        """The name that it was spawned with."""
+        """The name given to ``spawn``."""
         return self._state.name
 
     @property
     def _called(self) -> str:
-        """Its name with what this view has of it, as in ``trainers[gpus=1]``."""
+        """The name with the selection of this view, such as ``trainers[gpus=1]``."""
         return called(self._name, self._state.region, self._region)
 
     @property
     def _key(self) -> str:
-        """Its key, unique in the session."""
+        """The key of the mesh, unique in the session."""
         return self._state.key
 
     @property
     def _stopped(self) -> str | None:
-        """Why it cannot be used any more; None if it can."""
+        """Why the mesh was stopped; None if it was not."""
         return self._state.stopped
 
     @property
     def initialized(self) -> Future[None]:
-        """Done when all of its actors are made; its error is that of their constructors."""
+        """A future that is done when all actors are constructed; it fails with the error of their constructors."""
         future = self._state.initialized
         if future is None:
-            raise StoppedError(f"only who spawned {self._name} can wait for it to be initialized", mesh=self._name)
+            raise StoppedError(f"only the owner of {self._name} can wait for its initialization", mesh=self._name)
         return future
 
     def _members_at(self) -> Targets:
-        """Where its members are: one consistent state, for all that one call needs."""
+        """Return where the members are: one consistent snapshot for a call."""
         found, procs = self._found, self._state.procs
-        # What is looked up while it changes counts as what there was before.
+        # A lookup during a change sees the state before it.
         version = procs.version
         if found is not None and found.version == version and found.shape is self._shape:
             return found
         while True:
             self._check_open()
             if self._follows and self._region != procs.region():
-                # Another thread is about to say so.
+                # Another thread is about to publish the newer one.
                 self._follow()
             try:
                 found = self._found = self._locate(self._shape, version)
@@ -144,7 +144,7 @@ class ActorMesh(HasGroups, MeshView, AsyncResource):
             except StoppedError:
                 if not self._follows or procs.version == version:
                     raise
-                # Its processes have become fewer just now.
+                # The mesh has just become smaller.
                 version = procs.version
 
     def _locate(self, shape: Shape, version: int) -> Targets:
@@ -157,25 +157,25 @@ class ActorMesh(HasGroups, MeshView, AsyncResource):
         return self._member_of(self._shape, position)
 
     def _member_of(self, shape: Shape, position: int) -> ActorMesh:
-        """Return the mesh of the member at a position that a shape of this mesh has."""
+        """Return the mesh of the member at a position of a shape."""
         return self._view(Region((), shape.region.base_rank(position), (), ()))
 
     def _follow(self) -> None:
-        """The processes are more or fewer than before, and this is a mesh of actors on all of them."""
+        """Follow a resize; this mesh has actors on all processes."""
         state = self._state
         with _following:
             shape = Shape.of(state.procs.region())
             while shape.region is not state.procs.region():
-                # A __del__ has run in between, which has learned of a newer one.
+                # A __del__ ran in between and learned of a newer one.
                 shape = Shape.of(state.procs.region())
             state.region, self._shape = shape.region, shape
 
     def _check_alive(self, method: str) -> None:
-        """Raise what says that members have died."""
+        """Raise if members have died or the mesh was stopped."""
         node = self._node
         self._check_open()
         if self._state.failed:
-            # They may be made anew just now.
+            # They may be coming back right now.
             self._wait_for_verdict(method)
         if not node.peers.deaths:
             return
@@ -186,14 +186,14 @@ class ActorMesh(HasGroups, MeshView, AsyncResource):
             raise died(f"{self._called}.{method}()", self._name, lost, self.extent, None, self._called)
 
     def _awaits_verdict(self) -> bool:
-        """Return whether a call waits now for what is decided about its members."""
+        """Return whether a call would wait for a verdict on the members."""
         node = self._node
         if node.closed or not verdicts_of(node).is_open(self._state.procs.uid):
             return False
         return bool(self._state.failed) or bool(node.peers.deaths and self._lost())
 
     def _has_read(self, positions: Iterable[int]) -> None:
-        """Somebody was told of errors of these members."""
+        """Note that somebody has read the errors of these members."""
         if self._state.birth is not None:
             self._state.birth.heard([self._region.base_rank(position) for position in positions])
 
@@ -212,21 +212,19 @@ class ActorMesh(HasGroups, MeshView, AsyncResource):
     # Ending
 
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
-        """Stop the actors, once they have handled what was sent before; their ``__cleanup__`` runs.
+        """Stop the actors after the messages sent so far, and run their ``__cleanup__``.
 
-        It begins at once; the result says when it is done, or with which error a cleanup has failed. After 3 s the rest
-        of what was sent is refused, async calls are cancelled, and sync ones, or a constructor, are interrupted.
-        ``__cleanup__`` runs when they have ended, ``finally`` included, and has 5 s. An actor whose code goes on after
-        two interrupts is given up, with an error. `monarch.config` has the bounds.
+        It begins at once; the returned future is done when the actors have ended, and fails if a cleanup failed. After
+        3 s the remaining messages are refused, async calls are cancelled, and sync calls and constructors are
+        interrupted. ``__cleanup__`` runs when they have ended, ``finally`` included, and has 5 s. An actor that ignores
+        two interrupts is given up with an error. `monarch.config` has the bounds.
 
         Raises:
-            StoppedError: this is a view or a reference, and only the owner stops a mesh.
+            StoppedError: this is a view or a reference; only the owner stops a mesh, as a whole.
         """
         state = self._state
         if not state.owned or self._region != state.region:
-            raise StoppedError(
-                f"{self._name} can only be stopped as a whole, by the one who spawned it", mesh=self._name
-            )
+            raise StoppedError(f"{self._name} can only be stopped as a whole, by its owner", mesh=self._name)
         if state.stopping is not None:
             return state.stopping
         state.stopped = reason
@@ -249,7 +247,7 @@ class ActorMesh(HasGroups, MeshView, AsyncResource):
     # Showing
 
     def to_table(self) -> str:
-        """Which actor is where, as text."""
+        """Return a text table of the actors and where they run."""
         headers, rows = self._rows()
         return text_table(headers, rows, SHOWN + 1)
 
@@ -283,7 +281,7 @@ class ActorMesh(HasGroups, MeshView, AsyncResource):
 
 
 class _Tolerant(Future[None]):
-    """The end of a mesh: what has died already has ended as well."""
+    """The end of a mesh; dead members count as ended."""
 
     __slots__ = ("_source",)
 

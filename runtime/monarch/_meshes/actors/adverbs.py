@@ -1,4 +1,4 @@
-"""Endpoints of a mesh, as the caller has them: the adverbs that say to whom a message goes and what comes back."""
+"""Endpoints of a mesh on the caller's side: adverbs choose the receivers of a message and the form of the result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from monarch._node.peers import Peer, Targets
 
 _COPIED_ONCE = 32 << 10
-"""Bytes of a frame from which it is not copied for each of its receivers."""
+"""Bytes from which a frame is no longer copied for each receiver."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -45,7 +45,7 @@ def _single(gather: Gather[Any], values: list[Any]) -> Any:
 
 
 class _Answers(Protocol):
-    """What takes the answers to a call."""
+    """A sink for the answers to a call."""
 
     port: int
 
@@ -62,32 +62,32 @@ class Endpoint(Generic[P, R]):
         self._flags = flags
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
-        """Send to every actor of the mesh; the result is a ValueMesh of what each returned.
+        """Send to every actor of the mesh and return a future of a ValueMesh of the results.
 
         Raises:
             ArgumentError: the arguments do not fit the endpoint's signature.
             SerializationError: an argument cannot be pickled.
-            StoppedError, SupervisionError: the mesh was stopped, or some of its ranks are known to be dead.
+            StoppedError, SupervisionError: the mesh was stopped, or some of its ranks are dead.
         """
         return self._gather(args, kwargs, _values)
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Send to the one actor that this mesh has; the result is what it returned. ArgumentError for others."""
+        """Send to the only actor of this mesh and return a future of its result; ArgumentError for other sizes."""
         mesh = self.mesh
         if len(mesh) != 1:
             raise ArgumentError(
-                f"call_one needs a mesh of exactly 1 actor, and {mesh._called} has {axes_text(mesh.extent)}; "
+                f"call_one: expected a mesh of exactly 1 actor, got {mesh._called} with {axes_text(mesh.extent)}; "
                 f"slice it, or use call or choose"
             )
         return self._gather(args, kwargs, _single)
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Send to one actor of the mesh, drawn at random; the result is what it returned."""
+        """Send to a random actor of the mesh and return a future of its result."""
         one = self.mesh._member(random.randrange(len(self.mesh)))
         return Endpoint[P, R](one, self.name, self._arity, self._flags)._gather(args, kwargs, _single)
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
-        """Send to every actor of the mesh; gives a future for each answer, in the order in which they arrive."""
+        """Send to every actor of the mesh and yield a future for each answer, in order of arrival."""
         if must_wait(self.mesh):
             packed = self._pack(args, kwargs)
             return iter(stream_later(self.mesh, self.name, lambda: self._stream(packed)))
@@ -105,18 +105,18 @@ class Endpoint(Generic[P, R]):
         return list(stream.futures)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Send to every actor of the mesh and waits for nothing.
+        """Send to every actor of the mesh without waiting for answers.
 
-        An endpoint that raises then has nobody to tell: its actor fails, and its owner hears of it.
+        If an endpoint raises, its actor fails and the owner of the actor is told.
         """
         self._send(args, kwargs)
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """For distributed tensors, which this version does not have."""
-        raise MonarchError(f"{self.mesh._name}.{self.name}.rref() needs distributed tensors, which are not here yet")
+        """Raise MonarchError: distributed tensors are not implemented."""
+        raise MonarchError(f"{self.mesh._name}.{self.name}.rref(): distributed tensors are not implemented yet")
 
     def send_to(self, args: tuple[Any, ...], kwargs: dict[str, Any], port: Port[Any] | None, choose: bool) -> None:
-        """Send with a port of the caller's choice for the answers."""
+        """Send with a port for the answers that the caller chooses."""
         mesh = self.mesh._member(random.randrange(len(self.mesh))) if choose else self.mesh
         if port is None:
             Endpoint[P, R](mesh, self.name, self._arity, self._flags)._send(args, kwargs)
@@ -141,7 +141,7 @@ class Endpoint(Generic[P, R]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise ArgumentError(
             f"{self.mesh._name}.{self.name} is an endpoint of a mesh: "
-            f"say how to call it, as in {self.mesh._name}.{self.name}.call(...)"
+            f"choose how to call it, as in {self.mesh._name}.{self.name}.call(...)"
         )
 
     def __repr__(self) -> str:
@@ -178,7 +178,7 @@ class Endpoint(Generic[P, R]):
             send(self._prepare(args, kwargs))
 
     def _not_sent(self, error: BaseException) -> None:
-        """A broadcast was not sent after all, and nobody waits to be told."""
+        """Report that a deferred broadcast was not sent."""
         mesh, ranks = self.mesh, tuple(self.mesh._region.base_ranks())
         text = f"a broadcast of {self.name}() was not sent: {error}"
         mesh._node.events.not_sent.tell(mesh, ranks, text)
@@ -189,7 +189,7 @@ class Endpoint(Generic[P, R]):
     def _pack(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], wait: bool = False
     ) -> tuple[bytes, list[memoryview]]:
-        """Pickle the arguments, once it is clear that the receivers live; that may ``wait`` for a verdict."""
+        """Pickle the arguments after a check that the receivers live, which may ``wait`` for a verdict."""
         if self._arity is not None:
             self._arity.check(args, kwargs)
         mesh = self.mesh
@@ -208,7 +208,7 @@ class Endpoint(Generic[P, R]):
     def _dispatch(
         self, prepared: tuple[bytes, list[memoryview]], targets: Targets, sink: _Answers | None, gathered: bool
     ) -> None:
-        """Send to all targets or, if this raises, to none; the port of the sink is closed then."""
+        """Send to all targets; if this raises, to none, and close the port of the sink."""
         mesh = self.mesh
         node = mesh._node
         body, buffers = prepared
@@ -217,7 +217,7 @@ class Endpoint(Generic[P, R]):
         sender = here[0].key if here is not None else ""
         cost = cost_of(body, buffers)
         try:
-            # What was let go of since the last call is free for the answers of this one.
+            # Memory released since the last call is free for the answers of this one.
             node.bulk.settle()
             take_room(node, targets.peers, cost, mesh, self.name)
             shared = buffers and targets.near and are_large(buffers)
@@ -234,7 +234,7 @@ class Endpoint(Generic[P, R]):
 
 
 def _into_memory(node: Node, targets: Targets, buffers: Sequence[memoryview], cost: int) -> m.PackedBulk | None:
-    """Write large buffers into shared memory for those of this host; None if they go through the socket."""
+    """Write large buffers into shared memory for receivers on this host; None if they go through the socket."""
     receivers = [peer for peer in targets.near if peer.dead is None]
     if not receivers:
         return None
@@ -246,7 +246,7 @@ def _into_memory(node: Node, targets: Targets, buffers: Sequence[memoryview], co
         raise
     for peer in receivers:
         if peer.dead is not None:
-            # It died meanwhile, and will release nothing.
+            # The receiver died meanwhile and will release nothing.
             node.bulk.forget_holder(peer.proc)
     return bulk
 
@@ -259,8 +259,8 @@ def send_to_all(
     bulk: m.PackedBulk | None,
     gathered: bool,
 ) -> None:
-    """Send one message to all members of a view: directly on this host, once a host to the others."""
-    # Not the caller's own memory, which may change before all is sent.
+    """Send one message to all members of a view: directly on this host, once per host elsewhere."""
+    # A copy, since the caller may change its memory before everything is sent.
     frames = lasting(buffers) if buffers and (targets.far or bulk is None) else ()
     if targets.near:
         frame: Any = m.encode(_with(call, bulk, 0 if bulk else len(buffers))) if buffers else m.encode(call)
@@ -306,7 +306,7 @@ class _Arrival(Future[R]):
 
     @property
     def unread(self) -> bool:
-        """Whether it has failed, and nobody has read that."""
+        """Whether it has failed and nobody has read the error."""
         return self.done and self._error is None and self._got is not None and bool(self._got.failed_positions())
 
     def _make(self) -> R:
@@ -315,7 +315,7 @@ class _Arrival(Future[R]):
 
 
 class Stream(Owed):
-    """Gives each reply, as it arrives, to the next of its futures."""
+    """Hands each reply to the next future, in order of arrival."""
 
     def __init__(self, node: Node, mesh: ActorMeshLike, targets: Targets, method: str) -> None:
         super().__init__(node, mesh, targets.peers)
@@ -328,12 +328,12 @@ class Stream(Owed):
 
     @property
     def label(self) -> str:
-        """What is waited for, as errors say it."""
+        """The call that errors name."""
         return f"{self._mesh._called}.{self._method}()"
 
     @property
     def unread(self) -> bool:
-        """Whether an error that has arrived was not read, and somebody may read it."""
+        """Whether an error has arrived that was not read and still may be."""
         return any(future.unread for future in self.futures[: self._next])
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
@@ -346,7 +346,7 @@ class Stream(Owed):
             self._give(reply.rank, part, bool(reply.status))
 
     def lost(self, peer: Peer, dead: m.Dead) -> bool:
-        """A proc has died: each answer that it owes is an error."""
+        """Turn each answer that a dead proc owes into an error."""
         waited = False
         for rank, target in enumerate(self.targets):
             if target is peer and rank in self.owed:
@@ -357,7 +357,7 @@ class Stream(Owed):
         return waited
 
     def fail(self, uid: str, key: str, why: str) -> bool:
-        """The mesh has failed: so does each answer that is still owed."""
+        """Turn each answer that is still owed into an error, since the mesh has failed."""
         failed = False
         for rank in sorted(self.owed):
             part = self._part(rank)
@@ -371,7 +371,7 @@ class Stream(Owed):
         gather: Gather[Any] = Gather(
             self._node, [self.targets[rank]], one.extent, self._mesh._name, self._method, _single, self._mesh._key
         )
-        # It stands for what has arrived already, and is no call of its own.
+        # A stand-in for a reply that has arrived, not a call.
         gather.watched = False
         gather.view = one
         return gather
@@ -384,7 +384,7 @@ class Stream(Owed):
 
 
 class _Relay(Owed):
-    """Passes answers on to a port, which may be of another process. Explicit ports may answer more than once."""
+    """Forwards answers to a port, maybe in another process. Explicit ports may answer more than once."""
 
     def __init__(self, mesh: ActorMeshLike, targets: Targets, method: str, port: Port[Any], explicit: bool) -> None:
         super().__init__(mesh._node, mesh, targets.peers)
@@ -397,7 +397,7 @@ class _Relay(Owed):
 
     @property
     def label(self) -> str:
-        """What is waited for, as errors say it."""
+        """The call that errors name."""
         return f"{self._mesh._called}.{self._method}()"
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
@@ -418,7 +418,7 @@ class _Relay(Owed):
         self._target._send(reply.status, body, buffers, reply.rank)  # pyright: ignore[reportPrivateUsage]
 
     def lost(self, peer: Peer, dead: m.Dead) -> bool:
-        """A proc has died: what it still owes is an error."""
+        """Turn the answers that a dead proc owes into errors."""
         owed = [rank for rank in sorted(self.owed) if self.targets[rank] is peer]
         for rank in owed:
             mesh = self._mesh
@@ -427,7 +427,7 @@ class _Relay(Owed):
             )
             self.settle(rank, False, not self._explicit)
         if self._explicit and all(target.dead is not None for target in self.targets):
-            # Nobody is left that might answer more than once.
+            # No process is left that might answer again.
             self._node.ports.close(self.port)
         return bool(owed)
 
@@ -452,7 +452,7 @@ def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: b
     """Return the endpoint of a method that has no decorator: ``as_endpoint(mesh.method).call(...)``.
 
     Raises:
-        ValueError: it is no method of a spawned actor.
+        ValueError: ``method`` is not a method of a spawned actor.
     """
     if isinstance(method, Endpoint):
         found = cast("Endpoint[..., Any]", method)
@@ -462,11 +462,11 @@ def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: b
         flags = UNDECORATED | (EXPLICIT if explicit_response_port else 0)
         arity = Arity(method.name, method.function, 2 if explicit_response_port else 1)
         return Endpoint(method.mesh, method.name, arity, flags)
-    raise ValueError(f"as_endpoint needs a method of a spawned actor, as in as_endpoint(mesh.method), not {method!r}")
+    raise ValueError(f"as_endpoint: expected a method of a spawned actor, as in mesh.method, got {method!r}")
 
 
 class Undecorated:
-    """A method of an actor that is no endpoint."""
+    """An actor method that is not an endpoint."""
 
     __slots__ = ("function", "mesh", "name")
 
@@ -483,7 +483,7 @@ class Undecorated:
 
     def _text(self) -> str:
         return (
-            f"{self.mesh._name}.{self.name} is a method and no endpoint; put @endpoint on it, "
+            f"{self.mesh._name}.{self.name} is a method, not an endpoint; decorate it with @endpoint, "
             f"or use as_endpoint({self.mesh._name}.{self.name})"
         )
 
@@ -498,15 +498,15 @@ def send(
     """Send a message whose answers go to a port.
 
     Args:
-        endpoint: whom and what to call.
+        endpoint: the endpoint to call.
         args: positional arguments.
-        kwargs: arguments by name.
-        port: where the answers go; None if nobody wants them.
+        kwargs: keyword arguments.
+        port: receives the answers; None to discard them.
         selection: ``all`` for every actor of the mesh, ``choose`` for one at random.
 
     Raises:
-        ValueError: there is no such selection.
+        ValueError: ``selection`` is neither.
     """
     if selection not in ("all", "choose"):
-        raise ValueError(f"selection is 'all' or 'choose', not {selection!r}")
+        raise ValueError(f"selection: expected 'all' or 'choose', got {selection!r}")
     cast("Endpoint[..., Any]", endpoint).send_to(args, kwargs or {}, port, selection == "choose")

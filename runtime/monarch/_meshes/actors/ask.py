@@ -1,4 +1,4 @@
-"""Asking the processes of a mesh for a service, whatever their actors do."""
+"""Requests for services to the processes of a mesh, whatever their actors do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 def ask(mesh: ActorMeshLike, service: Callable[P, R], *args: P.args, **named: P.kwargs) -> Future[dict[int, R]]:
-    """Ask the processes of a mesh of actors for a service; the result has what each answered, by position."""
+    """Ask the processes of an actor mesh for a service and return a future of the answers, by position."""
     asked = request(service, *args, **named)
     node = mesh._node
     targets = mesh._members_at()
@@ -35,5 +35,5 @@ def ask(mesh: ActorMeshLike, service: Callable[P, R], *args: P.args, **named: P.
 
 
 def endpoint_of(mesh: ActorMeshLike, service: Callable[..., Any]) -> Endpoint[..., Any]:
-    """Return a service of kind ``actor`` as an endpoint of a mesh: calls run in the turn of each actor."""
+    """Return a service of kind ``actor`` as an endpoint of a mesh: calls queue in each mailbox."""
     return Endpoint(mesh, name_of(service), None, FUNCTION)

@@ -1,4 +1,4 @@
-"""Room at receivers: a sender that is far ahead of one slows down here, for a bounded time."""
+"""Backpressure: a sender far ahead of a receiver waits here, for a bounded time."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 VARIABLE = "MONARCH_ROOM_TIMEOUT"
 """Environment variable for ROOM_S, in seconds."""
 _ASK_EVERY_S = 1.0
-"""Seconds between questions to a receiver without room for how far it is."""
+"""Seconds between requests for progress to a receiver without room."""
 _NOBODY = -1
-"""A port that leads nowhere: of an answer to it, only the count of what was finished is wanted."""
+"""A port that leads nowhere: only the count of finished messages in its answers matters."""
 _NOTHING = dumps(())[0]
 
 
 def room_timeout(value: str | None) -> float:
-    """Return the seconds that a text says; 60 for None. ArgumentError for what is no number above 0."""
+    """Parse seconds; 60 for None. Raise ArgumentError unless the value is a number above 0."""
     if value is None:
         return 60.0
     try:
@@ -45,11 +45,11 @@ def room_timeout(value: str | None) -> float:
 
 
 ROOM_S = room_timeout(os.environ.get(VARIABLE))
-"""Seconds for which a sender waits for a receiver that has no room and finishes nothing, before it gives up."""
+"""Seconds that a sender waits for a receiver that has no room and finishes nothing."""
 
 
 def take_room(node: Node, peers: Sequence[Peer], cost: int, mesh: ActorMeshLike, method: str) -> None:
-    """Reserve room for one message at each of its receivers, or at none.
+    """Reserve room for one message at every receiver, or at none.
 
     Raises:
         SendTimeoutError: a receiver had no room and finished nothing for ROOM_S.
@@ -62,14 +62,14 @@ def take_room(node: Node, peers: Sequence[Peer], cost: int, mesh: ActorMeshLike,
                 break
         if full < 0:
             return
-        # Nobody keeps room while waiting for room elsewhere: two such senders could wait for each other.
+        # Holding room while waiting for more would let two senders wait for each other.
         for other in peers[:full]:
             other.give_back(cost)
         _wait(node, peers[full], full, len(peers), mesh, method)
 
 
 def _wait(node: Node, peer: Peer, position: int, count: int, mesh: ActorMeshLike, method: str) -> None:
-    """Wait until one receiver has room, or until an actor may do without."""
+    """Wait until one receiver has room, or until an actor may go on without."""
     here = current.get()
     window = peer.window
     finished, begun = window.statistics().finished, time.monotonic()
@@ -89,15 +89,15 @@ def _wait(node: Node, peer: Peer, position: int, count: int, mesh: ActorMeshLike
         elif now - since >= ROOM_S:
             raise _error(peer, position, count, mesh, method)
         if now - asked >= _ASK_EVERY_S:
-            # Its answer says how far it is, also where it handles what needs no answer.
+            # The answer tells the receiver's progress even if its messages need no answers.
             asked = now
             peer.send(ask_frame(node, request(liveness.here), _NOBODY))
 
 
 def _may_wait_for_us(mailbox: ActorLike, peer: Peer) -> bool:
-    """Return whether the receiver may itself wait for room at this actor, so that a standstill has to end.
+    """Return whether the receiver may itself be waiting for room at this actor, which would be a deadlock.
 
-    A sender goes beyond the window so seldom that it is not far beyond if the receiver is only slow.
+    A sender exceeds the window so seldom that a receiver that is only slow is not overrun.
     """
     return bool(mailbox.queue) or peer.proc == peer.table.proc
 
@@ -109,8 +109,8 @@ def _error(peer: Peer, position: int, count: int, mesh: ActorMeshLike, method: s
     why = silence.text(peer.proc) if silence is not None else ""
     return SendTimeoutError(
         f"{mesh._called}.{method}() was not sent to any rank: {whom} is {behind:,} messages behind and has finished "
-        f"none for {ROOM_S:g} s{f' (it {why})' if why else ''}; wait for answers before you send more, or set "
-        f"{VARIABLE} to more seconds",
+        f"none for {ROOM_S:g} s{f' (it {why})' if why else ''}; await answers before you send more, or raise "
+        f"{VARIABLE} (seconds)",
         mesh=mesh._name,
         rank=position,
         behind=behind,

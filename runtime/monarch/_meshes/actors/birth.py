@@ -1,4 +1,4 @@
-"""The making of the actors of one spawn: who waits for it, who was told that a constructor raised, and who is not."""
+"""Construction of the actors of one spawn: its waiters, and constructor errors that nobody has read."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from monarch._node.peers import Peer
 
 HEARD_S = 0.2
-"""Seconds after a constructor has raised in which somebody may be told, and in which others may raise as well."""
+"""Seconds after the first constructor error in which others may raise and somebody may read it."""
 
 _PATIENCE = 10
-"""How many times as long is waited at most for constructors that are being freed from a collective."""
+"""Factor on that bound while constructors are being freed from a collective."""
 
 
 class Birth(Gather[None]):
     """Done when all actors of a spawn are made, or some time after the first constructor has raised.
 
-    An error that nobody is told of goes on as a fault. Told is whoever has read it from this future or from a call to
-    the actor; whoever waits for this future; and whoever keeps a call to the actor that was under way when its
-    constructor raised, since that call has the error too. Constructors that end after it is done are heard as well.
+    An error that nobody reads becomes a fault. It counts as read if this future or a call to the actor raised it, if a
+    thread waits for this future, or if somebody holds a call to the actor that was pending when its constructor raised,
+    since that call has the error too. Constructors that end after this future is done are handled as well.
 
     Args:
         node: of this process.
@@ -40,10 +40,9 @@ class Birth(Gather[None]):
         extent: of the mesh.
         name: of the mesh, for errors.
         key: of the actors.
-        coming: by base rank, the processes that are dead and that somebody replaces: the actors are made in the new
-            ones by whoever does that.
-        unwanted: whether nobody cares any more: the mesh was stopped, or a heal has made its actors again.
-        everyone: the proc ids of all of the mesh of processes.
+        coming: by base rank, the dead processes that are being replaced; the replacement creates their actors.
+        unwanted: whether the result no longer matters: the mesh was stopped, or a heal has recreated its actors.
+        everyone: the proc ids of the whole process mesh.
     """
 
     __slots__ = (
@@ -77,25 +76,25 @@ class Birth(Gather[None]):
         self.everyone = everyone
         self._ranks = list(ranks)
         self._whose = key
-        """In faults, the key of the actors."""
+        """The key of the actors, for faults."""
         self._coming = dict(coming)
-        """Lock: that of futures, as all that follows."""
+        """Lock: that of futures, here and below."""
         self._claims = 0
-        """Threads that wait."""
+        """The number of waiting threads."""
         self._kept = False
-        """Whether a callback waits."""
+        """Whether a callback is waiting."""
         self._awaiting: list[asyncio.Future[None]] = []
         self._calls: list[tuple[int, Callable[[], Any]]] = []
-        """Calls under way to actors whose constructor has raised, if somebody keeps them, each with the base rank."""
+        """Pending calls to actors whose constructor raised, while somebody holds them, each with the base rank."""
         self._told: set[int] = set()
-        """Base ranks whose failure somebody was told of, or that was passed on as a fault."""
+        """Base ranks whose failure was read or reported as a fault."""
         self._passing = False
-        """Whether what was raised is about to be passed on."""
+        """Whether unread errors are about to be reported."""
         self.raised: dict[int, m.Reply] = {}
-        """By base rank, what constructors have raised."""
+        """The errors of constructors, by base rank."""
         super().__init__(node, targets, extent, name, "__init__", lambda _, __: None, key)
 
-    # Those who wait
+    # Waiters
 
     def get(self, timeout: float | None = None) -> None:
         with self._lock:
@@ -110,7 +109,7 @@ class Birth(Gather[None]):
         kept = self._kept
         future = super().as_asyncio()
         with self._lock:
-            # It may be cancelled, and then nobody waits.
+            # A cancelled callback no longer waits.
             self._kept = kept
             self._awaiting.append(future)
         return future
@@ -120,11 +119,11 @@ class Birth(Gather[None]):
         super().add_done_callback(callback)
 
     def proc_ids(self) -> list[str]:
-        """Return the processes of the whole mesh of processes."""
+        """Return the proc ids of the whole process mesh."""
         return self.everyone()
 
     def heard(self, ranks: Iterable[int]) -> None:
-        """Somebody has read what the constructors of these base ranks have raised."""
+        """Note that the constructor errors of these base ranks were read."""
         with self._lock:
             self._told.update(ranks)
 
@@ -133,10 +132,10 @@ class Birth(Gather[None]):
             self._told.update(self.raised)
         return super()._make()
 
-    # What arrives
+    # Events
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
-        """An actor is made, or its constructor has raised."""
+        """Take the reply of a constructor."""
         if reply.status != m.RESULT:
             self._has_raised(reply)
         if self.done:
@@ -157,7 +156,7 @@ class Birth(Gather[None]):
             self._node.receive_loop.call_later(HEARD_S, self._pass_on)
 
     def _comes_late(self, reply: m.Reply) -> None:
-        """The future is done without this one; whoever reads it later finds it there."""
+        """Take a reply after the future is done; later readers of the future see it."""
         with self._lock:
             if self._replies:
                 self._replies[reply.rank] = reply
@@ -168,7 +167,7 @@ class Birth(Gather[None]):
             self._end()
 
     def _answered(self, peer: Peer) -> bool:
-        """Return whether this was the last one that had not answered in time; with the lock."""
+        """Return whether this was the last outstanding reply; with the lock."""
         if peer not in self.unanswered:
             return False
         self.unanswered = [each for each in self.unanswered if each is not peer]
@@ -180,7 +179,7 @@ class Birth(Gather[None]):
             self.party.completed()
 
     def _give_up(self) -> None:
-        """Complete without those that have not answered, which are heard later."""
+        """Complete without the outstanding replies, which are handled later."""
         with self._lock:
             if not self._left:
                 return
@@ -189,9 +188,9 @@ class Birth(Gather[None]):
         self._complete()
 
     def _pass_on(self, patience: int = _PATIENCE) -> None:
-        """Return up those that have not answered, and tells of what is untold.
+        """Give up on outstanding replies and report unread errors.
 
-        Those that wait for the failed ones in a collective are about to be freed, and are heard in time most often.
+        Ranks that wait for the failed ones in a collective are about to be freed and mostly answer in time.
         """
         if patience and not self.done and self.party is not None and self.party.frees:
             self._node.receive_loop.call_later(HEARD_S, partial(self._pass_on, patience - 1))
@@ -206,7 +205,7 @@ class Birth(Gather[None]):
             self._node.events.faulted.tell(fault)
 
     def untold(self) -> list[m.Fault]:
-        """What constructors have raised and nobody was told of; once."""
+        """Take the constructor errors that nobody has read; each is returned once."""
         unwanted = self.unwanted()
         with self._lock:
             awaited = self._claims or self._kept or any(not each.cancelled() for each in self._awaiting)
@@ -215,18 +214,18 @@ class Birth(Gather[None]):
             else:
                 told = self._told | {rank for rank, call in self._calls if call() is not None}
             if told & self._told or awaited:
-                # That others were freed from what they waited in is a consequence.
+                # Ranks freed from a collective fail as a consequence.
                 told |= {rank for rank, reply in self.raised.items() if unpack_failure(reply.body).freed}
             untold = [reply for rank, reply in sorted(self.raised.items()) if rank not in told]
             self._told.update(self.raised)
             self._calls.clear()
             self._awaiting.clear()
-            # They have what was there so far.
+            # The readers have the errors so far.
             self._kept = self._passing = False
         return [m.Fault(each.src, self._whose, self._ranks[each.rank], each.body) for each in untold]
 
     def lost(self, peer: Peer, dead: m.Dead) -> bool:
-        """A process has died, unless it is known that it was dead."""
+        """Handle the death of a process, unless it was known to be dead."""
         if self.done:
             with self._lock:
                 over = self._answered(peer)
@@ -239,19 +238,19 @@ class Birth(Gather[None]):
         return super().lost(peer, dead)
 
     def arrived(self, rank: int, reply: m.Reply) -> None:
-        """An actor was made in a process that has come in the place of a dead one; or its constructor has raised."""
+        """Take the result of a constructor in a replacement process."""
         with self._lock:
             if self._coming.pop(rank, None) is None:
                 return
             place = self._ranks.index(rank)
             if reply.status != m.RESULT:
-                # Whoever replaces the process is told.
+                # The replacement reports it.
                 self._told.add(rank)
                 self.raised[rank] = reply
         super().reply(m.Reply(reply.src, self.port, place, reply.status, 0, reply.body), ())
 
     def forsake(self) -> None:
-        """Nobody replaces dead processes any more: their actors do not come."""
+        """Stop waiting for actors of dead processes that nobody will replace."""
         with self._lock:
             lost = 0
             for rank, dead in self._coming.items():
@@ -270,9 +269,9 @@ class Birth(Gather[None]):
 
 
 class Booting(Birth):
-    """Done when the bootstraps of all processes of a mesh have ended.
+    """A future that is done when the bootstraps of all processes of a mesh have ended.
 
-    If one raises and nobody is told, neither by this nor by an actor that is spawned there, that is a fault too.
+    An error that nobody reads, here or from an actor spawned there, becomes a fault too.
 
     Args:
         node: of this process.
@@ -280,7 +279,7 @@ class Booting(Birth):
         extent: of the mesh.
         name: of the mesh, for errors.
         uid: of the mesh.
-        unwanted: whether nobody is to be told.
+        unwanted: whether errors no longer matter.
     """
 
     __slots__ = ()
@@ -294,7 +293,7 @@ class Booting(Birth):
         self._whose = uid
 
     def _has_raised(self, reply: m.Reply) -> None:
-        # The others are waited for, since they have nothing to do with it.
+        # Wait for the other bootstraps, which are independent.
         with self._lock:
             self.raised[reply.rank] = reply
         self._node.receive_loop.call_later(HEARD_S, self._pass_on)
@@ -309,7 +308,7 @@ def _true(*_: Any) -> Any:
 
 
 def _calls_to(node: NodeLike, key: str, peer: Peer) -> list[Callable[[], Any]]:
-    """Return the calls under way to one actor, but for the one that makes it; each None once nobody keeps it."""
+    """Return weak references to the pending calls to one actor, except its construction."""
     found: list[Callable[[], Any]] = []
     for sink in list(node.ports.gathers.values()):
         if peer not in sink.targets:
@@ -318,7 +317,7 @@ def _calls_to(node: NodeLike, key: str, peer: Peer) -> list[Callable[[], Any]]:
             if sink.actor == key and sink.method != "__init__":
                 found.append(ref(sink))
         elif getattr(getattr(sink, "_mesh", None), "_key", "") == key:
-            # Answers that go to a port, or one by one: they are on their way to somebody.
+            # Streams and ports: somebody reads their answers.
             found.append(partial(_itself, sink))
     return found
 

@@ -1,8 +1,7 @@
-"""Edit and continue: living actors take a new version of their class and keep their state, all of a mesh or none.
+"""Edit and continue: living actors switch to a new version of their class and keep their state, all of a mesh or none.
 
-First every rank makes the new class and tries it on its actor, whatever that does at the time. Only if all could do so
-are they told to take it, by a message that keeps its place among the others: so all ranks change between the same two
-messages.
+First every rank makes the new class and tries it on its actor, even while the actor is busy. If all succeed, a message
+in the order of the others tells them to switch: so all ranks switch between the same two messages.
 """
 
 from __future__ import annotations
@@ -27,34 +26,34 @@ if TYPE_CHECKING:
     from monarch._node.future import Future
 
 PATIENCE = 10.0
-"""Seconds for all ranks to make the new class; they do so also while their actors are busy."""
+"""Seconds for all ranks to make the new class, which they do even while their actors are busy."""
 _OWN = frozenset({"__doc__", "__module__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__"})
 _numbers = count(1)
 _prepared: dict[str, dict[int, type]] = {}
-"""In a rank: of each actor the classes of edits that it has not come to yet, by number."""
+"""In a rank: prepared classes that an actor has not switched to yet, by actor and number of the edit."""
 
 
 class Changes(NamedTuple):
-    """What is different in a new version of a class."""
+    """The differences between two versions of a class."""
 
     changed: list[str]
     added: list[str]
     removed: list[str]
 
     def text(self) -> str:
-        """In words, such as ``step changed, evaluate added``; empty if nothing is different."""
+        """Return a summary such as ``step changed, evaluate added``; empty without differences."""
         parts = [
             f"{', '.join(names)} {what}"
             for names, what in ((self.changed, "changed"), (self.added, "added"), (self.removed, "removed"))
             if names
         ]
         if "__init__" in self.changed + self.added:
-            parts.append("__init__ counts for new actors only")
+            parts.append("__init__ applies to new actors only")
         return ", ".join(parts)
 
 
 def changes(old: type, new: type) -> Changes:
-    """Compare two versions of a class with the bases that they do not share, by code and by value."""
+    """Compare two versions of a class, and the bases that they do not share, by code and value."""
     before, after = _members(old, new), _members(new, old)
     both = [name for name in after if name in before]
     return Changes(
@@ -88,7 +87,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _same_code(one: Any, other: Any) -> bool:
-    """Return whether two pieces of code do the same, be they on other lines."""
+    """Return whether the code objects are equal, ignoring line numbers."""
     parts = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_flags", "co_argcount")
     if any(getattr(one, part) != getattr(other, part) for part in parts):
         return False
@@ -104,7 +103,7 @@ def _same(one: Any, other: Any) -> bool:
     try:
         return one is other or bool(one == other)
     except Exception:
-        # Such as two arrays, which say of each element whether it is equal.
+        # For example, arrays compare element by element.
         return False
 
 
@@ -112,13 +111,13 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def update_class(mesh: ActorMesh, new: type) -> Future[Any]:
-    """Have all actors of a mesh take a new version of their class. They keep their state; ``__init__`` does not run.
+    """Switch all actors of a mesh to a new version of their class. They keep their state; ``__init__`` does not run.
 
-    What was sent before is handled by the old version, what is sent from now on by the new one. Returns when all
-    ranks have agreed; the result is done when all have changed, which a busy actor does after what it handles.
+    Messages sent before are handled by the old version, later ones by the new version. Return when all ranks have
+    agreed; the returned future is done when all have switched, which a busy actor does after its current message.
 
     Raises:
-        EditError: a rank cannot take it; then none does.
+        EditError: a rank cannot switch; then none does.
         StoppedError, SupervisionError: the mesh was stopped, or ranks of it have died.
         SerializationError: the class cannot be sent.
     """
@@ -131,8 +130,8 @@ def update_class(mesh: ActorMesh, new: type) -> Future[Any]:
         ask(whole, prepare, state.key, number, body).get(PATIENCE)
     except CallTimeoutError:
         raise EditError(
-            f"{_kept(mesh)}: not all of its ranks have answered within {PATIENCE:g} s, as one inside a C call that "
-            f"keeps Python's lock cannot",
+            f"{_kept(mesh)}: not all of its ranks have answered within {PATIENCE:g} s; one may be in a C call that "
+            f"holds the GIL",
             mesh=state.name,
         ) from None
     except DeviceMeshError as error:
@@ -143,7 +142,7 @@ def update_class(mesh: ActorMesh, new: type) -> Future[Any]:
         raise EditError(f"{_kept(mesh)}; {why}", mesh=state.name, ranks=ranks) from None
     old = state.cls
     for name in methods_of(old).keys() & methods_of(new).keys():
-        # Endpoints of views that there are already look here.
+        # Endpoints of existing views look here.
         arity_of(old, name).become(arity_of(new, name))
     state.cls = new
     if state.spec is not None:
@@ -153,7 +152,7 @@ def update_class(mesh: ActorMesh, new: type) -> Future[Any]:
 
 
 def _kept(mesh: ActorMesh) -> str:
-    return f"all actors of {mesh._state.name} keep the {mesh._state.cls.__name__} that they have"
+    return f"all actors of {mesh._state.name} keep their version of {mesh._state.cls.__name__}"
 
 
 # In a rank
@@ -161,18 +160,18 @@ def _kept(mesh: ActorMesh) -> str:
 
 @service("class_updates.prepare", "threaded")
 def prepare(key: str, number: int, body: bytes) -> None:
-    """Make the new class and try it on the actor, which keeps the one that it has; in a thread of its own."""
+    """Make the new class and try it on the actor without switching; runs in its own thread."""
     mailbox = actors_of(current_node()).here.get(key)
     if mailbox is None or mailbox.instance is None:
-        raise ArgumentError("the actor is not there, so there is nothing to edit")
+        raise ArgumentError("the actor does not exist (any more), so its class cannot be edited")
     new = loads(body)
     instance, old = mailbox.instance, type(mailbox.instance)
     try:
         object.__setattr__(instance, "__class__", new)
     except TypeError as error:
         raise ArgumentError(
-            f"the state of a {old.__name__} does not fit the new class, which has other __slots__ or another base of a "
-            f"builtin type; spawn a new mesh ({error})"
+            f"the state of a {old.__name__} does not fit the new class, which has different __slots__ or a "
+            f"different builtin base; spawn a new mesh ({error})"
         ) from None
     object.__setattr__(instance, "__class__", old)
     methods_of(new)
@@ -181,13 +180,13 @@ def prepare(key: str, number: int, body: bytes) -> None:
 
 @service("class_updates.commit", "actor")
 def commit(instance: Any, number: int) -> None:
-    """Take the class that was prepared; between two messages of the actor."""
+    """Switch to the prepared class, between two messages of the actor."""
     here = current.get()
     assert here is not None
     mailbox = here[0]
     prepared = _prepared[mailbox.key]
     new = prepared[number]
-    # Those before it that were not agreed on never come.
+    # Earlier edits without agreement are never committed.
     _prepared[mailbox.key] = {later: cls for later, cls in prepared.items() if later > number}
     object.__setattr__(instance, "__class__", new)
     mailbox.take_class(new)

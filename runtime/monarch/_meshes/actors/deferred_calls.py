@@ -1,4 +1,4 @@
-"""Calls from an event loop to a mesh with an open verdict: a thread sends them, in order, once that has ended."""
+"""Calls from an event loop to a mesh with an open verdict: a thread sends them, in order, once it is settled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _at_once: ContextVar[bool] = ContextVar("monarch_at_once", default=False)
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """Have calls be sent before they return, as a cell does: the event loop of its thread does not run meanwhile."""
+    """Send calls before they return, as a cell does: its event loop does not run meanwhile."""
     token = _at_once.set(True)
     try:
         yield
@@ -33,7 +33,7 @@ def at_once() -> Iterator[None]:
 
 
 class Later(Future[R]):
-    """The outcome of a call that was not sent yet, or that could not be sent."""
+    """The future of a call that is not sent yet, or could not be sent."""
 
     __slots__ = ("_source", "_why")
 
@@ -44,12 +44,12 @@ class Later(Future[R]):
         self._why: BaseException | None = None
 
     def sent(self, source: Future[R]) -> None:
-        """The call is under way."""
+        """Note that the call was sent."""
         self._source = source
         source._when_done(lambda _: self._complete())  # pyright: ignore[reportPrivateUsage]
 
     def fail(self, error: BaseException) -> None:
-        """The call was not sent."""
+        """Note that the call could not be sent."""
         self._why = error
         self._complete()
 
@@ -61,7 +61,7 @@ class Later(Future[R]):
 
 
 def must_wait(mesh: ActorMeshLike) -> bool:
-    """Return whether a call from this thread would keep an event loop waiting for a verdict, or overtake one that does."""
+    """Return whether a call from this thread would block its event loop on a verdict, or overtake one that waits."""
     if not runs_event_loop() or judging.get() or _at_once.get():
         return False
     return not mesh._node.lanes.is_idle(_lane(mesh)) or mesh._awaits_verdict()
@@ -74,20 +74,20 @@ def send_later(
     sent: Callable[[S], object],
     failed: Callable[[Any], object],
 ) -> None:
-    """Send a message when the verdict on a mesh has ended, after those that wait already.
+    """Send a message when the verdict on a mesh is settled, after those that wait already.
 
     Args:
         mesh: the receivers.
         method: the endpoint.
-        send: does it, on behalf of the actor that runs here.
-        sent: told of what that returns.
-        failed: told of the error that it raises, or that says why it was not sent.
+        send: sends it on behalf of the actor that runs here.
+        sent: called with the result of ``send``.
+        failed: called with the error of ``send``, or of the check before it.
     """
     here = copy_context()
 
     def act() -> None:
         try:
-            # Not on behalf of the actor, which goes on meanwhile.
+            # Outside the actor's context, since the actor goes on meanwhile.
             mesh._check_alive(method)
             result = here.run(send)
         except BaseException as error:
@@ -99,14 +99,14 @@ def send_later(
 
 
 def call_later(mesh: ActorMeshLike, method: str, send: Callable[[], Future[R]]) -> Later[R]:
-    """Return the future of one call that ``send`` makes."""
+    """Return a future of the call that ``send`` makes later."""
     later: Later[R] = Later(mesh, f"{mesh._called}.{method}()")
     send_later(mesh, method, send, later.sent, later.fail)
     return later
 
 
 def stream_later(mesh: ActorMeshLike, method: str, send: Callable[[], Iterable[Future[R]]]) -> list[Later[R]]:
-    """Return the futures of a stream that ``send`` makes."""
+    """Return futures of the stream that ``send`` opens later."""
     laters: list[Later[R]] = [Later(mesh, f"{mesh._called}.{method}()") for _ in range(len(mesh))]
     send_later(mesh, method, send, partial(_streamed, mesh, laters), partial(_fail_all, laters))
     return laters

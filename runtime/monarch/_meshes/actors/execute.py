@@ -13,24 +13,24 @@ from monarch.exceptions import ArgumentError
 
 
 class Runner(Actor):
-    """Calls what it is sent."""
+    """An actor that calls the functions it receives."""
 
     @endpoint
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result of a function."""
+        """Return the result of the function."""
         return function(*args, **kwargs)
 
 
 def execute(
     mesh: ProcMeshLike, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ValueMesh[Any]:
-    """What a function returns on each process of a mesh."""
+    """Call a function in each process of a mesh and return the results."""
     if not callable(function):
-        raise ArgumentError(f"execute takes a function and its arguments, and not {function!r}")
+        raise ArgumentError(f"execute: expected a function, got {function!r}")
     shared = mesh._state
     with shared.runner_lock:
         if shared.runner is None:
-            # Of the whole mesh, so that all views of it share one.
+            # On the whole mesh, so that all views share it.
             shared.runner = mesh._view(shared.procs.region()).spawn("execute", Runner)
         runner: Any = shared.runner
     return runner._view(mesh._region).run.call(function, args, kwargs).get()

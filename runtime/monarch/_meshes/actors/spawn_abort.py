@@ -1,7 +1,7 @@
-"""Constructors that go on when others of their spawn have raised: later calls must not meet them in a collective.
+"""Abort of a spawn with failed constructors: later calls must not meet the remaining constructors in a collective.
 
-Before the error of a spawn is shown, each rank of its mesh of processes knows that what such a constructor waits in, or
-comes to, has no end; and that the groups that they have are to be made anew. What is called next comes after that.
+Before the error of a spawn is raised, each rank of its process mesh learns that collectives of these constructors
+cannot end, and that its process groups must be recreated. Later calls come after that.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from monarch._wire import messages as m
 
 _PATIENCE = 1.0
-"""Seconds to wait at most for ranks to say that they know."""
+"""Seconds to wait for the ranks to confirm."""
 
 
 class FailedSpawn(Protocol):
-    """A spawn some of whose constructors have raised; see birth.py."""
+    """A spawn with failed constructors; see birth.py."""
 
     mesh: str
     raised: dict[int, m.Reply]
@@ -37,12 +37,12 @@ class FailedSpawn(Protocol):
 
 
 class SpawnAbort:
-    """Tells the ranks of a spawn that has failed; runs in the receiving thread and does not wait there.
+    """Tells the ranks of a failed spawn; runs in the receiving thread without waiting there.
 
     Args:
         node: of this process.
         birth: the spawn.
-        then: called once when all know, or some time has passed.
+        then: called once, when all ranks have confirmed or after a bounded time.
     """
 
     def __init__(self, node: NodeLike, birth: FailedSpawn, then: Callable[[], None]) -> None:
@@ -50,11 +50,11 @@ class SpawnAbort:
         failed = sorted(birth.raised)
         self._reason = (
             f"the collective could not end, since the constructor of {birth.mesh} failed on {describe_ranks(failed)}; "
-            f"use the group again to make it anew"
+            f"the next use of the group recreates it"
         )
         self._lock = RLock()
         self._round = 0
-        """The newest round of those that have answered. Lock: ``_lock``, as the next ones."""
+        """The newest generation of the ranks that have confirmed. Lock: ``_lock``, also below."""
         self._over = False
         self._procs = birth.proc_ids()
         self._left = {proc for proc in self._procs if node.peers.get(proc).dead is None}

@@ -1,4 +1,4 @@
-"""Making a mesh of actors: its members are settled in a moment, and what is sent to them goes out after that."""
+"""Spawning a mesh of actors: its members are fixed in one short step; their messages are sent after it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from monarch.exceptions import ArgumentError
 def spawn_actors(
     procs: ProcMeshLike, name: str, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ActorMesh:
-    """Make an actor in each process of a mesh, and in those that take the place of dead ones; see ``ProcMesh.spawn``.
+    """Make an actor in each process of a mesh, including replacements of dead ones; see ``ProcMesh.spawn``.
 
-    A heal or resize goes on meanwhile. It and this each change the roster of processes, or the meshes of actors on it,
-    in one short step under the same lock; so an actor is made in a new process either by this or by the heal.
+    A heal or resize may run at the same time. Each changes the roster of processes, or the actor meshes on it, in one
+    short step under the same lock; so an actor in a new process is made either by this or by the heal.
     """
     shared, node = procs._state, procs._node
     roster = shared.procs
@@ -37,7 +37,7 @@ def spawn_actors(
     spec = ActorSpec(
         name, cls, args, kwargs, roster, procs._region, node.proc, here[0].key if here is not None else "", whole
     )
-    # Code of the user may run in this, so no lock is held.
+    # User code may run here, so no lock is held.
     body, buffers = dumps(spec, f"spawn({name!r}, {cls.__name__})", lambda: procs._living())
     with shared.lock:
         state = ActorsState(key, name, cls, roster, procs._region, True)
@@ -45,7 +45,7 @@ def spawn_actors(
         spec.region = state.region
         state.spec = spec
         targets = mesh._members_at()
-        # Whoever replaces them finds this mesh, and makes its actors there.
+        # The replacement of these processes finds this mesh and makes its actors.
         coming = procs._coming()
         ranks = state.region.base_ranks()
         birth = Birth(
@@ -71,7 +71,7 @@ def spawn_actors(
 
 
 def _send(mesh: ActorMesh, targets: Targets, create: m.Create, buffers: Sequence[memoryview]) -> None:
-    """Send one Create to all processes that live."""
+    """Send one Create to all living processes."""
     node = mesh._node
     near = [peer for peer in targets.near if peer.dead is None]
     if near:
@@ -91,10 +91,10 @@ def _short(name: str) -> str:
 
 
 def check_names(cls: type) -> None:
-    """Refuse a class of actors whose endpoints would hide what every mesh has.
+    """Refuse an actor class whose endpoints would hide attributes that every mesh has.
 
     Raises:
-        ArgumentError: an endpoint has such a name.
+        ArgumentError: an endpoint has the name of one.
     """
     taken = [name for name in methods_of(cls) if not name.startswith("_") and hasattr(ActorMesh, name)]
     if taken:

@@ -1,4 +1,4 @@
-"""What all views of one mesh of actors in a process share."""
+"""State that all views of one actor mesh share in a process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monarch._node.rank_config import ActorSpec
 
 
 class ActorsState:
-    """What all views of one mesh in this process share."""
+    """State that all views of one mesh share in this process."""
 
     __slots__ = (
         "birth",
@@ -40,12 +40,12 @@ class ActorsState:
         self.owned = owned
         self.stopped: str | None = None
         self.ended: Event[[]] = Event()
-        """Told when its actors have ended after a stop."""
+        """Fires when the actors have ended after a stop."""
         self.stopping: Future[None] | None = None
         self.initialized: Future[Any] | None = None
         self.birth: Birth | None = None
-        """Its making; None for a reference, and once a heal has made again what had failed."""
+        """The construction of the actors; None for a reference, and after a heal has recreated failed ones."""
         self.spec: ActorSpec | None = None
         self.failed: set[int] = set()
-        """Base ranks whose actor has failed where nobody waited, as far as is known here, and that a heal makes again.
-        The receiving thread adds to it, a heal takes from it: each by one operation of set, so there is no lock."""
+        """Base ranks whose actor failed while nobody waited, as far as is known here; a heal recreates them.
+        The receiving thread adds and a heal removes, each by one set operation, so there is no lock."""

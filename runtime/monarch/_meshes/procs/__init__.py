@@ -1,1 +1,1 @@
-"""Meshes of procs: starting, replacing, resizing."""
+"""Process meshes: starting, replacing, resizing."""

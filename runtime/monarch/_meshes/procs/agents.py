@@ -1,4 +1,4 @@
-"""What meshes need of the session, whose room is above this one."""
+"""The interface of the session to meshes; its room is above this one."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from monarch._node.node_like import NodeLike
 
 
 class HostAgents(Protocol):
-    """What meshes need of the session; its room is above this one."""
+    """The services of the session that meshes use."""
 
     @property
     def agent_pid(self) -> int:
-        """Of the agent of this host; 0 if none runs."""
+        """The pid of this host's agent; 0 if none runs."""
         ...
 
     def need_agent(self) -> None:
         """Start the agent of this host, unless it runs."""
 
     def base_env(self, host: str, /) -> dict[str, str | None]:
-        """Return how the environment of this program has changed since the agent of a host was started."""
+        """Return changes of this program's environment since the agent of a host was started."""
         ...
 
     def output_options(self, uid: str, stream: bool, window: float | None, /) -> None:
-        """Set how the output of a mesh of procs is shown."""
+        """Set how the output of a process mesh is shown."""
 
 
 class _NoAgents:
-    """Of a rank: its agent runs as long as it does."""
+    """For a rank, whose agent runs as long as it does."""
 
     agent_pid = 0
 
@@ -43,7 +43,7 @@ class _NoAgents:
 
 
 class AgentsSlot:
-    """The part of a node that says who starts agents."""
+    """The part of a node that starts agents."""
 
     def __init__(self, node: Node) -> None:
         self.agents: HostAgents = _NoAgents()
@@ -51,5 +51,5 @@ class AgentsSlot:
 
 
 def agents_of(node: NodeLike) -> HostAgents:
-    """Return what starts the agents of a process."""
+    """Return the starter of agents of a process."""
     return node.part(AgentsSlot).agents

@@ -1,4 +1,4 @@
-"""One heal or resize of a mesh at a time: the next one waits for its turn, everybody else goes on."""
+"""One heal or resize of a mesh at a time: the next one waits for its turn; calls go on."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
 @contextmanager
 def changing(shared: ProcsState, node: Node, what: str, timeout: float) -> Iterator[None]:
-    """Keep other long changes of a mesh waiting while the block runs. No lock is held: see ``ProcsState.lock``.
+    """Make other heals and resizes of a mesh wait while the block runs. No lock is held: see ``ProcsState.lock``.
 
     Args:
         shared: of the mesh.
         node: of its owner.
-        what: as in ``healed``.
-        timeout: seconds to wait for the change that is under way.
+        what: the change, such as ``healed``.
+        timeout: seconds to wait for a running change.
 
     Raises:
-        SupervisionError: that takes longer.
+        SupervisionError: the running change takes longer.
     """
     name, deadline = shared.procs.name, time.monotonic() + timeout
     change = Change(what, time.monotonic(), Promise[None](node, f"{name} to be {what}"))
     while (other := shared.changes.begin(change)) is not None:
         if not node.waits.wait(other.end, max(0.0, deadline - time.monotonic())):
             raise SupervisionError(
-                f"{name} was not {what}: it has been being {other.what} for {time.monotonic() - other.since:.1f} s, "
-                f"which goes on; try again when that is done",
+                f"{name} was not {what}: it is still being {other.what} "
+                f"({time.monotonic() - other.since:.1f} s so far); try again when that is done",
                 mesh=name,
             )
     try:

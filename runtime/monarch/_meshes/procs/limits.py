@@ -1,4 +1,4 @@
-"""Whether there are file descriptors for more processes; asked before any of them is started."""
+"""A check for enough file descriptors, before processes are started."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from monarch._node.node import Node
 
 OWNER_NEED = 3
-"""Descriptors that a rank of the same host takes in the process that owns it: a socket, its wake-up, a connection."""
+"""Descriptors that a rank on the same host takes in its owner: a socket, its wake-up, a connection."""
 _SESSION = 64
 """The least limit with which a session can start at all."""
 _AGENT = 45
-"""What a host agent has open before it has ranks, its reserve included."""
+"""Descriptors of a host agent without ranks, its reserve included."""
 
 
 def check_session() -> None:
-    """Raise LimitError if this process cannot be the program of a session."""
+    """Raise LimitError if this process has too few descriptors for a session."""
     limit, free = limit_of(), reserve.free()
     if limit < _SESSION or free < _SESSION // 2:
         raise LimitError(
@@ -38,11 +38,11 @@ def check_session() -> None:
 def check_room(node: Node, counts: Mapping[str, int]) -> None:
     """Raise LimitError if this process, or the agent of its host, has no room for more ranks.
 
-    Agents of other hosts look for themselves when they are asked.
+    Agents of other hosts check for themselves.
 
     Args:
         node: of this process.
-        counts: how many ranks are to be started, by host id.
+        counts: the number of ranks to start, by host id.
     """
     count = counts.get(node.host, 0)
     if not count:
@@ -50,7 +50,7 @@ def check_room(node: Node, counts: Mapping[str, int]) -> None:
     coming = sum(1 for peer in list(node.peers.known.values()) if peer.starting and peer.host == node.host)
     rooms = [_Room("this program", OWNER_NEED, limit_of(), reserve.free() - RESERVE - coming * OWNER_NEED)]
     pid = _agent_of(node)
-    # It may have died just now, or hide what it has open; the agent looks for itself as well.
+    # The agent may have just died or hide its descriptors; it also checks for itself.
     with suppress(OSError):
         limit = limit_of(pid or None)
         used = used_by(pid) if pid else 0

@@ -38,10 +38,10 @@ A = TypeVar("A", bound=Actor)
 
 
 class ProcMesh(HasGroups, MeshView, AsyncResource):
-    """The processes of one ``spawn_procs``, or a view of them; actors are spawned on it."""
+    """The processes of one ``spawn_procs``, or a view of them, on which actors are spawned."""
 
     host_mesh: Any
-    """The HostMesh that the processes are on; a property that host_mesh.py adds, since it builds on this."""
+    """The HostMesh of the processes; a property that host_mesh.py adds, since it imports this file."""
 
     def __init__(self, state: ProcsState, region: Region, node: Node) -> None:
         self._state = state
@@ -51,17 +51,17 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
             state.procs.follow(self)
 
     def _follow(self) -> None:
-        """There are more or fewer processes than before, and this is all of them."""
+        """Follow a resize; this view has all processes."""
         self._region = self._state.procs.region()
 
     @classmethod
     def refer(cls, procs: Procs, region: Region, node: Node | None = None) -> ProcMesh:
-        """Return a reference to processes that somebody else owns."""
+        """Return a reference to processes with another owner."""
         return cls(ProcsState(procs, False), region, node or current_node())
 
     @classmethod
     def _received(cls, origin: str, procs: Procs, region: Region) -> ProcMesh:
-        """Return a reference that has arrived in a message; SerializationError outside its session."""
+        """Return a reference that arrived in a message; raise SerializationError outside its session."""
         return cls.refer(procs, region, node_for(f"the proc mesh {procs.name!r}", origin, procs.hosts))
 
     def _view(self, region: Region) -> Self:
@@ -69,49 +69,48 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
 
     @property
     def name(self) -> str:
-        """Its name, for people."""
+        """The name of the mesh, for messages and tables."""
         return self._state.procs.name
 
     def role(self, name: str) -> ProcMesh:
-        """Return the processes that were given a role by ``spawn_procs(roles=...)``.
+        """Return the processes with a role of ``spawn_procs(roles=...)``.
 
         Raises:
-            ShapeError: there is no such role, or this is a slice or has other axes.
+            ShapeError: the mesh has no role of this name, or this is a slice or has other axes.
         """
         state = self._state
         if name not in state.roles:
             raise ShapeError(f"{self.name} has no role {name!r}; it has {', '.join(state.roles) or 'none'}")
         if self._region != state.procs.region():
-            raise ShapeError(f"roles are those of all of {self.name}, and this is a slice of it")
+            raise ShapeError(f"only the whole mesh {self.name} has roles, and this is a slice of it")
         ranks = state.roles[name]
         return self.slice(**{state.procs.labels[-1]: slice(ranks.start, ranks.stop)})
 
     def resize(self, onto: Hosts | None = None, /, **sizes: int) -> ProcMesh:
         """Make the mesh larger or smaller while it lives: ``mesh.resize(gpus=6)``, ``mesh.resize(more, hosts=3)``.
 
-        Ranks keep their numbers: new ones come after the last, and the last ones go, after their actors have handled
-        what was sent before and have cleaned up. Meshes of actors on all of it become larger or smaller with it, and
-        so do the meshes that this program has of it; slices stay what they are. Actors on new ranks are made as the
-        others were at first. Process groups are made anew when they are next used. Last, actors that have a method
-        ``__resized__(old, new)`` are told, with the sizes by axis, before any call that is made after this.
+        Ranks keep their numbers: new ones are added at the end, and the last ones leave after their actors have handled
+        earlier messages and cleaned up. Actor meshes on all of it are resized with it, and so are this program's other
+        references to the whole mesh; slices stay the same. Actors on new ranks are constructed with the original
+        arguments. Process groups are recreated at their next use. Last, actors with a method ``__resized__(old, new)``
+        are called with the sizes by axis, before any later call.
 
-        A mesh of several hosts grows and shrinks by whole hosts. If one of them is lost, and no other one is to be had,
-        it may shrink by one, and ``heal_mesh(mesh, hosts=...)`` then puts the host that has left in the place of the
-        lost one.
+        A mesh of several hosts grows and shrinks by whole hosts. If a host is lost and no other is available, shrink
+        the mesh by one; ``heal_mesh(mesh, hosts=...)`` then puts the host that left in the place of the lost one.
 
         Args:
-            onto: hosts for a mesh of several hosts to grow onto; those that it is on already are passed over.
-            sizes: of the first axis, which is that of the hosts if it has one. Of the others only what there is.
+            onto: hosts that a mesh of several hosts may grow onto; its present hosts are ignored.
+            sizes: the new size of the first axis, which is the axis of hosts if there is one; others must not change.
 
         Returns:
-            This mesh, which may be awaited.
+            This mesh, which can be awaited.
 
         Raises:
-            ShapeError: the size is not positive, another axis is to change, or there are not as many more hosts.
-            ArgumentError: ``onto`` is no mesh of hosts, or this mesh has no axis of hosts.
-            AxisError: there is no such axis.
+            ShapeError: the size is not positive, another axis would change, or there are too few hosts.
+            ArgumentError: ``onto`` is not a host mesh, or this mesh has no axis of hosts.
+            AxisError: the mesh has no axis of this name.
             StoppedError: this is a slice or a reference, or was stopped.
-            SupervisionError: it is to grow, and some of its ranks are dead; heal it first.
+            SupervisionError: the mesh would grow but has dead ranks; heal it first.
             ActorError: the constructor of an actor, or ``__resized__``, raised.
         """
         from monarch._meshes.procs.resize import resize
@@ -121,7 +120,7 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
 
     @property
     def initialized(self) -> Future[bool]:
-        """True when all processes run and ``bootstrap`` has; its error is that of the bootstrap."""
+        """A future that is True when all processes run and ``bootstrap`` has ended; it fails as the bootstrap does."""
         future = self._state.initialized
         if future is None:
             future = Promise[Any](self._node, self.name)
@@ -130,32 +129,32 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
         return future
 
     def spawn(self, name: str, cls: type[A], *args: Any, **kwargs: Any) -> A:
-        """Make an actor in each process. It returns at once; what is sent to them waits until they are there.
+        """Make an actor in each process. Return at once; messages to the actors wait until they are constructed.
 
-        It does not wait for a heal that is under way either: the actors in processes that are being replaced are made
-        in the new ones.
+        A running heal does not delay it either: in processes that are being replaced, the actors are made in the new
+        ones.
 
-        A constructor that raises is told by ``initialized`` and by calls to the actor. If nobody is told within 0.2 s,
-        it is a failure as that of a broadcast: those who supervise the mesh are asked, and in the end
-        ``unhandled_fault_hook`` is called.
+        ``initialized`` and calls to the actor raise the error of a constructor. If nobody reads it within 0.2 s, it is
+        handled like the failure of a broadcast: by the supervisors of the mesh, and finally by
+        ``unhandled_fault_hook``.
 
         Args:
-            name: for people; names need not differ.
+            name: a name for messages and tables; need not be unique.
             cls: a subclass of Actor, from a module, a script or a notebook cell.
-            args: for its constructor.
-            kwargs: for its constructor.
+            args: positional arguments of its constructor.
+            kwargs: keyword arguments of its constructor.
 
         Returns:
-            The mesh of the actors: an ActorMesh, which is typed as the class for the sake of its endpoints.
+            The ActorMesh of the actors, typed as the class so that its endpoints type-check.
 
         Raises:
-            ArgumentError: the class is no Actor, one of its endpoints has the name of something that each mesh has,
-                or the constructor does not take these arguments.
+            ArgumentError: the class is not an Actor, an endpoint has the name of an attribute of every mesh, or the
+                constructor does not take these arguments.
             SerializationError: an argument cannot be pickled.
             DeviceMeshError: the processes were stopped, or some have died.
         """
         if not isinstance(name, str):
-            raise TypeError(f"spawn(name, Class, ...) needs a name first, not {name!r}")
+            raise TypeError(f"spawn(name, Class, ...): expected a name first, got {name!r}")
         check_class(cls)
         check_names(cls)
         init_arity_of(cls).check(args, kwargs)
@@ -163,20 +162,20 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
         return cast("A", spawn_actors(self, name, cls, args, kwargs))
 
     def execute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> ValueMesh[Any]:
-        """Call a function in each process, and waits for what it returns there.
+        """Call a function in each process and return the results.
 
         Args:
             function: from a module, a script or a notebook cell, or a lambda.
-            args: for it, the same everywhere.
-            kwargs: for it.
+            args: positional arguments, the same in every process.
+            kwargs: keyword arguments.
 
         Returns:
-            A ValueMesh of what each process returned.
+            A ValueMesh of the results.
 
         Raises:
             ActorError: the function raised.
             DeviceMeshError: a process has died, or the mesh was stopped.
-            ArgumentError: it is no function.
+            ArgumentError: ``function`` is not callable.
         """
         from monarch._meshes.actors.execute import execute
 
@@ -187,7 +186,7 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
         if node.closed:
             raise StoppedError(f"{what}: {self.name} cannot be used any more: {node.ended}", mesh=self.name)
         if state.stopped is not None:
-            raise StoppedError(f"{what}: {self.name} was stopped ({state.stopped}); make a new mesh", mesh=self.name)
+            raise StoppedError(f"{what}: {self.name} was stopped ({state.stopped}); spawn a new mesh", mesh=self.name)
         state.procs.check(self._region, self.name)
         lost = self._lost() if node.peers.deaths else {}
         if lost and not self._is_decided():
@@ -197,23 +196,23 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
             raise died(what, self.name, lost, self.extent, None, called(self.name, whole, self._region))
 
     def _is_decided(self) -> bool:
-        """Return whether nobody heals the mesh or judges its deaths; also in what does that, which waits for nobody."""
+        """Return whether no heal or verdict is open on the mesh; also true in the thread that decides."""
         uid, now = self._state.procs.uid, self._state.changes.now
         return judging.get() or (now is None and not verdicts_of(self._node).is_open(uid))
 
     def _coming(self) -> dict[int, m.Dead]:
-        """Of its processes those that are dead and that somebody may replace, by base rank."""
+        """Return the dead processes that may be replaced, by base rank."""
         if not self._node.peers.deaths or self._is_decided():
             return {}
         return {self._region.base_rank(position): dead for position, dead in self._lost().items()}
 
     def _living(self) -> list[str]:
-        """Return the proc ids of those of its processes that live, as far as is known."""
+        """Return the proc ids of the processes not known to be dead."""
         procs = [self._state.procs.proc(rank) for rank in self._region.base_ranks()]
         return [proc for proc in procs if self._node.peers.get(proc).dead is None]
 
     def _lost(self) -> dict[int, m.Dead]:
-        """Return those of its processes that have died, by position."""
+        """Return the processes that have died, by position."""
         lost: dict[int, m.Dead] = {}
         for position, rank in enumerate(self._region.base_ranks()):
             peer = self._node.peers.known.get(self._state.procs.proc(rank))
@@ -222,18 +221,18 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
         return lost
 
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
-        """End the processes, once their actors have handled what was sent before and have cleaned up.
+        """End the processes after their actors have handled earlier messages and cleaned up.
 
-        It begins at once; the result is there when the processes have ended. Actors end as they do by
-        ``ActorMesh.stop``, with the same bounds. A process whose actor has code that goes on after two interrupts is
-        ended all the same, and so is one that says nothing for 3 s. `monarch.config` has the bounds.
+        It begins at once; the returned future is done when the processes have ended. Actors end as with
+        ``ActorMesh.stop``, with the same bounds. A process is killed if its actor ignores two interrupts, or if it is
+        silent for 3 s. `monarch.config` has the bounds.
 
         Raises:
-            StoppedError: this is a view or a reference, and only the owner stops a mesh.
+            StoppedError: this is a view or a reference; only the owner stops a mesh, as a whole.
         """
         state, node = self._state, self._node
         if not state.owned or self._region != state.procs.region():
-            raise StoppedError(f"{self.name} can only be stopped as a whole, by the one who spawned it", mesh=self.name)
+            raise StoppedError(f"{self.name} can only be stopped as a whole, by its owner", mesh=self.name)
         if state.stopping is not None:
             return state.stopping
         state.stopped = reason
@@ -256,28 +255,28 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
     async def logging_option(
         self, stream_to_client: bool = True, aggregate_window_sec: float | None = None, level: int = logging.INFO
     ) -> None:
-        """Say how the output of these processes is shown here.
+        """Set how the output of these processes is shown here.
 
         Args:
-            stream_to_client: whether it is shown at all.
-            aggregate_window_sec: seconds for which equal lines of several ranks are awaited, to be shown as one;
-                None for what is usual.
-            level: the least level of records of Python's logging that are shown.
+            stream_to_client: whether to show it.
+            aggregate_window_sec: seconds to wait for equal lines of several ranks, which are shown as one; None for
+                the default.
+            level: the lowest level of ``logging`` records to show.
 
         Raises:
             ValueError: the window is negative, or the level is not from 0 to 255.
         """
         if aggregate_window_sec is not None and not aggregate_window_sec >= 0:
-            raise ValueError(f"aggregate_window_sec is a number of seconds, not {aggregate_window_sec!r}")
+            raise ValueError(f"aggregate_window_sec: expected seconds, at least 0, got {aggregate_window_sec!r}")
         if not 0 <= level <= 255:
-            raise ValueError(f"level is from 0 to 255, not {level}")
+            raise ValueError(f"level: expected 0 to 255, got {level}")
         agents_of(self._node).output_options(self._state.procs.uid, stream_to_client, aggregate_window_sec)
         halt = m.encode(m.Level(self._node.proc, level))
         for rank in self._region.base_ranks():
             self._node.peers.get(self._state.procs.proc(rank)).send(halt)
 
     def to_table(self) -> str:
-        """Which process is where, as text."""
+        """Return a text table of the processes and where they run."""
         return text_table(*member_rows(self._node, self._state.procs, self._region), SHOWN + 1)
 
     def _title(self) -> str:
@@ -307,12 +306,12 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
 
 
 def whole_of(state: ProcsState, node: Node) -> ProcMesh:
-    """Return the mesh of all processes that a state is of."""
+    """Return the whole mesh that a state belongs to."""
     return ProcMesh(state, state.procs.region(), node)
 
 
 def this_proc() -> ProcMesh:
-    """Return the process that this code runs in, as a mesh of one. Actors that are spawned on it live here."""
+    """Return the process that this code runs in, as a mesh of one. Actors spawned on it live here."""
     node = open_node()
     if node.config is not None:
         procs = node.config.procs

@@ -1,4 +1,4 @@
-"""What the owner of a mesh of processes asks about it: which ranks are dead, which actors live there."""
+"""Queries of the owner of a process mesh: dead ranks, and actor meshes on it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def dead_ranks(shared: ProcsState, node: Node) -> list[int]:
 
 
 def actor_meshes_on(shared: ProcsState, node: Node) -> list[ActorMesh]:
-    """Return the meshes of actors that live on a mesh of processes, and can be made again there."""
+    """Return the actor meshes on a process mesh that can be recreated there."""
     return [
         each
         for each in list(meshes_of(node).actor_meshes.values())
@@ -28,5 +28,5 @@ def actor_meshes_on(shared: ProcsState, node: Node) -> list[ActorMesh]:
 
 
 def reaches(node: Node, host: str) -> bool:
-    """Return whether processes can be started on a host: it is not lost, as far as is known here."""
+    """Return whether processes can be started on a host, which is not known to be lost."""
     return host == node.host or node.config is not None or host in node.hosts.known

@@ -1,4 +1,4 @@
-"""Putting a new process in the place of one of a mesh: at the same coordinates, as a new incarnation."""
+"""Replacement of a process of a mesh: a new incarnation at the same coordinates."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 def replace(
     shared: ProcsState, node: Node, ranks: Sequence[int], hosts: Mapping[str, str] | None = None
 ) -> list[Future[Any]]:
-    """End the processes of some ranks, starts new ones, and makes actors there as they were made at first.
+    """End the processes of some ranks, start new ones, and construct their actors with the original arguments.
 
     Args:
-        shared: of the mesh of processes.
+        shared: of the process mesh.
         node: of its owner.
-        ranks: which of them.
-        hosts: of hosts that are lost, with those that take their place.
+        ranks: the ranks to replace.
+        hosts: replacements of lost hosts, by lost host.
 
     Returns:
-        Futures that are done when the new actors are there.
+        Futures that are done when the new actors are constructed.
 
     Raises:
         StoppedError: the mesh is not owned here, or was stopped.
-        LimitError: there are too few file descriptors for them.
+        LimitError: too few file descriptors are free.
     """
     procs, starting = shared.procs, shared.starting
     if starting is None or shared.stopped is not None:
@@ -65,10 +65,10 @@ def replace(
     spares = {rank: starting.take_spare(rank) for rank in ranks}
     with shared.lock:
         roster = procs.replaced(spares, hosts or {})
-        # Before anybody can look them up and ask an agent of them, which knows nothing yet.
+        # Before anybody can look up the new processes and ask an agent that does not know them yet.
         new = [node.peers.get(roster.proc(procs.uid, rank), starting=True) for rank in ranks]
         procs.learn(roster)
-        # A mesh that is spawned later looks the new processes up.
+        # Meshes spawned later look up the new processes.
         actors = actor_meshes_on(shared, node)
     for rank in ranks:
         meshes_of(node).joined.tell(procs.uid, rank, procs.proc(rank))
@@ -87,12 +87,12 @@ def replace(
 
 @declared("rank.assume")
 def assume(procs: Procs, rank: int, port: int) -> None:
-    """Have a spare process take the place of one that has died; it answers to the port when it is set up."""
+    """Assign the rank of a dead process to a spare one, which replies to the port when it is set up."""
     raise NotImplementedError
 
 
 class Arrival(Future[None]):
-    """Done when some new processes are set up; they answer to its port."""
+    """A future that is done when new processes are set up; they reply to its port."""
 
     __slots__ = ("_failed", "_left", "port")
 
@@ -105,14 +105,14 @@ class Arrival(Future[None]):
     targets: Any = ()
 
     def reply(self, reply: m.Reply, frames: Any) -> None:
-        """One of them is, or its bootstrap has failed."""
+        """Take the reply of a process that is set up, or whose bootstrap failed."""
         if reply.status != m.RESULT:
             failure = unpack_failure(reply.body)
             self._failed = SpawnError(f"the bootstrap of {self.label} failed: {failure.kind}: {failure.text}")
         self._arrived(reply.src)
 
     def lost(self, peer: Peer, dead: m.Dead) -> bool:
-        """One of them has died as well."""
+        """Fail if a new process dies as well."""
         if peer.proc not in self._left:
             return False
         self._failed = SpawnError(f"a new process of {self.label} {dead.reason}", mesh=self.label)
@@ -133,7 +133,7 @@ class Arrival(Future[None]):
 
 
 def create(actor: ActorMesh, rank: int) -> Future[Any]:
-    """Make one actor of a mesh again, or for a new rank, with the arguments that it was spawned with."""
+    """Construct one actor of a mesh, again or for a new rank, with its original arguments."""
     position = actor._state.region.position_of(rank)
     assert position is not None and actor._state.spec is not None
     whole = actor._view(actor._state.region)
@@ -142,7 +142,7 @@ def create(actor: ActorMesh, rank: int) -> Future[Any]:
     targets = whole._member(position)._members_at()
     gather = _Made(node, targets.peers, whole.extent, actor._name, "__init__", _nothing, actor._key)
     gather.place, gather.rank, gather.birth = position, rank, actor._state.birth
-    # Its constructor sees its place in the whole mesh, as at first.
+    # The constructor sees its place in the whole mesh, as at first.
     create = m.Create(node.proc, actor._key, gather.port, whole._view_bytes, body, None, len(buffers))
     targets.peers[0].send(m.encode(create), buffers)
     gather.check()
@@ -150,15 +150,15 @@ def create(actor: ActorMesh, rank: int) -> Future[Any]:
 
 
 class _Made(Gather[Any]):
-    """Waits for one actor, which answers from its place in the whole mesh."""
+    """A future of the construction of one actor, which replies from its place in the whole mesh."""
 
     __slots__ = ("birth", "place", "rank")
 
     birth: Birth | None
-    """The making of the whole mesh, if that waits for this one."""
+    """The construction of the whole mesh, if that waits for this actor."""
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
-        """It is there, or its constructor has raised."""
+        """Take the reply of the constructor."""
         if self.birth is not None:
             self.birth.arrived(self.rank, reply)
         reply.rank = 0
@@ -168,7 +168,7 @@ class _Made(Gather[Any]):
         self, failures: dict[int, Failure], lost: dict[int, m.Dead], results: ValueMesh[Any] | None
     ) -> BaseException:
         place = (self.place,)
-        # There is one at most.
+        # At most one.
         return super()._error_of(
             dict(zip(place, failures.values(), strict=False)), dict(zip(place, lost.values(), strict=False)), results
         )

@@ -1,4 +1,4 @@
-"""Making a mesh larger or smaller while it lives."""
+"""Resizing of a living mesh."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from monarch.config import STOP_REACT
 from monarch.exceptions import ArgumentError, ShapeError, StoppedError, SupervisionError
 
 _PATIENCE = 60.0
-"""Seconds for new processes and actors to be there."""
+"""Seconds to wait for new processes and actors."""
 _HOOK = "__resized__"
 
 
 def resize(mesh: ProcMeshLike, onto: Hosts | None, sizes: Mapping[str, int]) -> ProcMeshLike:
     """See ``ProcMesh.resize``."""
     if onto is not None and not isinstance(onto, Hosts):
-        raise ArgumentError(f"resize takes a mesh of hosts and sizes of axes, and not {type(onto).__name__}")
+        raise ArgumentError(f"resize: expected a mesh of hosts and sizes of axes, got {type(onto).__name__}")
     state, node = mesh._state, mesh._node
     shared = meshes_of(node).shared_of(state.procs.uid, state.procs.name, "resized")
     if mesh._region != shared.procs.region() or not shared.owned:
@@ -56,7 +56,7 @@ def _resize(mesh: ProcMeshLike, shared: ProcsState, onto: Hosts | None, sizes: M
         dead = dead_ranks(shared, node) if count > procs.size else []
         if dead:
             raise SupervisionError(
-                f"{mesh.name} has {describe_ranks(dead)} dead; heal_mesh it before it is resized",
+                f"{mesh.name} has {describe_ranks(dead)} dead; call heal_mesh before you resize it",
                 mesh=mesh.name,
                 ranks=tuple(dead),
             )
@@ -65,9 +65,9 @@ def _resize(mesh: ProcMeshLike, shared: ProcsState, onto: Hosts | None, sizes: M
         check_room(node, Counter(hosts[rank // per_host] for rank in come))
         with shared.lock:
             roster = procs.resized(hosts, per_host, tuple(new.values()))
-            # Before anybody can look them up and ask an agent of them, which knows nothing yet.
+            # Before anybody can look up the new processes and ask an agent that does not know them yet.
             peers = [node.peers.get(roster.proc(procs.uid, rank), starting=True) for rank in come]
-            # A mesh that is spawned later is on the new processes from the beginning.
+            # Meshes spawned later include the new processes.
             actors = [
                 each
                 for each in actor_meshes_on(shared, node)
@@ -94,13 +94,13 @@ def _checked(mesh: ProcMeshLike, sizes: Mapping[str, int]) -> dict[str, int]:
     for axis, size in sizes.items():
         now = mesh._region.size(axis)
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ShapeError(f"resize({axis}=...) takes a number of at least 1, and not {size!r}")
+            raise ShapeError(f"resize({axis}=...): expected a number of at least 1, got {size!r}")
         if size == now:
             continue
         if axis != procs.labels[0]:
             raise ShapeError(
                 f"only the first axis of {mesh.name} ({axes_text(mesh.extent)}) can be resized, which is "
-                f"{procs.labels[0]!r}: to change {axis!r} would renumber the ranks"
+                f"{procs.labels[0]!r}; changing {axis!r} would renumber the ranks"
             )
     return dict(sizes)
 
@@ -121,19 +121,19 @@ def _hosts(mesh: ProcMeshLike, new: Mapping[str, int], onto: Hosts | None) -> tu
     given = dict.fromkeys(onto._hosts[rank] for rank in onto._region.base_ranks()) if onto is not None else ()
     free = [host for host in given if host not in procs.hosts and reaches(node, host)]
     if free and set(procs.hosts) == {node.host}:
-        # Its ranks were told of no address by which those of other hosts could reach them.
-        raise ShapeError(f"{mesh.name} is on the host of its owner alone, and stays there; spawn it on attached hosts")
+        # Its ranks have no address that ranks of other hosts could reach.
+        raise ShapeError(f"{mesh.name} runs only on the host of its owner and cannot move; spawn it on attached hosts")
     if len(free) < missing:
         raise ShapeError(
-            f"{mesh.name} is on all of its hosts ({axes_text(mesh.extent)}), and to grow along {axes[0]!r} it needs "
-            f"{missing} more that it is not on yet: mesh.resize(more, {axes[0]}={new[axes[0]]}), where more is a mesh "
-            f"of such hosts, from attach_to_workers for instance"
+            f"{mesh.name} is on all of its hosts ({axes_text(mesh.extent)}); to grow along {axes[0]!r} it needs "
+            f"{missing} more: mesh.resize(more, {axes[0]}={new[axes[0]]}), where more is a mesh of other hosts, for "
+            f"example from attach_to_workers"
         )
     return (*procs.hosts, *free[:missing])
 
 
 def _follow(actor: ActorMesh) -> None:
-    """The mesh of actors is on all of the processes, also if nobody here has a view of all of it."""
+    """Resize an actor mesh on all processes, even if nobody here holds a view of all of it."""
     state = actor._state
     state.region = state.procs.region()
     if state.spec is not None:
@@ -141,7 +141,7 @@ def _follow(actor: ActorMesh) -> None:
 
 
 def _let_go(mesh: ProcMeshLike, going: Sequence[str], hosts: Sequence[str]) -> None:
-    """End the processes that leave, and what waits on hosts that do."""
+    """End the processes that leave, and the spares on hosts that leave."""
     node, shared = mesh._node, mesh._state
     assert shared.starting is not None
     for rank in range(shared.procs.size, shared.procs.size + len(going)):
@@ -161,7 +161,7 @@ def _let_go(mesh: ProcMeshLike, going: Sequence[str], hosts: Sequence[str]) -> N
     for proc in living:
         peer = node.peers.get(proc)
         if peer.dead is not None:
-            # It may have died just before this waited for that.
+            # It may have died just before this wait began.
             ended.lost(peer, peer.dead)
     ended.get(_PATIENCE)
 
@@ -182,7 +182,7 @@ def _grow(mesh: ProcMeshLike, new: list[Peer], ranks: range, actors: list[ActorM
 def _tell(actor: ActorMesh, stayed: list[int], old: Mapping[str, int], new: Mapping[str, int]) -> list[Future[Any]]:
     whole, first = actor._view(actor._state.region), actor._state.procs.labels[0]
     there = whole.slice(**{first: slice(0, min(old[first], new[first]))})
-    # Of one with dead ranks each by itself, since a call to all would fail.
+    # One call per rank if some are dead, since a call to all would fail.
     views = [there] if len(there) == len(stayed) else [whole._member(rank) for rank in stayed]
     return [endpoint_of(each, tell).call(dict(old), dict(new)) for each in views]
 

@@ -1,4 +1,4 @@
-"""Meshes whose ranks are not all alike: some load data on the CPU, others train."""
+"""Roles, for meshes whose ranks differ: some load data on the CPU, others train."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _DEVICES = ("", "cpu", "cuda")
 
 @dataclass(frozen=True)
 class Role:
-    """What some ranks of each host have in common.
+    """The settings that some ranks of each host share.
 
     Attributes:
-        size: how many there are on each host.
-        device: ``cpu`` for ranks that see no GPU; empty for what there is.
-        env: environment variables of theirs, on top of those of the mesh; None removes one.
+        size: the number of ranks on each host.
+        device: ``cpu`` to hide GPUs; empty for the default.
+        env: environment variables on top of those of the mesh; None removes one.
     """
 
     size: int
@@ -27,30 +27,30 @@ class Role:
     env: Mapping[str, Any] = field(default_factory=dict)
 
     def variables(self) -> dict[str, str | None]:
-        """Return the environment that makes the difference."""
+        """Return the environment variables of the role."""
         hidden: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {}
         return {**hidden, **{key: None if value is None else str(value) for key, value in self.env.items()}}
 
 
 def axes_of(per_host: Mapping[str, int] | None, roles: Mapping[str, Role] | None) -> Mapping[str, int] | None:
-    """Return the axes of the processes of a host. ShapeError if roles do not fit."""
+    """Return the axes of the processes of a host; raise ShapeError if the roles do not fit."""
     if not roles:
         return per_host
     for name, role in roles.items():
         if not isinstance(role, Role) or not isinstance(role.size, int) or role.size < 1 or role.device not in _DEVICES:
             raise ShapeError(
-                f"a role is like Role(2) or Role(2, device='cpu'), with at least 1 rank; {name!r} is {role!r}"
+                f"roles[{name!r}]: expected a Role of at least 1 rank, such as Role(2, device='cpu'), got {role!r}"
             )
     count = sum(role.size for role in roles.values())
     if not per_host:
         return {"procs": count}
     if len(per_host) != 1 or prod(per_host.values()) != count:
-        raise ShapeError(f"the roles have {count} ranks on each host, along one axis, and per_host is {dict(per_host)}")
+        raise ShapeError(f"the roles have {count} ranks on each host, along one axis, but per_host is {dict(per_host)}")
     return per_host
 
 
 def ranges_of(roles: Mapping[str, Role] | None) -> dict[str, range]:
-    """By role, its ranks among those of one host."""
+    """Return the ranks of each role among those of one host."""
     found: dict[str, range] = {}
     begin = 0
     for name, role in (roles or {}).items():
@@ -60,7 +60,7 @@ def ranges_of(roles: Mapping[str, Role] | None) -> dict[str, range]:
 
 
 def environments(roles: Mapping[str, Role] | None, hosts: int, per_host: int) -> dict[int, dict[str, str | None]]:
-    """By base rank, what is different in its environment."""
+    """Return the environment variables of roles, by base rank."""
     found: dict[int, dict[str, str | None]] = {}
     for name, ranks in ranges_of(roles).items():
         variables = (roles or {})[name].variables()

@@ -1,4 +1,4 @@
-"""Starting the processes of one mesh: all at first, and later those that take the place of others or come on top."""
+"""Starting the processes of one mesh: all at first, later replacements and additions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from monarch._wire.pickling import dumps
 
 RANK_ENTRY = "monarch._session.rank_process:main"
 SPARE = -1
-"""Base rank of a process that has none yet."""
+"""Base rank of a process without a rank yet."""
 
 READY_SECONDS = float(os.environ.get("MONARCH_READY_SECONDS") or 300.0)
-"""Seconds in which a new process is to say that it listens, the imports of a cold zygote included."""
+"""Seconds for a new process to report that it listens, including the imports of a cold zygote."""
 
 
 @dataclass
@@ -29,14 +29,14 @@ class Starting:
     """How the processes of a mesh are started.
 
     Attributes:
-        bootstrap: a pickled function that each runs first.
+        bootstrap: a pickled function that each process runs first.
         owner_actor: key of the actor that owns the mesh; empty for a program.
-        variables: environment of all of them.
-        of_ranks: more of it, for some ranks.
+        variables: environment of all processes.
+        of_ranks: additional environment of some ranks.
         binds: cores of each process of a host.
-        path: ``sys.path`` there.
-        cwd: working folder there.
-        want_spares: how many processes of each host are to wait for the place of one that dies.
+        path: ``sys.path`` of the processes.
+        cwd: their working folder.
+        want_spares: the number of spare processes of each host.
     """
 
     node: Node
@@ -50,10 +50,10 @@ class Starting:
     cwd: str
     want_spares: int = 0
     spares: dict[str, list[str]] = field(default_factory=dict)
-    """By host, the names of processes that wait."""
+    """The names of spare processes, by host."""
 
     def start(self, ranks: Sequence[int], port: int) -> None:
-        """Have the processes of some ranks started, which answer to the port when they are set up."""
+        """Start the processes of some ranks, which reply to the port when they are set up."""
         groups: dict[tuple[str, tuple[tuple[str, str | None], ...]], list[int]] = {}
         for rank in ranks:
             extra = tuple(sorted(self.of_ranks.get(rank, {}).items()))
@@ -63,7 +63,7 @@ class Starting:
             self._spawn(host, names, places, port, {**self.variables, **dict(extra)})
 
     def fill(self) -> None:
-        """Have as many spare processes started as are missing."""
+        """Start the missing spare processes."""
         for host in dict.fromkeys(self.procs.hosts) if self.want_spares else ():
             waiting = self.spares.setdefault(host, [])
             waiting[:] = [name for name in waiting if self.node.peers.get(f"{host}/{name}").dead is None]
@@ -75,9 +75,9 @@ class Starting:
             waiting.extend(new)
 
     def take_spare(self, rank: int) -> str:
-        """Return the name of a process that waits, on the host of a rank; empty if there is none."""
+        """Return the name of a spare process on the host of a rank; empty if there is none."""
         if self.of_ranks.get(rank):
-            # The spares have another environment.
+            # Spares have a different environment.
             return ""
         host = self.procs.host(rank)
         waiting = self.spares.get(host, [])
@@ -88,13 +88,13 @@ class Starting:
         return ""
 
     def repeat(self, ranks: Sequence[int]) -> None:
-        """New ranks of new hosts are to differ from each other as those of the first host do."""
+        """Give the ranks of new hosts the environments of the first host's ranks."""
         local = self.procs.per_host
         alike = {rank: self.of_ranks[rank % local] for rank in ranks if rank % local in self.of_ranks}
         self.of_ranks = {**self.of_ranks, **alike}
 
     def leave(self, host: str) -> None:
-        """The mesh is on a host no more, so nothing waits there."""
+        """End the spares of a host that the mesh has left."""
         waiting = self.spares.pop(host, [])
         if waiting and self.node.peers.get(f"{host}/{waiting[0]}").dead is None:
             names = [f"{host}/{name}" for name in waiting]
@@ -109,7 +109,7 @@ class Starting:
     ) -> None:
         node, procs = self.node, self.procs
         if host == node.host:
-            # The one before may have died, with all of its ranks.
+            # The previous agent may have died, with all of its ranks.
             agents_of(node).need_agent()
         hosts = procs.hosts
         addresses = tuple(node.hosts.address_of(each) for each in hosts) if set(hosts) != {node.host} else ()
@@ -142,7 +142,7 @@ class Starting:
         node.receive_loop.call_later(READY_SECONDS, partial(self._late, host, names))
 
     def _late(self, host: str, names: list[str]) -> None:
-        """Return up those that have not said that they listen."""
+        """Give up on processes that have not reported that they listen."""
         node = self.node
         late = [name for name in names if (peer := node.peers.known.get(name)) is not None and peer.starting]
         if not late or node.closed:

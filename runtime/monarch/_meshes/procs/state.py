@@ -1,4 +1,4 @@
-"""What all views of one mesh of procs in a process share."""
+"""State that all views of one process mesh share in a process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monarch._wire import messages as m
 
 
 class ProcsState:
-    """What all views of one mesh of procs in this process share."""
+    """State that all views of one process mesh share in this process."""
 
     __slots__ = (
         "changes",
@@ -40,28 +40,28 @@ class ProcsState:
         self.owned = owned
         self.stopped: str | None = None
         self.ended: Event[[]] = Event()
-        """Told when its processes have ended after a stop."""
+        """Fires when the processes have ended after a stop."""
         self.stopping: Future[None] | None = None
         self.initialized: Future[Any] | None = None
         self.runner_lock = Lock()
         self.runner: Any = None
-        """The actors that ``execute`` has made; under runner_lock."""
+        """The actors of ``execute``; under runner_lock."""
         self.starting: Starting | None = None
-        """How its processes are started; only its owner has this."""
+        """How to start processes; only at the owner."""
         self.supervision = Supervision()
         self.restarts = 0
-        """How often ranks were started again by its own rule."""
+        """How often the restart rule has replaced ranks."""
         self.roles: dict[str, range] = {}
-        """Of each host the processes that have a role, by its name."""
+        """The processes of each host with a role, by its name."""
         self.changes: Changes[Promise[None]] = Changes()
-        """The heal or resize that is under way."""
+        """The running heal or resize."""
         self.lock = Lock()
-        """Held for a step that changes which processes there are, or which meshes of actors live on them; never while
-        anything is waited for, or code of the user runs."""
+        """Held for a short step that changes the processes, or the actor meshes on them; never while waiting or while
+        user code runs."""
 
 
 class Ended(Future[None]):
-    """Done when some processes have died."""
+    """A future that is done when some processes have died."""
 
     __slots__ = ("_left", "port")
 
@@ -77,10 +77,10 @@ class Ended(Future[None]):
     targets: Any = ()
 
     def reply(self, reply: m.Reply, frames: Any) -> None:
-        """Nothing is replied here."""
+        """Ignore replies; none arrive here."""
 
     def lost(self, peer: Any, dead: m.Dead) -> bool:
-        """One of them has died."""
+        """Note the death of a process."""
         with self._lock:
             if peer.proc not in self._left:
                 return False

@@ -84,7 +84,7 @@ class RDMABuffer:
         return plane().way_to(self._remote, self._local_device()).name
 
     def transports(self) -> dict[str, str]:
-        """Return the transports that were considered from here, best first: of each why not, empty for the one in use."""
+        """Return the transports considered from here, best first, each with why it is not used; empty for the one in use."""
         return dict(plane().reasons(self._remote, self._local_device()))
 
     def _local_device(self) -> str:
