@@ -82,7 +82,7 @@ def test_once_takes_one_value(host: Any, tellers: Any) -> None:
     tellers.tell.call(port, ["a", "b"]).get(timeout=20)
     assert receiver.recv().get(timeout=20) == "a"
     second = receiver.recv()
-    with pytest.raises(StoppedError, match="has had the one value of its channel"):
+    with pytest.raises(StoppedError, match="has received the only value of its channel"):
         second.get(timeout=20)
 
 

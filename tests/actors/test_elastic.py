@@ -306,7 +306,7 @@ class Once(Actor):
 
 @pytest.mark.parametrize("wrong", ["always", 3, True])
 def test_no_rule(procs: Callable[..., Any], wrong: Any) -> None:
-    with pytest.raises(ArgumentError, match="restart is"):
+    with pytest.raises(ArgumentError, match="restart: expected"):
         procs(1, restart=wrong)
 
 

@@ -155,7 +155,7 @@ def test_explicit_ports_answer_when_they_like(procs: Any) -> None:
 
 def test_a_response_port_that_is_let_go_of_is_an_error_and_no_hang(procs: Any) -> None:
     kinds = procs(1).spawn("kinds", Kinds)
-    with pytest.raises(Exception, match=r"kinds\[gpus=0\].drops_port\(\) let go of its response port without a reply"):
+    with pytest.raises(Exception, match=r"kinds\[gpus=0\].drops_port\(\) dropped its response port without a reply"):
         kinds.drops_port.call_one().get(timeout=20)
     kinds.drops_port.broadcast()
     assert kinds.plain.call_one(1).get(timeout=20) == 1

@@ -113,11 +113,11 @@ def test_a_rank_outside_the_view_answers_with_an_error(procs: Any) -> None:
     view = m.pack(Region(("gpus",), 0, (2,), (1,)).pack())
     call = m.Call(node.proc, mesh._key, "say", answers.port, view, "", 0, NOTHING, None, 0, 0)
     one._members_at().peers[0].send(m.encode(call))
-    with pytest.raises(PointError, match=r"echo\[gpus=2\] was sent a message that is not for it: rank 2"):
+    with pytest.raises(PointError, match=r"echo\[gpus=2\] received a message for other ranks: rank 2"):
         answers.get(timeout=20)
     halted = waiting(one, "stop")
     one._members_at().peers[0].send(m.encode(m.Halt(node.proc, "none", halted.port, view, "test")))
-    with pytest.raises(PointError, match=r"rank 2 of procs.* was sent a message that is not for it"):
+    with pytest.raises(PointError, match=r"rank 2 of procs.* received a message for other ranks"):
         halted.get(timeout=20)
 
 
@@ -150,7 +150,7 @@ def test_an_answer_of_a_stranger_is_counted(echo: Any, shown: Callable[[], list[
 def test_an_error_that_cannot_be_read_is_a_protocol_error(echo: Any, body: bytes) -> None:
     node, answers = current_node(), waiting(echo)
     node.dispatch.deliver(m.encode(m.Reply(echo._members_at().peers[0].proc, answers.port, 0, m.ERROR, 0, body)))
-    with pytest.raises(ProtocolError, match=f"an error arrived as {len(body)} bytes that are no failure"):
+    with pytest.raises(ProtocolError, match=f"an error arrived as {len(body)} bytes that are not a failure"):
         answers.get(timeout=20)
 
 
@@ -171,8 +171,8 @@ def test_frames_that_are_none_are_told_of_seldom(echo: Any, shown: Callable[[], 
     lines = shown()
     assert sum("rank 0 of" in line for line in lines) == 4 and sum("this program" in line for line in lines) == 7
     assert sum("1,000 of this kind" in line for line in lines) == 1
-    assert sum("this process takes no Bye" in line for line in lines) == 2
-    assert sum("a message of 4 frames has come as 2" in line for line in lines) == 2
+    assert sum("this process does not handle Bye" in line for line in lines) == 2
+    assert sum("expected a message of 4 frames, got 2" in line for line in lines) == 2
     assert all(len(line) < 800 for line in lines)
 
 
@@ -207,5 +207,5 @@ def test_an_error_body_of_a_fault_that_is_none_is_shown(echo: Any, capfd: pytest
     node = current_node()
     node.dispatch.deliver(m.encode(m.Fault("h/x", "nobody", 0, b"garbage")))
     seen: list[str] = []
-    assert wait_until(lambda: seen.append(capfd.readouterr().err) or "no failure of protocol" in "".join(seen))
+    assert wait_until(lambda: seen.append(capfd.readouterr().err) or "not a failure of protocol" in "".join(seen))
     assert pack_failure(ValueError())

@@ -73,7 +73,7 @@ def test_inside_c(procs: Callable[..., Any], tmp_path: Any, capfd: pytest.Captur
     busy = workers.slice(gpus=1).let_go.call_one(path)
     try:
         assert wait_until(lambda: "rank 0 of mesh does not answer" in capfd.readouterr().err)
-        assert "C code that keeps Python's lock" in mesh.to_table()
+        assert "C code that holds the GIL" in mesh.to_table()
         assert "rank 1" not in capfd.readouterr().err
     finally:
         open(path, "w").close()
@@ -95,5 +95,5 @@ def test_what_is_dead_is_not_unresponsive(procs: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf")])
 def test_no_time(procs: Callable[..., Any], wrong: float) -> None:
-    with pytest.raises(ArgumentError, match="silence is a number of seconds above 0"):
+    with pytest.raises(ArgumentError, match="silence: expected a number of seconds above 0"):
         procs(1, silence=wrong)

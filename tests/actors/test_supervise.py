@@ -319,9 +319,9 @@ def test_an_async_owner(procs: Callable[..., Any], told: list[MeshFailure]) -> N
 
 def test_what_supervise_does_not_take(procs: Callable[..., Any]) -> None:
     mesh, workers, _ = spawned(procs, 1)
-    with pytest.raises(ArgumentError, match="takes a mesh of processes or of actors, and not int"):
+    with pytest.raises(ArgumentError, match="expected a mesh of processes or actors, got int"):
         supervise(3)
-    with pytest.raises(ArgumentError, match="on_failure is a function"):
+    with pytest.raises(ArgumentError, match="on_failure: expected a function"):
         supervise(workers, 3)  # pyright: ignore[reportArgumentType]
     mesh.stop().get(30)
     with pytest.raises(StoppedError, match="was stopped, so it cannot be supervised"):

@@ -258,7 +258,7 @@ def test_service_that_is_not_declared_is_refused(first: Any, name: str) -> None:
 
 
 def test_service_of_actors_cannot_be_asked_for_by_itself(first: Any) -> None:
-    with pytest.raises((ActorError, ValueError), match="runs in an actor"):
+    with pytest.raises((ActorError, ValueError), match="runs only in an actor"):
         ask(first, pack, None, "token", "handoff.state_of", ()).get(timeout=GUARD)
 
 

@@ -64,10 +64,10 @@ def test_mesh_run_is_stopped_by_an_interrupt(notebook: Notebook, script: Path) -
     ("line", "text"),
     [
         ("%mesh run", "%mesh run needs a script; write %mesh run [--on MESH[SLICE]] script.py ARGS, or -m module ARGS"),
-        ("%mesh run missing.py", "the script 'missing.py' cannot be read"),
+        ("%mesh run missing.py", "cannot read script 'missing.py'"),
         ("%mesh run --at mesh x.py", "%mesh run needs a script"),
         ("%mesh run --on", "no option '--on'"),
-        ("%mesh run -m", "name a script and its arguments"),
+        ("%mesh run -m", "expected a script and its arguments"),
     ],
 )
 def test_mesh_run_error_names_the_problem(notebook: Notebook, line: str, text: str) -> None:

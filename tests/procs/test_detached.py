@@ -376,7 +376,7 @@ def test_only_one_program_at_time(run: Callable[..., Program]) -> None:
     assert wait_until(lambda: not find("mine").user, ENDS)
     kept = keeping.attach("mine")
     assert find("mine").user == os.getpid()
-    with pytest.raises(DetachedMeshInUseError, match="attached in this program already"):
+    with pytest.raises(DetachedMeshInUseError, match="has already attached the detached mesh"):
         keeping.attach("mine")
     # Detach, and attach again.
     kept.leave()

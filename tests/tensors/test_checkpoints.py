@@ -346,7 +346,7 @@ def test_missing_keys_are_named(procs: Any, tmp_path: Path) -> None:
     for wrong in ({"state": "states"}, {"keep": 0}, {"timeout": 0}):
         with pytest.raises(ArgumentError):
             checkpoint(mesh, tmp_path, **wrong)
-    with pytest.raises(ArgumentError, match="a mesh of actors, and not of dict"):
+    with pytest.raises(ArgumentError, match="expected a mesh of actors, got dict"):
         checkpoint({}, tmp_path)  # type: ignore[arg-type]
 
 

@@ -229,8 +229,8 @@ def test_uncopyable_states_are_errors(procs: Callable[..., Any]) -> None:
     source.set.call({"w": torch.zeros(4)}).get()
     target.set.call({"w": torch.zeros(4, dtype=torch.int64)}).get()
     wrong: list[tuple[Callable[[], Any], type[Exception], str]] = [
-        (lambda: copy_state(7, target.weights), ArgumentError, "source is a method of a mesh of actors"),
-        (lambda: copy_state(source.weights, {}), ArgumentError, "target is a method of a mesh of actors"),
+        (lambda: copy_state(7, target.weights), ArgumentError, "source: expected a method of a mesh of actors"),
+        (lambda: copy_state(source.weights, {}), ArgumentError, "target: expected a method of a mesh of actors"),
         (lambda: copy_state(source.weights, target.weights, timeout=-1), ArgumentError, "timeout is a number"),
         (
             lambda: copy_state(source.weights, target.weights),

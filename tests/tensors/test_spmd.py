@@ -120,7 +120,7 @@ def test_failing_script_is_an_error(procs: Callable[..., Any], script: Path) -> 
     with pytest.raises(ActorError, match="ended with exit code 3"):
         run(actors, str(script), str(script.parent / "out"), "--exit", "3").get(30)
     assert values(run(actors, str(script), str(script.parent / "out"), "--exit", "0")) == [True, True]
-    with pytest.raises(ArgumentError, match="name a script and its arguments"):
+    with pytest.raises(ArgumentError, match="expected a script and its arguments"):
         run(actors).get(30)
     with pytest.raises(ActorError, match="No such file"):
         run(actors, str(script.parent / "missing.py")).get(30)
@@ -149,7 +149,7 @@ def test_endpoints_see_torchrun_environment(procs: Callable[..., Any]) -> None:
         port = free.getsockname()[1]
     setup_torch_elastic_env(mesh, "127.0.0.1", port)
     assert values(looker.total.call()) == [(3.0, 3)] * 3
-    with pytest.raises(ValueError, match="give both"):
+    with pytest.raises(ValueError, match="expected both"):
         setup_torch_elastic_env(mesh, "127.0.0.1")
 
 

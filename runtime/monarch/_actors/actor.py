@@ -17,29 +17,29 @@ else:
 
 
 class Actor(_Base):
-    """Base of all actors: subclass it, mark methods with ``@endpoint``, and spawn the class on a mesh of procs.
+    """Base of all actors: subclass it, mark methods with ``@endpoint``, and spawn the class on a process mesh.
 
-    A class may define ``__cleanup__(self, exc)``, sync or async, which runs when an actor is stopped, with None; and
-    ``__supervise__(self, failure)``, which is told of failures in the meshes that the actor spawned, and says by a true
-    result that it has dealt with one.
+    A class may define ``__cleanup__(self, exc)``, sync or async, which is called with None when an actor is stopped;
+    and ``__supervise__(self, failure)``, which is called for failures in meshes that the actor spawned, and returns
+    True if it has handled one.
     """
 
     @cached_property
     def logger(self) -> logging.Logger:
-        """A logger that is named after the class."""
+        """A logger named after the class."""
         return logging.getLogger(f"{type(self).__module__}.{type(self).__qualname__}")
 
 
 def is_async(cls: type) -> bool:
-    """Return whether an actor of this class lives on an event loop: if it has an async endpoint."""
+    """Return whether actors of this class run on an event loop: the class has an async endpoint."""
     return any(method.is_async for method in methods_of(cls).values())
 
 
 def check_class(cls: Any) -> None:
-    """Refuse what cannot be spawned.
+    """Refuse classes that cannot be spawned.
 
     Raises:
-        ArgumentError: it is no class of actors.
+        ArgumentError: ``cls`` is not a subclass of Actor.
     """
     if not (inspect.isclass(cls) and issubclass(cls, Actor)):
-        raise ArgumentError(f"spawn needs a subclass of monarch.actor.Actor, not {cls!r}")
+        raise ArgumentError(f"spawn: expected a subclass of monarch.actor.Actor, got {cls!r}")

@@ -1,7 +1,7 @@
-"""What type checkers see on every class of actors, because ``spawn`` returns a mesh that is typed as the class.
+"""The mesh attributes that type checkers see on every actor class, since ``spawn`` returns a mesh typed as the class.
 
-No program imports this: at run time these are attributes of ``ActorMesh``, and an actor itself has none of them. Python
-has no type for "a mesh whose attributes are the endpoints of this class", so the class stands for both.
+For type checkers only: at run time these are attributes of ``ActorMesh``, and an actor has none of them. Python has no
+type for "a mesh whose attributes are the endpoints of this class", so the class stands for both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class AsMesh:
-    """The methods of a mesh of actors; see ``MeshView`` and ``ActorMesh``, which have them."""
+    """The methods of an actor mesh; see ``MeshView`` and ``ActorMesh``."""
 
     if TYPE_CHECKING:
 

@@ -1,4 +1,4 @@
-"""Async endpoints that await calls: the one that has its actor's turn may wait in a circle, as sync ones may."""
+"""Async endpoints that await calls: like sync ones, the endpoint with its actor's turn may be part of a deadlock."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from monarch._wire.messages import Call
 
 FIRST = 0.05
-"""Seconds after which an actor that awaits begins to look for a circle of actors that wait."""
+"""Seconds after which an awaiting actor begins to look for a deadlock."""
 _LAST = 1.0
 """Seconds between looks, at most."""
 
 
 class DeadlockFinder(Protocol):
-    """Finds actors that wait for each other; see deadlocks.py."""
+    """A finder of actors that wait for each other; see deadlocks.py."""
 
     def begin(self, mailbox: ActorLike, texts: dict[Request, str], awaits: Awaits, /) -> int: ...
     def end(self, number: int, /) -> None: ...
@@ -32,10 +32,10 @@ class DeadlockFinder(Protocol):
 
 
 class Awaits:
-    """What the endpoint that has an actor's turn awaits. All of this belongs to the thread of the event loop.
+    """The awaited calls of the endpoint with an actor's turn. All state belongs to the thread of the event loop.
 
-    Only what the endpoint's own task awaits counts, directly or by a task or ``asyncio.gather``: an actor that may go
-    on without an answer does not wait for it.
+    Only calls that the endpoint's own task awaits count, directly or through a task or ``asyncio.gather``: an actor
+    that may go on without an answer does not wait for it.
     """
 
     def __init__(self, mailbox: ActorLike, circles: DeadlockFinder) -> None:
@@ -46,31 +46,31 @@ class Awaits:
         self._pause = FIRST
         self._waiting: tuple[asyncio.Future[Any], ...] = ()
         self._number = 0
-        """Of the wait that circles knows; 0 for none."""
+        """The number of the registered wait; 0 for none."""
         self._by_text: dict[str, asyncio.Future[Any]] = {}
 
     def add(self, arrival: asyncio.Future[Any], future: Future[Any]) -> None:
-        """Return the endpoint, or a task that it has made, awaits a call."""
+        """Note that the endpoint, or one of its tasks, awaits a call."""
         self._awaited[arrival] = future
         if self._timer is None:
             self._pause = FIRST
             self._timer = arrival.get_loop().call_later(FIRST, self._look)
 
     def tell(self, circle: str, path: str) -> None:
-        """The wait is part of a circle: it fails, unless it has ended meanwhile."""
+        """Fail the wait, which is part of a deadlock, unless it has ended."""
         arrival = self._by_text.get(path)
         if arrival is not None and arrival in self._blocking() and not arrival.done():
             self.end()
             arrival.set_exception(DeadlockError(circle))
 
     def tell_from_elsewhere(self, circle: str, path: str) -> None:
-        """As ``tell``, from another thread."""
+        """Call ``tell`` from another thread."""
         loop = self._mailbox.executor.loop
         if loop is not None:
             loop.call_soon_threadsafe(self.tell, circle, path)
 
     def end(self) -> None:
-        """The endpoint goes on."""
+        """Note that the endpoint goes on."""
         if self._number:
             self._circles.end(self._number)
         self._number, self._waiting = 0, ()
@@ -110,13 +110,13 @@ class Awaits:
             self.end()
 
     def _blocking(self) -> Iterator[asyncio.Future[Any]]:
-        """Return those of the awaited calls without which the endpoint cannot go on."""
+        """Return the awaited calls that the endpoint cannot go on without."""
         task = self._mailbox.turns.task
         return (each for each in _leaves(task) if each in self._awaited)
 
 
 def _leaves(waited: Any) -> Iterator[asyncio.Future[Any]]:
-    """What a task, or a gather, needs to go on; nothing where asyncio does not say it, as for ``asyncio.wait``."""
+    """Return the futures that a task or gather needs; none where asyncio does not tell, as for ``asyncio.wait``."""
     if waited is None or waited.done():
         return
     children = getattr(waited, "_children", None)

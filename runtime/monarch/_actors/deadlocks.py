@@ -1,4 +1,4 @@
-"""Actors that wait: each looks whether it waits in a circle, which would never end."""
+"""Deadlocks: each waiting actor looks for a circle of waits that it is part of."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from monarch._node.node import Node
 
 _SUSPICIOUS = 0.05
-"""Seconds after which an actor that waits begins to look for a circle of actors that wait."""
+"""Seconds after which a waiting actor begins to look for a deadlock."""
 _SHORT = 1.0
-"""A wait of at most so many seconds ends by itself before much would be known of it."""
+"""Waits with a timeout of at most these seconds are not examined."""
 
 
 class Deadlocks:
-    """The waits of the actors of one process, and the probes that follow them: see monarch._core.deadlock."""
+    """The waits of a process's actors, and the probes that follow them: see monarch._core.deadlock."""
 
     def __init__(self, node: Node, actor_of: Callable[[str], ActorLike | None]) -> None:
         self._node = node
@@ -35,19 +35,19 @@ class Deadlocks:
         self._waits = Waits(node.proc, self._state_of)
         self._lock = RLock()
         self._stuck: dict[int, _Blocked | Awaits] = {}
-        """Who is told of a circle, by the number of the wait; under ``_lock``."""
+        """The waiters to tell of a deadlock, by the number of the wait; under ``_lock``."""
 
-    # Waits of async endpoints, which do not hold up their thread
+    # Waits of async endpoints, which do not block their thread
 
     def awaited(self, mailbox: ActorLike, call: m.Call, future: Future[Any], arrival: asyncio.Future[Any]) -> None:
-        """Return an actor awaits a future; what arrives is DeadlockError if that waits for the actor's turn to end."""
+        """Note that an actor awaits a future; ``arrival`` raises DeadlockError if that waits for the actor's turn."""
         if mailbox.turns.call is call and not arrival.done():
             if mailbox.awaits is None:
                 mailbox.awaits = Awaits(mailbox, self)
             mailbox.awaits.add(arrival, future)
 
     def begin(self, mailbox: ActorLike, texts: dict[Request, str], awaits: Awaits) -> int:
-        """Return an actor awaits these requests; the number of its wait, 0 if it is in another wait."""
+        """Register a wait of an actor for requests; return its number, 0 if the actor is in another wait."""
         with self._lock:
             try:
                 number = self._waits.begin(mailbox.key, texts, texts.__getitem__)
@@ -57,13 +57,13 @@ class Deadlocks:
         return number
 
     def end(self, number: int) -> None:
-        """A wait is over."""
+        """Note the end of a wait."""
         with self._lock:
             self._waits.end(number)
             self._stuck.pop(number, None)
 
     def ask_around(self, number: int, futures: list[Future[Any]]) -> None:
-        """Look whether a wait is part of a circle; who began it is told."""
+        """Look for a deadlock that a wait is part of; its waiter is told."""
         with self._lock:
             awaits = self._stuck.get(number)
             still = {request for future in futures for request in self._open(future)}
@@ -78,10 +78,10 @@ class Deadlocks:
     # Waits of sync endpoints
 
     def wait(self, mailbox: ActorLike, call: m.Call, waiter: Waiter, timeout: float | None) -> bool:
-        """Wait in an actor; False if the time runs out first.
+        """Wait in an actor; return False on timeout.
 
         Raises:
-            DeadlockError: what is waited for waits for this actor.
+            DeadlockError: the other side waits for this actor.
         """
         receive_loop = self._node.receive_loop
         if timeout is not None and timeout < _SHORT:
@@ -101,13 +101,13 @@ class Deadlocks:
                 node.output.idle()
             return True
         if mailbox.awaits is not None and mailbox.executor.loop is not None:
-            # The event loop is held up from here on, so this is what the actor waits for.
+            # The event loop is blocked from here on, so the actor waits for this alone.
             mailbox.awaits.end()
         with self._lock:
             try:
                 number = self._waits.begin(mailbox.key, requests, text)
             except ValueError:
-                # Another thread of the same actor waits already, so this one is not all that the actor does.
+                # Another thread of the actor already waits, so the actor does more than wait here.
                 number = 0
         if not number:
             return node.receive_loop.wait(
@@ -145,7 +145,7 @@ class Deadlocks:
                 self._stuck.pop(number, None)
 
     def requests(self, mailbox: ActorLike, call: m.Call, waiter: Any) -> tuple[list[Request], Callable[[Request], str]]:
-        """What an actor waits for, as requests to other actors, and what to say of each."""
+        """Return the requests that an actor waits for, and a function that describes each."""
         return self._open(waiter), lambda _: f"{mailbox.title()}.{call.method}() waits for {waiter.label}"
 
     def _open(self, waiter: Any) -> list[Request]:
@@ -164,7 +164,7 @@ class Deadlocks:
             self._node.peers.get(probe.request.target).send(m.encode(m.Probe(probe.request.target, body)))
 
     def on_probe(self, message: m.Probe) -> None:
-        """Take a probe of another process."""
+        """Handle a probe of another process."""
         proc, actor, wait, round_, request, path = message.body
         with self._lock:
             probes, deadlock = self._waits.receive(Probe(proc, actor, wait, round_, Request(*request), tuple(path)))
@@ -179,7 +179,7 @@ class Deadlocks:
 
 
 class _Blocked:
-    """Waits for what an actor waits for, and for the news that it waits in a circle."""
+    """Waits for an actor's future and for news of a deadlock."""
 
     __slots__ = ("_waiter", "circle", "mailbox")
 
@@ -198,5 +198,5 @@ class _Blocked:
 
     @thread.setter
     def thread(self, turn: Any) -> None:
-        # What completes the one wakes the thread that waits for both.
+        # Completion of either wakes the thread that waits for both.
         self._waiter.thread = turn

@@ -1,4 +1,4 @@
-"""Endpoints: the methods of an actor that can be called from elsewhere, and what a class of actors has of them."""
+"""Endpoints: the methods of an actor that can be called from elsewhere, and queries of an actor class about them."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ R_co = TypeVar("R_co")
 
 
 class Endpoint(Protocol[P, R_co]):
-    """An endpoint of a mesh, as its caller has it; made by ``monarch._meshes.actors.adverbs``."""
+    """An endpoint of a mesh on the caller's side; made by ``monarch._meshes.actors.adverbs``."""
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]:
-        """Send to every actor of the mesh; the result is a ValueMesh of what each returned."""
+        """Send to every actor of the mesh and return a future of a ValueMesh of the results."""
         ...
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
-        """Send to the one actor that this mesh has; the result is what it returned."""
+        """Send to the only actor of this mesh and return a future of its result."""
         ...
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
-        """Send to one actor of the mesh, drawn at random; the result is what it returned."""
+        """Send to a random actor of the mesh and return a future of its result."""
         ...
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R_co]]:
-        """Send to every actor of the mesh; yield a future for each answer, in the order in which they arrive."""
+        """Send to every actor of the mesh and yield a future for each answer, in order of arrival."""
         ...
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Send to every actor of the mesh and wait for nothing."""
+        """Send to every actor of the mesh without waiting for answers."""
         ...
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Call for distributed tensors, which this version does not have."""
+        """Raise MonarchError: distributed tensors are not implemented."""
         ...
 
 
 class EndpointProperty(Generic[P, R]):
-    """What ``@endpoint`` makes of a method. On a mesh it is an Endpoint, on the actor itself the plain method."""
+    """The result of ``@endpoint``: an Endpoint on a mesh, the plain method on the actor itself."""
 
     def __init__(self, method: Callable[..., Any], explicit: bool, concurrent: bool, propagate: Any = None) -> None:
         self.method = method
@@ -84,7 +84,7 @@ class _AsyncDecorator(Protocol):
 
 
 class _PortDecorator(Protocol):
-    """The same for a method that answers through a port, which is its first argument."""
+    """``@endpoint(explicit_response_port=True)``, for a method that answers through a port, its first argument."""
 
     def __call__(self, method: Callable[Concatenate[Any, Port[R], P], object], /) -> EndpointProperty[P, R]: ...
 
@@ -120,19 +120,19 @@ def endpoint(
 ) -> Any:
     """Make a method of an Actor callable from elsewhere, by ``call``, ``call_one``, ``broadcast`` and so on.
 
-    An actor handles one message at a time: an endpoint, async or not, begins when the one before has ended, so state
-    that it reads before an ``await`` is still the same after it. A concurrent endpoint begins when its message arrives,
-    beside any other; of two messages, one of which is for a concurrent endpoint, either may be handled first.
+    An actor handles one message at a time: an endpoint, async or not, begins when the previous one has ended, so state
+    that it reads before an ``await`` is the same after it. A concurrent endpoint begins when its message arrives,
+    beside any other; if one of two messages is for a concurrent endpoint, either may be handled first.
 
     Args:
-        propagate: how shapes of distributed tensors come out, for ``rref``; not used yet.
-        explicit_response_port: the method gets a Port as first argument after self, and answers through that.
-        instrument: whether calls of it are traced; not used yet.
-        concurrent: whether calls of it overlap with others of the same actor; for async methods.
+        propagate: shape propagation for distributed tensors (``rref``); not used yet.
+        explicit_response_port: the method gets a Port as first argument after self and answers through it.
+        instrument: whether its calls are traced; not used yet.
+        concurrent: whether its calls overlap with others of the same actor; for async methods.
 
     Raises:
-        TypeError: it is put on something that is no function.
-        ValueError: concurrent was asked for, and the function is not async.
+        TypeError: the decorated object is not a function.
+        ValueError: ``concurrent`` is set, and the function is not async.
     """
     return _decorate(method, explicit_response_port, concurrent, propagate)
 
@@ -158,7 +158,7 @@ def concurrent_endpoint(
     """Make an async method an endpoint whose calls overlap: the same as ``endpoint(concurrent=True)``.
 
     Raises:
-        ValueError: the method is not async, or is an endpoint already.
+        ValueError: the method is not async or already an endpoint.
     """
     return _decorate(method, explicit_response_port, True, propagate)
 
@@ -168,9 +168,9 @@ def _decorate(method: Any, explicit: bool, concurrent: bool, propagate: Any) -> 
         return lambda given: _decorate(given, explicit, concurrent, propagate)
     if concurrent and isinstance(method, EndpointProperty):
         name = getattr(method.method, "__name__", method.method)
-        raise ValueError(f"{name} is an endpoint already; give it one of the two decorators")
+        raise ValueError(f"{name} is already an endpoint; use only one of the two decorators")
     if not callable(method) or isinstance(method, (EndpointProperty, type)):
-        raise TypeError(f"@endpoint goes on a method of an Actor, not on {method!r}")
+        raise TypeError(f"@endpoint: expected a method of an Actor, got {method!r}")
     if concurrent and not inspect.iscoroutinefunction(method):
         name = getattr(method, "__name__", method)
         raise ValueError(
@@ -181,7 +181,7 @@ def _decorate(method: Any, explicit: bool, concurrent: bool, propagate: Any) -> 
 
 
 class Method(NamedTuple):
-    """An endpoint as it is run."""
+    """An endpoint on the actor's side."""
 
     function: Callable[..., Any]
     is_async: bool
@@ -202,7 +202,7 @@ def methods_of(cls: type) -> dict[str, Method]:
 
 
 class Arity:
-    """Whether arguments fit a method: told to the caller, before anything is sent."""
+    """A check whether arguments fit a method, at the caller before anything is sent."""
 
     __slots__ = ("_at_least", "_at_most", "_signature", "name")
 
@@ -212,7 +212,7 @@ class Arity:
         try:
             signature = inspect.signature(method)
         except (TypeError, ValueError):
-            # A builtin or the like says nothing of its arguments; the call itself will.
+            # A builtin may have no signature; then the call itself checks its arguments.
             self._signature = None
             return
         parameters = list(signature.parameters.values())
@@ -230,11 +230,11 @@ class Arity:
             self._at_most = 1 << 30 if anything else len(positional)
 
     def become(self, other: Arity) -> None:
-        """Take over what another one says: the method has a new version."""
+        """Take over the signature of a new version of the method."""
         self._at_least, self._at_most, self._signature = other._at_least, other._at_most, other._signature
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """ArgumentError if the arguments do not fit."""
+        """Raise ArgumentError if the arguments do not fit."""
         if not kwargs and self._at_least <= len(args) <= self._at_most:
             return
         if self._signature is None:
@@ -247,14 +247,14 @@ class Arity:
 
 @functools.lru_cache(maxsize=4096)
 def arity_of(cls: type, method: str) -> Arity:
-    """Return the arguments that an endpoint takes, without self and the port."""
+    """Return the signature of an endpoint, without self and the port."""
     found = methods_of(cls)[method]
     return Arity(f"{cls.__name__}.{method}", found.function, 2 if found.explicit else 1)
 
 
 @functools.lru_cache(maxsize=1024)
 def init_arity_of(cls: type) -> Arity:
-    """Return the arguments that the constructor of a class takes."""
+    """Return the signature of a class's constructor."""
     if cls.__init__ is object.__init__:
         return Arity(cls.__name__, lambda: None, 0)
     return Arity(cls.__name__, cls.__init__, 1)

@@ -1,4 +1,4 @@
-"""What the code of an actor runs in: the main thread of a rank, a thread of its own, or an event loop in either."""
+"""Executors of an actor's code: the main thread of a rank, a separate thread, or an event loop in either."""
 
 from __future__ import annotations
 
@@ -26,52 +26,52 @@ if TYPE_CHECKING:
 Action = Callable[[], None]
 _MAIN = main_thread().ident
 _EXITED = (
-    "monarch: a task or callback of an async actor raised SystemExit; whoever awaits the task gets it, and the process "
-    "goes on. Use os._exit() to end it"
+    "monarch: a task or callback of an async actor raised SystemExit; the awaiting code gets it, and the process "
+    "goes on. Call os._exit() to end the process"
 )
 Item = Any
-"""An action, or a message for an actor: mailbox, call and what came beside it."""
+"""An action, or a message for an actor: mailbox, call and buffers."""
 
 
 def start_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """Start a task of ours, bypassing the loop's task factory, which is the user's and may raise."""
+    """Start an internal task without the loop's task factory, which belongs to the user and may raise."""
     return asyncio.Task(work, loop=loop)
 
 
 class Receiver(Protocol):
-    """An actor that messages are delivered to; see mailbox.py."""
+    """A receiver of messages; see mailbox.py."""
 
     def start(self, call: Call, more: Sequence[Any], /) -> None: ...
     def _run(self, call: Call, more: Sequence[Any], /) -> None: ...
 
 
 class Executor:
-    """Runs actions one after the other, in the order posted; on an event loop once an async actor has come."""
+    """Runs actions one by one in the order posted; on an event loop once it has an async actor."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
         self.loop: asyncio.AbstractEventLoop | None = None
         self._items: deque[Item] = deque()
         self.interruptible = False
-        """Whether code of the user runs that a Ctrl-C is meant for."""
+        """Whether user code runs that Ctrl-C should interrupt."""
         self.interrupts: ThreadInterrupts | None = None
-        """What interrupts this thread, if it is not the main one, which gets signals."""
+        """The interrupter of this thread; None for the main thread, which gets signals."""
         self.meant: tuple[ActorLike, Call] | None = None
-        """The message that the SIGINT on its way is meant for, if it is for one: the next one is left alone. Set by the
+        """The message that a pending SIGINT is meant for, if any, so that it does not hit the next one. Set by the
         receiving thread, taken by the handler."""
         self.unwanted: set[asyncio.Task[Any]] = set()
-        """Tasks of the event loop that a Ctrl-C is meant for."""
+        """Tasks of the event loop that Ctrl-C should cancel."""
         self._lock = threading.RLock()
         self.on_lost: Callable[[BaseException], None] = lambda error: None
-        """Told what has ended this thread too early; set by the actor that lives here, before it is made."""
+        """Called with the error that ends this thread early; set by the actor before its construction."""
         self._ended = False
         self._leaving = False
-        """Whether the event loop is to end; written and read by the thread that this is for."""
+        """Whether the event loop must end; read and written by the executor's thread."""
         self._released: Action | None = None
-        """To run when the event loop has ended; likewise."""
+        """Actions to run after the event loop has ended; likewise."""
 
     def post(self, action: Action) -> None:
-        """Have something run here, from any thread."""
+        """Queue an action, from any thread."""
         with self._lock:
             self._items.append(action)
             if self.loop is not None:
@@ -80,7 +80,7 @@ class Executor:
         self._notify()
 
     def deliver(self, mailbox: Receiver, call: Call, more: Sequence[Any]) -> None:
-        """Have a message handled here, from any thread."""
+        """Queue a message, from any thread."""
         with self._lock:
             self._items.append((mailbox, call, more))
             if self.loop is not None:
@@ -89,21 +89,21 @@ class Executor:
         self._notify()
 
     def enter_loop(self, first: Action) -> None:
-        """Turn to an event loop, where this action runs before all that come later; called from an action."""
+        """Switch to an event loop, where this action runs before later ones; called from an action."""
         loop = asyncio.new_event_loop()
         loop.call_soon(first)
         with self._lock:
-            # First: what a __del__ that runs in the middle of this delivers goes to the loop too, perhaps twice.
+            # First, so that deliveries of a __del__ in the middle of this reach the loop, perhaps twice.
             self.loop = loop
             for _ in range(len(self._items)):
                 loop.call_soon(self._run_item)
 
     def _run_item(self) -> None:
-        """Run the next item on the event loop; what an ended loop leaves is run without it."""
+        """Run the next item on the event loop; items left by an ended loop run without it."""
         try:
             item = self._items.popleft()
         except IndexError:
-            # It was called once too often: see enter_loop.
+            # A surplus wake-up: see enter_loop.
             return
         if type(item) is tuple:
             item[0].start(item[1], item[2])
@@ -112,7 +112,7 @@ class Executor:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Code of the user runs here, and may be interrupted; in the thread that this is for."""
+        """Mark a block as user code that may be interrupted; in the executor's thread."""
         try:
             try:
                 self.interruptible = True
@@ -122,7 +122,7 @@ class Executor:
             finally:
                 self._outside()
         finally:
-            # Again, if it was in leaving that an interrupt came.
+            # Again, if an interrupt came while leaving.
             self._outside()
 
     def _outside(self) -> None:
@@ -131,7 +131,7 @@ class Executor:
             self.interrupts.leave()
 
     def interrupt_now(self) -> None:
-        """Interrupt whatever code of the user runs here, from another thread."""
+        """Interrupt the user code that runs here, from another thread."""
         task = asyncio.current_task(self.loop) if self.loop is not None else None
         if task is not None:
             self.unwanted = {task}
@@ -143,7 +143,7 @@ class Executor:
             signal.pthread_kill(_MAIN or 0, signal.SIGINT)
 
     def release(self, released: Action) -> None:
-        """The actor that lived here is gone; called from an action. What is told so runs when another may come."""
+        """Note that the actor is gone; called from an action. Then the executor may take another actor."""
         self._leaving = True
         if self.loop is not None:
             self._released = released
@@ -152,7 +152,7 @@ class Executor:
             released()
 
     def end(self) -> None:
-        """Run nothing more after what was posted."""
+        """End after the actions posted so far."""
 
         def last() -> None:
             self._ended = self._leaving = True
@@ -162,7 +162,7 @@ class Executor:
         self.post(last)
 
     def run(self) -> None:
-        """Run what is posted, until it is ended; in the thread that this is for."""
+        """Run posted actions until the end; in the executor's thread."""
         while not self._ended:
             if self.loop is not None:
                 self._run_loop(self.loop)
@@ -177,14 +177,14 @@ class Executor:
                 else:
                     item()
             except BaseException:
-                # Errors of the user's code are answered where it runs; this is a bug, and must not end the thread.
+                # User errors are answered elsewhere; this is a bug and must not end the thread.
                 traceback.print_exc()
 
     def _run_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         if self.interrupts is not None:
             self.interrupts.ident = get_ident()
-        # No thread waits here in a way that receives.
+        # This wait does not receive messages.
         self.node.receive_loop.background()
         self._leaving = False
         try:
@@ -197,7 +197,7 @@ class Executor:
             for task in rest:
                 task.cancel()
             if rest:
-                # For what they do at their end; one that swallows its cancellation is left behind.
+                # Time for their cleanup; a task that swallows its cancellation is left behind.
                 loop.run_until_complete(asyncio.wait(rest, timeout=STOP_CANCEL()))
             loop.run_until_complete(loop.shutdown_asyncgens())
             asyncio.set_event_loop(None)
@@ -207,12 +207,12 @@ class Executor:
                 released()
 
     def _run_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the loop until the actor leaves it; a stop() by the user's code ends no more than one round."""
+        """Run the loop until the actor leaves it; a stop() in user code only ends one iteration."""
         while not self._leaving:
             try:
                 loop.run_forever()
             except KeyboardInterrupt:
-                # It has come to a task that the user's code made, which has it. The others go on.
+                # The user's task that raised it keeps it. The others go on.
                 pass
             except SystemExit:
                 print(_EXITED, file=sys.stderr)
@@ -232,23 +232,23 @@ class MainExecutor(Executor):
         super().__init__(node)
         self.thread: Turn | None = None
         self.busy = False
-        """Whether an actor lives here; another one gets a thread of its own."""
+        """Whether an actor lives here; further actors get separate threads."""
 
     @property
     def done(self) -> bool:
-        """Whether there is something to run: what the thread waits for."""
+        """Whether an item is queued, which the thread waits for."""
         return bool(self._items)
 
     def _notify(self) -> None:
         self.node.receive_loop.notify(self)
 
     def _wait(self) -> None:
-        # No code of the user waits here that what a handler of a signal raises would be for.
+        # No user code waits here, so exceptions of signal handlers have no receiver.
         self.node.receive_loop.wait(self, report=traceback.print_exc)
 
     def deliver(self, mailbox: Receiver, call: Call, more: Sequence[Any]) -> None:
         if self.loop is None and get_ident() == _MAIN:
-            # It receives itself, and sees that there is something to run.
+            # The thread itself receives and sees the new item.
             self._items.append((mailbox, call, more))
         else:
             super().deliver(mailbox, call, more)
@@ -262,12 +262,12 @@ class MainExecutor(Executor):
 
 
 class ThreadExecutor(Executor):
-    """A thread for one actor; it ends with it."""
+    """A thread for one actor, which ends with the actor."""
 
     def __init__(self, node: Node, name: str) -> None:
         super().__init__(node)
         self.interrupts = ThreadInterrupts()
-        # Not a semaphore, whose lock a __del__ that delivers in the middle of its steps would wait for.
+        # Not a semaphore: a __del__ that delivers while it is locked would deadlock.
         self._gate = Gate()
         self._thread = threading.Thread(target=self._live, name=name, daemon=True)
         self._thread.start()
@@ -276,7 +276,7 @@ class ThreadExecutor(Executor):
         try:
             self.run()
         except BaseException as error:
-            # Such as a selector that the user's code has closed: no thread handles what is sent to the actor any more.
+            # For example, user code closed the selector: no thread handles the actor's messages any more.
             self.on_lost(error)
 
     def _notify(self) -> None:

@@ -1,4 +1,4 @@
-"""How an actor ends: it drains, what takes too long is cut short, and it cleans up; each step has a bound."""
+"""The end of an actor: drain, interrupt slow calls, clean up; each step has a bound."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from monarch.exceptions import MonarchError
 
 _DRAINING, _OWNED, _CLEANING, _DONE = range(4)
 _PING = 0.1
-"""Seconds for an event loop to answer; a loop that does not is in code that awaits nothing."""
+"""Seconds for an event loop to respond; otherwise it is in code that does not await."""
 
 
 def longest() -> float:
-    """Return the seconds that the end of an actor takes at most."""
+    """Return the maximum seconds that the end of an actor takes."""
     return STOP_DRAIN() + STOP_OWNED() + STOP_CLEANUP() + 5 * STOP_CANCEL()
 
 
@@ -34,13 +34,13 @@ def is_stuck(mailbox: ActorLike) -> bool:
 class Halting:
     """The end of one actor.
 
-    The steps are done in the actor's thread. The receiving thread has the timers: it interrupts a step that takes too
-    long, and gives the actor up if that does not help. Nothing here waits in the receiving thread.
+    The steps run in the actor's thread. The receiving thread has the timers: it interrupts a slow step and gives up on
+    the actor if that does not help. Nothing here waits in the receiving thread.
 
     Args:
         mailbox: of the actor.
-        reason: for the callers of messages that are not handled any more.
-        stopped: called once, with the failure of the end if there is one; in any thread.
+        reason: for the callers of refused messages.
+        stopped: called once, in any thread, with the failure of the end if any.
         process: whether the process ends with the actor.
     """
 
@@ -53,12 +53,12 @@ class Halting:
         self._step = _DRAINING
         """Written by the actor's thread and by the timers, under ``_lock``."""
         self.given_up = False
-        """Whether its code goes on after all; written once, under ``_lock``."""
+        """Whether its code goes on after the end; written once, under ``_lock``."""
         self._task: asyncio.Task[None] | None = None
-        """Keeps the end of an async actor alive; of the loop's thread."""
+        """Keeps the task that ends an async actor alive; used by the loop's thread."""
 
     def begin(self) -> None:
-        """Have the end begin after what was sent before; in the receiving thread."""
+        """Begin the end after earlier messages; in the receiving thread."""
         self._limit(_DRAINING, STOP_DRAIN())
         self._mailbox.executor.post(self._act)
 
@@ -139,7 +139,7 @@ class Halting:
             self._limit(step, STOP_CLEANUP())
 
     def _end(self, failure: bytes | None) -> None:
-        """Return all that could be done is done."""
+        """Finish the end, whatever its steps achieved."""
         with self._lock:
             given_up, self._step = self.given_up, _DONE
         self._mailbox.leave(self._reason)
@@ -152,7 +152,7 @@ class Halting:
         self._mailbox.node.receive_loop.call_later(seconds, lambda: self._press(step, 0))
 
     def _press(self, step: int, times: int) -> None:
-        """Return a step takes too long: what blocks it is interrupted, twice; after that it is given up."""
+        """Interrupt the code that blocks a slow step, twice; then give up on the actor."""
         if self._step != step:
             return
         mailbox, call_later = self._mailbox, self._mailbox.node.receive_loop.call_later
@@ -174,7 +174,7 @@ class Halting:
             if self._step != step:
                 return
             if alive.is_set():
-                # It keeps the bounds by itself.
+                # The loop enforces the bounds itself.
                 call_later(STOP_CANCEL(), lambda: self._press(step, times))
             elif times == 2:
                 self._give_up(step)
@@ -201,19 +201,19 @@ class Halting:
         if step == _CLEANING:
             return (
                 f"{mailbox.title()}.__cleanup__() did not end within {STOP_CLEANUP():g} s and was {how}; "
-                f"it may be unfinished. {STOP_CLEANUP.variable} gives it more time"
+                f"it may be unfinished. Set {STOP_CLEANUP.variable} to give it more time"
             )
         where = self._where(running)
         fate = "its process was ended" if self._process else "its thread goes on until the procs are stopped"
         return (
             f"{where} did not end within {STOP_DRAIN():g} s of the stop and ignored two interrupts; "
-            f"{fate}, and __cleanup__ has not run. {STOP_DRAIN.variable} gives calls more time"
+            f"{fate}, and __cleanup__ has not run. Set {STOP_DRAIN.variable} to give calls more time"
         )
 
     def _where(self, running: m.Call | None) -> str:
         mailbox = self._mailbox
         if running is None and mailbox.instance is not None:
-            return f"a task or callback of {mailbox.title()} that is no call"
+            return f"a background task or callback of {mailbox.title()}"
         return f"{mailbox.title()}.{running.method if running is not None else '__init__'}()"
 
     def _running(self) -> m.Call | None:

@@ -1,4 +1,4 @@
-"""Interrupting one call of one actor, by request of another process."""
+"""Interrupts of one call of one actor, at the request of another process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monarch._node.services.registry import service
 from monarch._procs.rank.foreground import interrupt_programs
 
 _LOOP = 0.1
-"""Seconds for an event loop to come to a cancelled task; a loop that does not is in code that awaits nothing."""
+"""Seconds for an event loop to reach a cancelled task; otherwise it is in code that does not await."""
 
 
 @service("interrupts.interrupt", "quick")
@@ -22,16 +22,16 @@ def interrupt(key: str, src: str, port: int) -> bool:
 
     Args:
         key: of the actor's mesh.
-        src: proc that has called.
-        port: where its caller waits for the answer.
+        src: the calling proc.
+        port: the port at which the caller waits.
 
     Returns:
-        Whether the call was being handled, or waited for its turn.
+        Whether the call was running or queued.
     """
     mailbox = actors_of(current_node()).here.get(key)
     if mailbox is None:
         return False
-    # Its output is not waited for.
+    # Do not wait for its output.
     actors_of(mailbox.node).interrupts += 1
     loop = mailbox.executor.loop
     if loop is not None:
@@ -46,11 +46,11 @@ def interrupt(key: str, src: str, port: int) -> bool:
         # The call may have ended, and the next one have begun.
         raised = mailbox.running is running and threads.interrupt(entered=entered)
         if raised and elsewhere:
-            # What the thread waits for in C ends by this, and then it takes the interrupt.
+            # This ends a wait in C, and then the thread takes the interrupt.
             interrupt_programs(threads.native)
         return raised
     mailbox.executor.meant = mailbox, running
-    # Python's handler runs in the main thread whichever gets it; a call that sleeps there wakes up only if that does.
+    # Python's handler runs in the main thread; a call that sleeps there wakes only if the main thread gets the signal.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
     return True
 

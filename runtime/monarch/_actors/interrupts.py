@@ -1,4 +1,4 @@
-"""Interrupting one call of one actor, wherever its code runs: in the main thread, in a thread, or on an event loop."""
+"""Interrupts of one call of one actor, in the main thread, in another thread, or on an event loop."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from monarch._wire.held import harmless
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = [ctypes.c_ulong, ctypes.py_object]
 _arrived: set[int] = set()
-"""Threads to which the last interrupt has come."""
+"""Threads that received the last interrupt."""
 NOTICE = signal.SIGRTMIN + 7
-"""A signal that does nothing but have Python's own handler run, which it does between two steps of Python code."""
+"""A signal that only runs Python's handler, which happens between two bytecodes."""
 noticed = 0
-"""How often it has run."""
+"""How often the handler has run."""
 
 
 def listen() -> None:
-    """Take that signal; called from the main thread."""
+    """Install the handler of that signal; called from the main thread."""
     harmless.append(_notice)
     signal.signal(NOTICE, _notice)
 
@@ -29,48 +29,48 @@ def _notice(*_: object) -> None:
 
 
 def notice() -> None:
-    """Return a handler of signals runs in the main thread, so Python code goes on there.
+    """Count a run of a signal handler, which shows that Python code runs in the main thread.
 
-    That of SIGINT counts as well: where it raises, Python may leave the other signal pending until the next one.
+    The SIGINT handler counts too: if it raises, Python may leave the other signal pending until the next one.
     """
     global noticed
     noticed += 1
 
 
 def prod() -> None:
-    """Have the main thread show whether its Python code goes on, by ``noticed``."""
+    """Make the main thread show by ``noticed`` whether its Python code runs."""
     signal.pthread_kill(threading.main_thread().ident or 0, NOTICE)
 
 
 class Interrupt(KeyboardInterrupt):
-    """A KeyboardInterrupt in a thread that is not the main one."""
+    """A KeyboardInterrupt in a thread other than the main one."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Python makes it in that thread, when it raises it there.
+        # Python constructs it in that thread when it raises it.
         _arrived.add(threading.get_ident())
 
 
-# It is what an endpoint expects, and what is shown.
+# Endpoints expect, and users see, this name.
 Interrupt.__name__ = Interrupt.__qualname__ = "KeyboardInterrupt"
 
 
 class ThreadInterrupts:
-    """Raises KeyboardInterrupt in a thread while it runs code of the user, and at no other time."""
+    """Raises KeyboardInterrupt in a thread, but only while it runs user code."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self.ident = 0
-        """The thread, once it has run something."""
+        """The thread id, once it has run something."""
         self.native = 0
-        """Its native id; written as ``ident`` is."""
+        """The native thread id; written like ``ident``."""
         self._inside = False
         self._raised = False
         self.entered = 0
-        """How often code of the user has begun here; written by this thread."""
+        """How often user code has begun here; written by this thread."""
 
     def enter(self) -> None:
-        """Code of the user begins in this thread."""
+        """Note that user code begins in this thread."""
         if not self.native:
             self.native = threading.get_native_id()
         self.ident = threading.get_ident()
@@ -78,7 +78,7 @@ class ThreadInterrupts:
         self._inside = True
 
     def leave(self) -> None:
-        """It has ended: what was raised and has not come is taken back."""
+        """Note that it has ended, and take back a pending interrupt."""
         with self._lock:
             self._inside = False
             if self._raised:
@@ -87,13 +87,13 @@ class ThreadInterrupts:
 
     @property
     def pending(self) -> bool:
-        """Whether an interrupt was raised and has not come yet."""
+        """Whether an interrupt was raised and has not arrived yet."""
         return self._raised and self.ident not in _arrived
 
     def interrupt(self, inside: bool = False, entered: int | None = None) -> bool:
-        """Raise it, from another thread; whether there was code to interrupt, as ``inside`` may say it.
+        """Raise it from another thread and return whether user code was running.
 
-        With ``entered``, only what had begun by then is interrupted.
+        With ``entered``, interrupt only code that had begun by then.
         """
         with self._lock:
             if not (inside or self._inside) or entered not in (None, self.entered):

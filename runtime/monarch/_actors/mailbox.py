@@ -1,4 +1,4 @@
-"""Where an actor lives in its process: its mailbox, the message it handles, and the thread or loop that runs it."""
+"""The mailbox of an actor: its queue, the message it handles, and the thread or loop that runs it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from monarch._actors.executors import Executor
 
 EXPLICIT = 1
-"""Flag of a Call: the method gets a port, whatever its decorator says."""
+"""Flag of a Call: the method gets a port, whatever its decorator."""
 UNDECORATED = 2
-"""Flag of a Call: the method may be one without a decorator."""
+"""Flag of a Call: the method may lack a decorator."""
 FUNCTION = 4
 """Flag of a Call: the method is a function, as ``module:name``, that gets the actor as its first argument."""
 NOTHING = dumps(None)[0]
@@ -52,7 +52,7 @@ def _as_it_is(error: BaseException) -> BaseException | None:
 
 
 on_error: Callable[[BaseException], BaseException | None] = _as_it_is
-"""Told of each error of an endpoint; returns what to say instead, if anything. Set when a session begins."""
+"""Called with each error of an endpoint; may return a replacement. Set when a session begins."""
 _PLACES = 4096
 
 
@@ -66,13 +66,13 @@ class Home(Protocol):
 
 
 class Mailbox:
-    """One actor.
+    """One actor and its queue.
 
     Args:
         node: of this process.
-        key: of its mesh; a process has one actor of a mesh at most.
-        executor: the thread or event loop that its code runs in.
-        home: the actors of its process, which it leaves when it ends.
+        key: of its mesh; a process has at most one actor of a mesh.
+        executor: the thread or event loop for its code.
+        home: the actors of its process, from which it removes itself at its end.
     """
 
     def __init__(self, node: Node, key: str, executor: Executor, home: Home) -> None:
@@ -87,38 +87,38 @@ class Mailbox:
         self.instance: Any = None
         self.running: m.Call | None = None
         self.since = 0.0
-        """When the message began that has the turn; written by the actor's thread."""
+        """When the message with the turn began; written by the actor's thread."""
         self.queue: deque[m.Call] = deque()
         self.owned: list[Any] = []
         self.failed: bytes | None = None
         self.at_end: dict[str, Callable[[], object]] = {}
-        """What others have left to do when the actor is gone, by a name of theirs."""
+        """Callbacks to run when the actor is gone, by name."""
         self._methods: dict[str, Method] = {}
         self._places: dict[bytes, int] = {}
         self.turns = Turns(self)
-        """The messages that are handled on the event loop."""
+        """The messages on the event loop."""
         self.start = self.turns.start
         self.awaits: Awaits | None = None
-        """What the endpoint that has the turn awaits; of the loop's thread."""
+        """The awaits of the endpoint with the turn; used by the loop's thread."""
         self.halting: Halting | None = None
-        """Its end, once that has begun."""
+        """The end of the actor, once it has begun."""
         self.ending: str | None = None
-        """Why messages are refused from now on. Any thread sets it, before ``_odd``; it never changes back."""
+        """Why messages are refused. Any thread sets it, before ``_odd``; it never changes back."""
         self._odd = False
-        """Whether some messages are not handled: ``ending`` or ``_dropped`` says which. Set by any thread, last."""
+        """Whether some messages are not handled, as in ``ending`` or ``_dropped``. Set by any thread, last."""
         self._dropped: dict[int, m.Call] = {}
-        """By identity, queued messages that ``drop`` answers. Others add, the actor's thread takes away."""
+        """Queued messages that ``drop`` answers, by identity. Other threads add, the actor's thread removes."""
         self._abandoned: set[int] = set()
-        """Identities of messages that were answered while their code goes on; only added to."""
+        """Identities of messages that were answered while their code goes on; only grows."""
         self.blocked = False
-        """Whether an endpoint keeps the event loop while it waits; written by the loop's thread."""
+        """Whether an endpoint blocks the event loop while it waits; written by the loop's thread."""
         self.left = False
-        """Whether what is queued is refused by ``leave``. Any thread sets it; it never changes back."""
+        """Whether ``leave`` refuses the queue. Any thread sets it; it never changes back."""
         self._judging: set[asyncio.Task[None]] = set()
 
     @property
     def is_coming(self) -> bool:
-        """Whether its constructor has not ended; from any thread."""
+        """Whether the constructor is still to end; from any thread."""
         return self.instance is None and self.failed is None and not self.left
 
     def title(self) -> str:
@@ -127,14 +127,14 @@ class Mailbox:
             return self.key
         position = self.spec.region.position_of(self.rank)
         if position is None:
-            # Of a mesh that has become smaller.
+            # The mesh has become smaller.
             return f"{self.spec.name}[rank {self.rank}]"
         point = Point(position, self.spec.region.extent)
         at = ", ".join(f"{label}={point[label]}" for label in point)
         return f"{self.spec.name}[{at}]" if at else self.spec.name
 
     def take_class(self, cls: type) -> None:
-        """The actor is of a new version of its class from now on."""
+        """Switch to a new version of the actor's class."""
         assert self.spec is not None
         self.spec.cls = cls
         self._methods = methods_of(cls)
@@ -142,21 +142,21 @@ class Mailbox:
     # Messages
 
     def deliver(self, call: m.Call, more: Sequence[Any]) -> None:
-        """Take a message, in the thread that received it."""
+        """Queue a message, in the thread that received it."""
         self.queue.append(call)
         self.executor.deliver(self, call, more)
         if self._odd and self.left:
-            # The actor has left meanwhile, and looks at its queue no more.
+            # The actor has left meanwhile and no longer reads its queue.
             self.leave(self.ending or "")
 
     def state_of(self, proc: str, port: int) -> str | None:
-        """How a request stands: see monarch._core.deadlock. None also if others can be handled meanwhile."""
+        """Return the state of a request: see monarch._core.deadlock. None also if others can be handled meanwhile."""
         for running in (self.running, self.turns.call):
             if running is not None and running.port == port and running.src == proc:
                 return "explicit" if self._is_explicit(running) else "running"
         for call in list(self.queue):
             if call.port == port and call.src == proc:
-                # What blocks the loop holds up concurrent endpoints too.
+                # A blocked loop delays concurrent endpoints too.
                 return "queued" if self.blocked or not self.is_concurrent(call) else None
         return None
 
@@ -165,12 +165,12 @@ class Mailbox:
         return bool(call.flags & EXPLICIT) or (method is not None and method.explicit)
 
     def is_concurrent(self, call: m.Call) -> bool:
-        """Return whether a message may be handled beside others."""
+        """Return whether a message may run beside others."""
         method = self._methods.get(call.method)
         return method is not None and method.concurrent and not call.flags & FUNCTION
 
     def is_refused(self, call: m.Call) -> bool:
-        """Return whether a message is not to be handled, and was answered or is now; in the actor's thread."""
+        """Return whether a message must not be handled; it has been answered. In the actor's thread."""
         if not self._odd:
             return False
         if id(call) in self._dropped:
@@ -183,15 +183,15 @@ class Mailbox:
         return False
 
     def drop(self, src: str, port: int) -> bool:
-        """Answer queued messages of a process that waits at a port instead of handling them; whether there are any.
+        """Answer the queued messages of a caller instead of handling them, and return whether there are any.
 
-        At once, whatever the actor does: in the thread that received the request for it.
+        At once, even if the actor is busy: in the thread that received the request.
         """
         found = [call for call in list(self.queue) if call.port == port and call.src == src]
         for call in found:
             self._dropped[id(call)] = call
             self._odd = True
-            # Whichever thread takes it out of the queue answers it.
+            # The thread that dequeues it answers it.
             if not self._unqueue(call):
                 self._dropped.pop(id(call), None)
             else:
@@ -208,14 +208,14 @@ class Mailbox:
             self._answer_error(call, asyncio.CancelledError(why))
 
     def refuse_rest(self, reason: str) -> None:
-        """Have no message begin from now on; from any thread."""
+        """Let no further message begin; from any thread."""
         self.ending = reason
         self._odd = True
 
     def _unqueue(self, call: m.Call) -> bool:
-        """Take a message out of the queue, where two senders may have put theirs in another order than they are run in.
+        """Remove a message from the queue, whose order may differ from the executor's if two senders raced.
 
-        False if ``leave`` or ``drop`` was faster, which has answered it.
+        Return False if ``leave`` or ``drop`` was faster and has answered it.
         """
         try:
             self.queue.remove(call)
@@ -253,18 +253,18 @@ class Mailbox:
         except BaseException as error:
             executor.interruptible = False
             if interrupts is not None:
-                # Again, if it was in leaving that an interrupt came.
+                # Again, if an interrupt came while leaving.
                 interrupts.leave()
             self._answer_cut(call, error)
         else:
-            # What came with the call is let go before the answer says that it is done.
+            # Release the call's buffers before the answer says that it is done.
             args = kwargs = None
             self._answer(call, method, value)
         finally:
             current.reset(token)
             self.running = None
             if self._dropped:
-                # It had begun when it was to be dropped.
+                # It had begun before the drop.
                 self._dropped.pop(id(call), None)
 
     async def run_async(self, call: m.Call, more: Sequence[Any]) -> None:
@@ -291,14 +291,14 @@ class Mailbox:
             self.turns.finished(call)
 
     def abandon(self, calls: Iterable[m.Call]) -> None:
-        """Answer messages whose code goes on although the actor was stopped; what it answers later is not sent."""
+        """Answer messages whose code goes on after the actor's stop; later answers are not sent."""
         for call in calls:
             self._abandoned.add(id(call))
             self._odd = True
             refuse(self.node, call, self.ending, "the call had begun, and its code goes on")
 
     def _answer_cut(self, call: m.Call, error: BaseException) -> None:
-        """Answer a message whose code raised; one that the actor's end has cut short says so."""
+        """Answer a message whose code raised, and say if the actor's end cut it short."""
         if self.ending is not None and isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
             if id(call) not in self._abandoned:
                 refuse(self.node, call, self.ending, "the call had begun and was cut short; part of it may be done")
@@ -320,7 +320,7 @@ class Mailbox:
                 coroutine = inspect.iscoroutinefunction(function)
                 if coroutine and self.executor.loop is None:
                     raise ArgumentError(
-                        f"{self.title()}.{call.method} is async, and an actor without async endpoints has no event loop"
+                        f"{self.title()}.{call.method} is async, but an actor without async endpoints has no event loop"
                     )
                 return Method(function, coroutine, bool(call.flags & EXPLICIT), False)
         names = ", ".join(sorted(self._methods)) or "none"
@@ -337,7 +337,7 @@ class Mailbox:
             position = self.node.replies.region_of(view).position_of(self.rank)
             if position is None:
                 raise PointError(
-                    f"{self.title()} was sent a message that is not for it: rank {self.rank} is not in its view"
+                    f"{self.title()} received a message for other ranks: rank {self.rank} is not in its view"
                 )
             place = self._places[view] = position
         return place
@@ -361,7 +361,7 @@ class Mailbox:
                     place = self._place(call.view)
                 node.replies.send(call.src, call.port, place, status, body, buffers, call.cost)
             except BaseException as error:
-                # Nothing of it was sent or counted.
+                # Nothing was sent or counted.
                 plain = isinstance(error, (PointError, KeyboardInterrupt))
                 self._answer_error(call, error if plain else _unpicklable(self, call, error))
         else:
@@ -384,12 +384,12 @@ class Mailbox:
             self.fail(failure)
 
     def supervises(self) -> bool:
-        """Return whether the actor judges failures in what it owns."""
-        # Its class is asked, since a __getattr__ of the user's may wait.
+        """Return whether the actor has ``__supervise__``."""
+        # Look at the class, since a user's __getattr__ may block.
         return any("__supervise__" in vars(base) for base in type(self.instance).__mro__)
 
     def supervise(self, failure: Any, judged: Callable[[bool], None]) -> None:
-        """Have the actor's ``__supervise__`` judge a failure in what it owns."""
+        """Queue a call of the actor's ``__supervise__`` for a failure in a mesh that it owns."""
 
         def act() -> None:
             loop = self.executor.loop
@@ -402,7 +402,7 @@ class Mailbox:
             try:
                 handled = self.instance.__supervise__(failure)
             except BaseException as error:
-                # This failure is the one to be told of from here on.
+                # From here on, report this failure.
                 self.fail(pack_failure(error))
                 handled = True
             finally:
@@ -422,7 +422,7 @@ class Mailbox:
         judged(bool(handled))
 
     def fail(self, failure: bytes) -> None:
-        """Nobody waits for an answer, so the owner is told; the actor's state is not to be trusted any more."""
+        """Mark the actor failed and tell its owner, since nobody waits for an answer and its state may be broken."""
         if self.failed is None:
             self.failed = failure
             owner = self.spec.owner if self.spec is not None else self.node.root
@@ -431,12 +431,12 @@ class Mailbox:
     # Life
 
     def construct(self, create: m.Create, more: Sequence[Any], broken: bytes | None = None) -> None:
-        """Make the actor; in its thread, or if it is an async one on its event loop.
+        """Construct the actor, in its thread or on its event loop.
 
         Args:
-            create: says how.
-            more: what came beside it.
-            broken: the failure of the bootstrap of this process, if it has failed: then the actor is not made.
+            create: the message to construct it.
+            more: the buffers of the message.
+            broken: the failure of this process's bootstrap, if any; then the actor is not constructed.
         """
         try:
             spec: ActorSpec = self.node.bulk.load(create, more)
@@ -489,18 +489,18 @@ class Mailbox:
         self.node.replies.answer(create.src, create.port, create.view, m.ERROR, self.failed)
 
     def halt(self, reason: str, stopped: Callable[[bytes | None], None], process: bool = False) -> None:
-        """Stop the actor once it has handled what came before; then says so, with the failure of its cleanup.
+        """Stop the actor after earlier messages, then report the end and any failure of its cleanup.
 
         Args:
             reason: for callers.
-            stopped: told, in any thread.
+            stopped: called at the end, in any thread.
             process: whether its process ends with it.
         """
         self.halting = Halting(self, reason, stopped, process)
         self.halting.begin()
 
     def leave(self, reason: str) -> None:
-        """Take no more messages; those that wait are refused. From any thread, and more than once."""
+        """Refuse queued and later messages. From any thread, and more than once."""
         node = self.node
         self.left = True
         self.refuse_rest(reason)
@@ -511,16 +511,16 @@ class Mailbox:
                 refuse(node, self.queue.popleft(), reason)
 
     def lose_thread(self, error: BaseException) -> None:
-        """Have all messages refused, and the owner told: the thread of the actor ends by this error."""
+        """Refuse all messages and tell the owner, since this error ends the actor's thread."""
         self.leave(f"its event loop broke: {type(error).__name__}: {error}")
         self.abandon(list(self.turns.tasks.values()))
         self.fail(pack_failure(error))
 
     def let_go(self) -> None:
-        """Drop the instance, and do what others have left to do; in the actor's thread, at its very end."""
+        """Drop the instance and run the callbacks of ``at_end``; the last step of the actor's thread."""
         self.node.output.idle()
         self.instance = None
-        # Each may take itself away.
+        # Each may remove itself.
         for action in list(self.at_end.values()):
             action()
 
@@ -532,7 +532,7 @@ def unpack_text(failure: bytes) -> str:
 
 
 def _raised_by_us(error: BaseException) -> bool:
-    """Return whether it says what is wrong with the call itself, and does not come out of the endpoint's own calls."""
+    """Return whether the error is about the call itself, not from calls that the endpoint made."""
     tb = error.__traceback__
     while tb is not None:
         if not is_ours(tb.tb_frame.f_code.co_filename):
@@ -549,17 +549,17 @@ def _unpicklable(mailbox: Mailbox, call: m.Call, error: BaseException) -> Serial
 
 
 def refuse(node: Node, call: m.Call, reason: str | None, fate: str = "the call did not begin") -> None:
-    """Answer a message to an actor that is not here (any more)."""
+    """Answer a message to an actor that does not exist here (any more)."""
     error = StoppedError(
         f"actor {call.actor} was stopped{': ' + reason if reason else ''}; {fate}"
         if reason is not None
-        else f"there is no actor {call.actor} in {node.proc}; it was never spawned there, or its spawn failed"
+        else f"actor {call.actor} does not exist in {node.proc}; it was never spawned there, or its spawn failed"
     )
     _reject(node, call, error, True)
 
 
 def _reject(node: Node, call: m.Call, error: BaseException, own: bool) -> None:
-    """Answer a message that is not handled with an error; from any thread."""
+    """Answer a message with an error instead of handling it; from any thread."""
     node.replies.finished(call.src, call.cost, bool(call.port))
     failure = pack_failure(error, own)
     if call.port:

@@ -1,4 +1,4 @@
-"""Ports: one-way channels that can be sent in messages and answered from anywhere."""
+"""Ports: one-way channels whose sending ends can travel in messages."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from monarch.exceptions import ActorError, MonarchError, StoppedError
 T = TypeVar("T")
 
 RANKED = -1
-"""In place of a rank: that of the actor that sends."""
+"""Stands for the rank of the sending actor."""
 
 
 class Port(Generic[T]):
-    """The end of a channel that values are sent to. It can be pickled, and used in any process of the session."""
+    """The sending end of a channel. It can be pickled and used in any process of the session."""
 
     __slots__ = ("_node", "_port", "_proc", "_rank", "return_undeliverable")
 
@@ -36,7 +36,7 @@ class Port(Generic[T]):
         self.return_undeliverable: bool = True
 
     def send(self, value: T) -> None:
-        """Send a value; values of one sender arrive in order.
+        """Send a value. Values of one sender arrive in order.
 
         Raises:
             SerializationError: the value cannot be pickled.
@@ -45,7 +45,7 @@ class Port(Generic[T]):
         self._send(m.RESULT, body, buffers)
 
     def exception(self, error: Exception) -> None:
-        """Send an exception, which is raised where it is received."""
+        """Send an exception, which ``recv`` raises."""
         self._send(m.ERROR, pack_failure(error))
 
     def _send(self, status: int, body: bytes, buffers: Sequence[memoryview] = (), rank: int | None = None) -> None:
@@ -66,9 +66,9 @@ class Port(Generic[T]):
 
 
 class ReplyPort(Port[Any]):
-    """The port that an endpoint with an explicit response port answers through.
+    """The response port of an endpoint with ``explicit_response_port``.
 
-    An endpoint that lets go of it without an answer would keep its caller waiting for ever, so that is an error.
+    Dropping it without an answer is an error, since the caller would wait forever.
     """
 
     __slots__ = ("_label", "_used")
@@ -85,30 +85,30 @@ class ReplyPort(Port[Any]):
             super()._send(status, body, buffers, rank)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Somebody else may answer from now on.
+        # From now on others may answer.
         self._used = True
         return super().__reduce__()
 
     def __del__(self) -> None:
         if not self._used:
-            # A garbage collection may run this anywhere, under any lock: it only notes what to send later.
+            # Garbage collection may run this under any lock, so it only notes what to send later.
             self._node.bulk.deferred.append(
                 partial(_no_answer, self._node, self._label, self._proc, self._port, self._rank)
             )
 
 
 def _no_answer(node: Node, label: str, proc: str, port: int, rank: int) -> None:
-    error = MonarchError(f"{label} let go of its response port without a reply")
+    error = MonarchError(f"{label} dropped its response port without a reply")
     node.replies.send(proc, port, rank, m.ERROR, pack_failure(error, True))
 
 
 def _received(origin: str, proc: str, port: int, rank: int) -> Port[Any]:
-    """Return a port that has arrived in a message; SerializationError outside its session."""
+    """Return a port that arrived in a message; raise SerializationError outside its session."""
     return Port(node_for("a port", origin, (host_of(proc),)), proc, port, rank)
 
 
 class PortReceiver(Generic[T]):
-    """The end of a channel that values are received from."""
+    """The receiving end of a channel."""
 
     def __init__(self, node: Node, once: bool, ranked: bool) -> None:
         self._node = node
@@ -117,27 +117,27 @@ class PortReceiver(Generic[T]):
         self._arrived: deque[tuple[m.Reply, Sequence[bytes]]] = deque()
         self._waiting: deque[Promise[Any]] = deque()
         self._closed = ""
-        """Why nothing arrives any more; empty while something may. Lock: ``peer_lock``, as those above."""
+        """Why nothing more arrives; empty while values may. Lock: ``peer_lock``, as above."""
         self.port: int = node.ports.open(self)
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
-        """Take a value that has arrived."""
+        """Take an arriving value."""
         if self._once:
-            # Not under the lock: what hears of the end of a port may write to a stream of the program's.
+            # Outside the lock: listeners to the end of a port may write to a user's stream.
             self._node.ports.close(self.port)
         with self._node.peers.lock:
             waiting = self._waiting.popleft() if self._waiting else None
             if waiting is None:
                 self._arrived.append((reply, frames))
         if self._once:
-            self._end("has had the one value of its channel")
+            self._end("has received the only value of its channel")
         if waiting is not None:
             waiting.complete(lambda: self._value(reply, frames))
 
     def recv(self) -> Future[T]:
-        """Return the next value; values come in the order in which they arrived. An exception is raised as it was sent.
+        """Return a future of the next value, in order of arrival. It raises an exception that was sent.
 
-        The future raises StoppedError if the receiver is closed, or has had its one value, and nothing is left.
+        The future raises StoppedError if no values are left and the receiver is closed or had its only value.
         """
         promise: Promise[Any] = Promise(self._node, "recv()")
         with self._node.peers.lock:
@@ -152,12 +152,12 @@ class PortReceiver(Generic[T]):
         return promise
 
     def ranked(self) -> PortReceiver[tuple[int, T]]:
-        """Return the same receiver, that gives pairs of the sender's rank and the value."""
+        """Return the same receiver, but with pairs of the sender's rank and the value."""
         self._ranked = True
         return self  # pyright: ignore[reportReturnType]
 
     def close(self) -> None:
-        """Take no more values; those who wait for one get StoppedError."""
+        """Take no more values; waiting ``recv`` calls raise StoppedError."""
         self._node.ports.close(self.port)
         self._end("was closed")
 
@@ -180,18 +180,18 @@ class PortReceiver(Generic[T]):
 
 
 class Channel(Generic[T]):
-    """Makes ports."""
+    """A factory of ports."""
 
     @classmethod
     def open(cls, once: bool = False) -> tuple[Port[T], PortReceiver[T]]:
-        """Return a port and its receiver. With ``once``, the first value is the only one."""
+        """Return a port and its receiver. With ``once``, the channel carries one value."""
         node = open_node()
         receiver: PortReceiver[T] = PortReceiver(node, once, False)
         return Port(node, node.proc, receiver.port), receiver
 
     @classmethod
     def open_ranked(cls, once: bool = False) -> tuple[Port[T], PortReceiver[tuple[int, T]]]:
-        """As ``open``; the receiver gives pairs of the sender's rank and the value."""
+        """Return a port and a receiver of pairs of the sender's rank and the value."""
         node = open_node()
         receiver: PortReceiver[tuple[int, T]] = PortReceiver(node, once, True)
         return Port(node, node.proc, receiver.port, RANKED), receiver

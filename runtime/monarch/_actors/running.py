@@ -1,4 +1,4 @@
-"""Which actor's code runs here, and what the other files of this room need of an actor, as protocols."""
+"""The running actor, and protocols of an actor for the other files of this room."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ExecutorLike(Protocol):
-    """What the code of an actor runs in; see executors.py."""
+    """The thread or loop of an actor; see executors.py."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None: ...
@@ -46,7 +46,7 @@ class TurnsLike(Protocol):
 
 
 class AwaitsLike(Protocol):
-    """What an endpoint awaits; see awaits.py."""
+    """The awaits of an endpoint; see awaits.py."""
 
     def add(self, arrival: asyncio.Future[Any], future: Future[Any], /) -> None: ...
     def end(self) -> None: ...

@@ -16,12 +16,12 @@ from monarch._wire.receiving.loop import Waiter
 from monarch.exceptions import ProtocolError
 
 _EARLY_S = 5.0
-"""Seconds for which a message waits for its actor to be made."""
+"""Seconds that a message waits for the construction of its actor."""
 H = TypeVar("H")
 
 
 class Actors:
-    """The part of a node that has its actors.
+    """The part of a node with its actors.
 
     ``on_create`` and ``on_halt`` are set once, before the process receives.
     """
@@ -34,9 +34,9 @@ class Actors:
         """Why each former actor was stopped, by key; grows only."""
         self._lock = RLock()
         self.early: dict[str, list[tuple[m.Call, Sequence[Any]]]] = {}
-        """Messages that were faster than the making of their actor; under ``_lock``."""
+        """Messages that arrived before their actor was created; under ``_lock``."""
         self.interrupts = 0
-        """How often a call that runs here was interrupted: only whether it has changed counts, so no lock."""
+        """The number of interrupted calls. Only changes matter, so there is no lock."""
         self.deadlocks = Deadlocks(node, self.here.get)
         self.on_create: Callable[[m.Create, Sequence[Any]], None] = _unexpected
         self.on_halt: Callable[[m.Halt], None] = _unexpected
@@ -50,14 +50,14 @@ class Actors:
     # Waits of actors
 
     def wait(self, waiter: Waiter, timeout: float | None) -> bool:
-        """Wait in this thread. In an actor, a wait in a circle of actors raises DeadlockError."""
+        """Wait in this thread. In an actor, a deadlock raises DeadlockError."""
         here = current.get()
         if here is None:
             return self._node.receive_loop.wait(waiter, timeout)
         return self.deadlocks.wait(here[0], here[1], waiter, timeout)
 
     def awaited(self, future: Any, arrival: asyncio.Future[Any]) -> None:
-        """Note an await. In an actor, one in a circle of actors raises DeadlockError."""
+        """Note an await. In an actor, a deadlock raises DeadlockError."""
         here = current.get()
         if here is not None:
             self.deadlocks.awaited(here[0], here[1], future, arrival)
@@ -72,7 +72,7 @@ class Actors:
             self._unknown(call, more)
 
     def _unknown(self, call: m.Call, more: Sequence[Any]) -> None:
-        """The actor is gone; or it is to come, if a reference to it was faster than its making."""
+        """Refuse a message to a former actor; hold one for an actor that is not created yet."""
         with self._lock:
             mailbox = self.here.get(call.actor)
             if mailbox is None and call.actor not in self.gone:

@@ -1,4 +1,4 @@
-"""Whose turn it is on an actor's event loop: endpoints run one at a time, concurrent ones beside any other."""
+"""Turns on an actor's event loop: endpoints run one at a time, concurrent ones beside any other."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 class Turns:
     """The messages of one actor on its event loop.
 
-    A message whose endpoint is not concurrent has the turn until its coroutine has ended; the next one waits. A
-    concurrent one begins when it arrives, whatever runs or waits. All changes are made by the loop's thread; other
-    threads only read.
+    A message of a non-concurrent endpoint has the turn until its coroutine ends; the next one waits. A concurrent one
+    begins on arrival. Only the loop's thread changes anything; other threads read.
     """
 
     def __init__(self, mailbox: ActorLike) -> None:
@@ -28,16 +27,16 @@ class Turns:
         self.tasks: dict[asyncio.Task[Any], Call] = {}
         """The messages that have begun."""
         self.waiting: deque[tuple[Call, Sequence[Any]]] = deque()
-        """The messages that wait for their turn, in the order in which they came."""
+        """The messages waiting for their turn, in order of arrival."""
         self.call: Call | None = None
-        """The message that has the turn."""
+        """The message with the turn."""
         self.task: asyncio.Task[Any] | None = None
         """Its task."""
         self.dropped: set[int] = set()
-        """Identities of messages that another thread has answered, and that must not answer again."""
+        """Identities of messages that another thread has answered, so they must not answer again."""
 
     def start(self, call: Call, more: Sequence[Any]) -> None:
-        """Begin to handle a message, or have it wait for its turn."""
+        """Start a message, or queue it for its turn."""
         mailbox = self._mailbox
         if mailbox.is_refused(call):
             return
@@ -51,7 +50,7 @@ class Turns:
             self.task = self._begin(call, more)
 
     def finished(self, call: Call) -> None:
-        """A message was handled: the next one has its turn."""
+        """End a message and give the next one its turn."""
         if self.call is not call:
             return
         self.call = self.task = None
@@ -59,7 +58,7 @@ class Turns:
             self.start(*self.waiting.popleft())
 
     def cancel(self, src: str, port: int, why: str) -> None:
-        """Cancel the messages of a process that waits at a port, also those that wait for their turn."""
+        """Cancel the running and queued messages of a caller."""
         for task, call in list(self.tasks.items()):
             if call.port == port and call.src == src:
                 task.cancel(why)
@@ -69,20 +68,20 @@ class Turns:
                 self._mailbox.cancelled(item[0], why)
 
     def has(self, src: str, port: int) -> bool:
-        """Return whether a message of a process that waits at this port runs or waits here; from any thread."""
-        # What has arrived and is on its way to the loop is in the queue.
+        """Return whether a message of a caller runs or waits here; from any thread."""
+        # Messages on their way to the loop are in the queue.
         known = (*list(self.tasks.values()), *list(self._mailbox.queue))
         return any(call.port == port and call.src == src for call in known)
 
     async def drain(self, seconds: float) -> None:
-        """Wait until everything was handled, for some seconds at most."""
+        """Wait until all messages are handled, for at most these seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while self.tasks and (left := deadline - loop.time()) > 0:
             await asyncio.wait(list(self.tasks), timeout=left)
 
     async def cancel_all(self, seconds: float) -> list[Call]:
-        """Cancel what runs, and wait for its end for some seconds at most; return the messages that go on."""
+        """Cancel the running messages and wait, for at most these seconds; return those that go on."""
         late = dict(self.tasks)
         for task in late:
             task.cancel()

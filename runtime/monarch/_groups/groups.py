@@ -1,4 +1,4 @@
-"""The process groups of meshes and slices, in torch's own terms, on their ranks."""
+"""torch process groups of meshes and slices, on their ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class HasGroups:
-    """Mixin of meshes of processes and of actors: the process groups of their ranks, in torch's own terms."""
+    """Mixin of process and actor meshes: the torch process groups of their ranks."""
 
     if TYPE_CHECKING:
         _region: Region
@@ -23,21 +23,21 @@ class HasGroups:
         _state: Any
 
     def group(self, *axes: str) -> Any:
-        """Return the process group of this mesh, on one of its ranks; made when it is first used.
+        """Return the process group of this mesh, on one of its ranks; made on first use.
 
-        Its groups over all of the mesh and along each axis are made together, so all ranks of the mesh come here once.
-        NCCL where each rank has a GPU of its own, with gloo for tensors on the CPU; gloo elsewhere.
+        The groups over the whole mesh and along each axis are made together, so all ranks of the mesh must call this
+        once. NCCL if each rank has its own GPU, with gloo for CPU tensors; gloo otherwise.
 
         Args:
-            axes: the axes along which the ranks of the group differ; none for all of the mesh.
+            axes: the axes along which the ranks of the group differ; none for the whole mesh.
 
         Returns:
-            A ``torch.distributed.ProcessGroup``. In a program, which is no rank, a reference that becomes one on the
-            rank where it arrives in a message.
+            A ``torch.distributed.ProcessGroup``. In the program, a reference that becomes one on a rank that receives
+            it in a message.
 
         Raises:
-            AxisError: there is no such axis.
-            GroupError: this is no rank of the mesh, or a rank has died or does not join.
+            AxisError: the mesh has no axis of this name.
+            GroupError: this process is not a rank of the mesh, or a rank has died or does not join.
         """
         for axis in axes:
             self._region.size(axis)
@@ -49,7 +49,7 @@ class HasGroups:
         """Return a ``torch.distributed.device_mesh.DeviceMesh`` with the axes of this mesh, on one of its ranks.
 
         Raises:
-            GroupError: as ``group`` does.
+            GroupError: as for ``group``.
         """
         if current_node().config is None:
             return _reference(self._state.procs, self._region, None)
@@ -63,7 +63,7 @@ def _reference(procs: Procs, region: Region, axes: tuple[str, ...] | None) -> Gr
 
 
 class GroupReference:
-    """A process group, or for axes of None a DeviceMesh, as a program names it: it becomes one on a rank."""
+    """A program's reference to a process group, or to a DeviceMesh if ``axes`` is None; resolved on a rank."""
 
     def __init__(self, procs: Procs, region: Region, axes: tuple[str, ...] | None) -> None:
         self._procs, self._region, self._axes = procs, region, axes
@@ -103,7 +103,7 @@ def _world_of(procs: Procs, region: Region) -> tuple[World, int]:
     node = current_node()
     config = node.config
     if config is None or config.procs != procs or region.position_of(node.rank) is None:
-        raise GroupError(f"this process is no rank of {procs.name}, or not of this slice of it", mesh=procs.name)
+        raise GroupError(f"this process is not a rank of {procs.name}, or not of this slice of it", mesh=procs.name)
     own = local_rendezvous()
     own.check_doom(region.base_ranks())
     world = own.ensure()

@@ -1,7 +1,7 @@
-"""Calls that were sent before a failure was known take no process group until the failed call has ended everywhere.
+"""Calls sent before a failure was known get no process group until the failed call has ended everywhere.
 
-Otherwise the rank that has failed would join, in the next call, the collective that the others still wait in for the
-failed one, and all later calls would pair collectives of different calls and answer with wrong numbers.
+Otherwise the failed rank would join, in its next call, the collective in which the others still wait in the failed
+call, and all later calls would pair collectives of different calls and return wrong numbers.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from monarch._node.services.registry import service
 from monarch.exceptions import MonarchError
 
 _EVERY = 0.02
-"""Seconds between two questions."""
+"""Seconds between requests."""
 _ANSWER = 10.0
-"""Seconds for the caller to answer one; after that the call goes on."""
+"""Seconds for the caller to answer; after that the call goes on."""
 _REMEMBERED = 10_000
 
 
 class Failures:
-    """The part of a caller that knows which of its calls have failed. Leader only; others read single entries."""
+    """The part of a caller with its failed calls. Leader only; others read single entries."""
 
     def __init__(self, _: Node) -> None:
         self.heard: dict[int, int] = {}
-        """By the port of a call, the last port that was opened before its first failure was heard."""
+        """By the port of a call, the last port opened before its first failure was known."""
         self.freed: dict[str, int] = {}
-        """By uid of the mesh of processes, the newest round in which ranks were freed from a collective."""
+        """By uid of the process mesh, the newest generation with ranks freed from a collective."""
 
     def hear(self, port: int, last: int) -> None:
         """Note that a call has failed somewhere."""
@@ -39,22 +39,22 @@ class Failures:
             del self.heard[next(iter(self.heard))]
 
     def free(self, uid: str, number: int) -> None:
-        """Note that ranks are freed from a collective of a round."""
+        """Note that ranks are freed from a collective of a generation."""
         self.freed[uid] = max(number, self.freed.get(uid, 0))
 
 
 @service("pipelined.ended", "quick")
 def ended(uid: str, failed: Sequence[int], port: int) -> int | None:
-    """Service of a caller: whether a call may use groups after others have failed.
+    """Service of a caller: return whether a call may use groups after others have failed.
 
     Args:
-        uid: of the mesh of processes.
-        failed: ports of the calls that have failed on the rank that asks.
+        uid: of the process mesh.
+        failed: ports of the failed calls on the asking rank.
         port: of the call.
 
     Returns:
-        None if it was sent before a failure was heard of, and that call has not ended on all ranks. Otherwise the
-        newest round in which ranks were freed, 0 if none was.
+        None if the call was sent before a failure was known and the failed call has not ended on all ranks. Otherwise
+        the newest generation with freed ranks; 0 if there is none.
     """
     node = current_node()
     failures = node.part(Failures)
@@ -68,7 +68,7 @@ def await_end(caller: str, uid: str, failed: Sequence[int], port: int) -> int:
     """Wait until a call may use groups; in the thread of the call.
 
     Returns:
-        The newest round in which ranks were freed; 0 if none was, or the caller is gone or does not answer.
+        The newest generation with freed ranks; 0 if there is none, or the caller is gone or does not answer.
     """
     while True:
         try:

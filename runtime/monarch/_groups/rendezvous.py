@@ -1,9 +1,9 @@
-"""The part that a rank has in the process groups of its mesh: the ranks meet by messages, whatever their actors do.
+"""The rendezvous of a mesh's ranks for process groups, by messages, even while their actors are busy.
 
-The first rank of a mesh convenes the others when any of them asks for a group: it serves a store at a port that the
-system chose, tells all where that is, and each joins in a thread of its own. So a slice has its group while other
-ranks are busy, and nobody chooses a port. What was formed is a round; it is broken by the death of a rank, or by a
-stop that left a collective half done, and the next use makes a new round.
+When a rank asks for a group, the first rank of the mesh convenes the others: it serves a store at a free port, tells
+all ranks its address, and each joins in a separate thread. So a slice gets its group while other ranks are busy. The
+result is a generation of groups; it breaks when a rank dies or a stop leaves a collective half done, and the next use
+makes a new generation.
 """
 
 from __future__ import annotations
@@ -31,58 +31,57 @@ from monarch.exceptions import CollectiveMismatchError, GroupError
 if TYPE_CHECKING:
     from monarch._tensors.collectives.world import Place, World
 
-PROGRAM = "only ranks have process groups, and this is the program; use them in endpoints and in %%mesh cells"
+PROGRAM = "the program has no process groups, only ranks do; use them in endpoints and in %%mesh cells"
 _BROKEN = re.compile(r"gloo/|NCCL error|Connection (closed|reset) by peer|Connection was likely closed")
-"""What torch says of a collective whose connections do not work."""
+"""torch's messages for a collective with broken connections."""
 _UNCHECKED = re.compile(r"(failed to pass|reached) monitoredBarrier")
-"""What it says if that is so while the collective is being checked."""
+"""The same while the collective is being checked."""
 _GENERATIONS = 1_000_000
-"""More than one incarnation of a rank convenes."""
+"""More generations than one incarnation of a rank convenes."""
 _PATIENCE = 90.0
-"""Seconds to wait for a round at most; those that join complain earlier of those that do not."""
+"""Seconds to wait for a generation; joining ranks report missing ones earlier."""
 _FREED = 256
-"""Calls that were freed and have not ended, at most."""
+"""The most freed calls that have not ended."""
 _HEARING = 0.15
-"""Seconds to wait at most for the reason for which the connections of a collective were closed."""
+"""Seconds to wait for the reason why a collective's connections were closed."""
 
 
 class Rendezvous:
-    """The part that this process has in the process groups of its mesh."""
+    """The process groups of this process's mesh."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.generation = 0
         self.convened = 0
         self.roster = -1
-        """Version of the roster by which the ranks of this round were called. Lock: ``lock``."""
+        """Version of the roster of this generation. Lock: ``lock``."""
         self.world: World | None = None
         self._formed: World | None = None
-        """The last world that was formed here, until this process has left it: torch's default group is of it. Lock:
-        ``lock``."""
+        """The last world formed here, until this process has left it; it has torch's default group. Lock: ``lock``."""
         self._turn = threading.Lock()
-        """Of the thread that leaves one world and forms the next: torch has one default group at a time."""
+        """Held while leaving one world and forming the next: torch has one default group at a time."""
         self.broken = ""
-        """Why the groups of this round are of no use; empty while they are."""
+        """Why the groups of this generation are broken; empty while they work."""
         self._waiting: list[Promise[Any]] = []
         self._joining = False
-        """Whether a round is under way."""
+        """Whether a generation is being formed."""
         self._sockets: set[tuple[int, int]] | None = None
-        """What there was before the round under way, whose connections are to be cut if it cannot succeed."""
+        """The connections before the current formation; newer ones are cut if it cannot succeed."""
         self.kept: list[Any] = []
-        """The stores that this process serves, for as long as others may use them."""
+        """The stores that this process serves while others may use them."""
         self._death_in = -1
-        """The round in which a rank of the mesh died last. Under ``_told``."""
+        """The generation of the last death in the mesh. Under ``_told``."""
         self._freed: dict[tuple[str, int], str] = {}
-        """Why collectives of calls cannot end, by caller and port; of those under way. With the condition."""
+        """Why collectives of running calls cannot end, by caller and port. With the condition."""
         self._told = threading.Condition()
         self._doomed: dict[tuple[str, int], tuple[str, frozenset[int]]] = {}
-        """Of constructors whose spawn has failed: why, and which ranks will not join them. With the condition."""
+        """For constructors of a failed spawn: the reason and the ranks that will not join. With the condition."""
         self._used: dict[tuple[str, int], int] = {}
-        """By caller and port, the round whose groups a call has got last. Lock: ``lock``."""
+        """The last generation that a call has used, by caller and port. Lock: ``lock``."""
         self._failed_calls: dict[str, list[int]] = {}
-        """By caller, the ports of its calls that have failed here. Lock: ``lock``."""
+        """The ports of calls that have failed here, by caller. Lock: ``lock``."""
         self._ended = 0, ""
-        """The newest round that is of no use, and why: the call to it may come later. Lock: ``lock``."""
+        """The newest broken generation and why; the call to join it may arrive later. Lock: ``lock``."""
 
     # The program's side
 
@@ -119,13 +118,13 @@ class Rendezvous:
         return world
 
     def note_failed_call(self, src: str, port: int) -> None:
-        """A call has failed here; those that its caller sent without knowing may be under way."""
+        """Note a failed call; its caller may have sent others before it knew."""
         with self.lock:
             ports = self._failed_calls.setdefault(src, [])
             ports[:] = [*ports[1 - _FREED :], port]
 
     def _await_failed_calls(self) -> None:
-        """Return a call that was sent before a failure was known waits until the failed one has ended on all ranks."""
+        """Wait, in a call sent before a failure was known, until the failed call has ended on all ranks."""
         here = current.get()
         if here is None or not self._failed_calls:
             return
@@ -142,7 +141,7 @@ class Rendezvous:
             spoil_generation("ranks were freed from a collective of a call that failed; use the group again", number)
 
     def _note_use(self) -> None:
-        """Return the call that runs here has the groups of this round; with the lock."""
+        """Note that the running call uses the groups of this generation; with the lock."""
         here = current.get()
         if here is not None:
             while len(self._used) >= _FREED:
@@ -150,7 +149,7 @@ class Rendezvous:
             self._used[here[1].src, here[1].port] = self.generation
 
     def used_generation(self, src: str, port: int) -> int:
-        """Return the round that a call has got its groups from; the one of now if it has got none."""
+        """Return the generation that a call has used; the current one if it has used none."""
         with self.lock:
             return self._used.get((src, port), self.generation)
 
@@ -165,7 +164,7 @@ class Rendezvous:
         return config.procs
 
     def place(self, address: str, port: int) -> Place:
-        """Where this rank stands among the others."""
+        """Return the place of this rank among the others."""
         from monarch._tensors.collectives.interfaces import LOOPBACK
         from monarch._tensors.collectives.world import Place, own_device
 
@@ -179,7 +178,7 @@ class Rendezvous:
     # Joining
 
     def join(self, number: int, address: str, port: int, roster: int, store: Any = None) -> None:
-        """Take part in a round, in a thread of its own."""
+        """Join a generation, in a separate thread."""
         if store is None:
             self.cut_forming()
         with self.lock:
@@ -197,7 +196,7 @@ class Rendezvous:
         ).start()
 
     def cut_forming(self) -> None:
-        """What an older round still waits for does not come any more; before connections of the next one are there."""
+        """Cut the formation of an older generation, before the next one has connections."""
         with self.lock:
             before = self._sockets
         if before is not None:
@@ -206,14 +205,14 @@ class Rendezvous:
             shut_down(open_sockets() - before)
 
     def _join(self, number: int, address: str, port: int, store: Any) -> None:
-        # The threads of gloo are started by this one.
+        # This thread starts the threads of gloo.
         be_helper()
         with self._turn:
             if number == self.generation:
                 self._form(number, address, port, store)
 
     def _leave_formed(self) -> None:
-        """End the groups of the last world; until then torch's default group is one that belongs to nobody else."""
+        """End the groups of the last world, including torch's default group."""
         from monarch._tensors.collectives.world import leave
 
         with self.lock:
@@ -245,7 +244,7 @@ class Rendezvous:
             self._settle(world, None, number)
 
     def _reason(self, error: GroupError) -> GroupError:
-        """What broke the round, if that is known, rather than what came of it."""
+        """Return what broke the generation, rather than its consequence."""
         return GroupError(self.broken) if self.broken else error
 
     def _settle(self, world: World | None, error: GroupError | None, number: int | None = None) -> None:
@@ -268,18 +267,18 @@ class Rendezvous:
     # Breaking
 
     def leave(self) -> None:
-        """End the groups, because a program is to make its own; the next use makes them anew, with the others."""
+        """End the groups, since a program makes its own; the next use recreates them."""
         with self.lock:
             self.world = None
         self._leave_formed()
 
     @property
     def has_default(self) -> bool:
-        """Whether torch's default group, if there is one, is of a round: of that of now, or of one before it."""
+        """Return whether torch's default group, if any, belongs to a generation."""
         return self._formed is not None
 
     def spoil(self, reason: str) -> int:
-        """The groups are of no use any more: frees whoever waits in a collective; how many connections that cut."""
+        """Mark the groups broken and free waiting ranks; return the number of connections cut."""
         from monarch._tensors.collectives.connections import open_sockets, shut_down
 
         with self.lock:
@@ -292,7 +291,7 @@ class Rendezvous:
         return count
 
     def free_call(self, src: str, port: int, reason: str) -> None:
-        """The collectives of a call cannot end, or are about to be aborted."""
+        """Note that collectives of a call cannot end or are about to be aborted."""
         with self._told:
             if len(self._freed) >= _FREED:
                 self._freed.clear()
@@ -300,21 +299,21 @@ class Rendezvous:
             self._told.notify_all()
 
     def take_freed(self, src: str, port: int, patience: float) -> str:
-        """Why the collectives of a call that has ended could not end; empty if nobody has said that in time."""
+        """Return why the collectives of an ended call could not end; empty if nobody told in time."""
         with self._told:
-            # After a death there is nothing more to be told.
+            # After a death there are no further reasons.
             self._told.wait_for(lambda: (src, port) in self._freed or self._death_in == self.generation, patience)
             return self._freed.pop((src, port), "")
 
     def doom(self, src: str, port: int, reason: str, failed: Iterable[int]) -> None:
-        """Ranks will not join the collectives of a constructor."""
+        """Note that ranks will not join the collectives of a constructor."""
         with self._told:
             while len(self._doomed) >= _FREED:
                 del self._doomed[next(iter(self._doomed))]
             self._doomed[src, port] = reason, frozenset(failed)
 
     def check_doom(self, ranks: Iterable[int]) -> None:
-        """Raise if the code that runs here is a constructor that some of these ranks will not join."""
+        """Raise if this code is a constructor whose collectives some of these ranks will not join."""
         here = current.get()
         if here is None or not self._doomed:
             return
@@ -324,19 +323,19 @@ class Rendezvous:
             raise GroupError(reason, mesh=self.procs().name)
 
     def end_generation(self, reason: str, number: int) -> bool:
-        """A round is of no use any more, whether this rank was called to it or not; False if a newer one has begun."""
+        """Mark a generation broken, joined or not; return False if a newer one has begun."""
         with self.lock:
             if self.generation > number:
                 return False
             if self._ended[0] < number:
                 self._ended = number, reason
             if self._joining:
-                # It may be ready before connections are there to be cut.
+                # It may be ready before it has connections to cut.
                 self.broken = self.broken or reason
             return True
 
     def note_death(self) -> None:
-        """A rank of the mesh has died, so its groups of this round are broken, which explains what they raise."""
+        """Note a death in the mesh, which breaks this generation and explains its errors."""
         with self._told:
             self._death_in = self.generation
             self._told.notify_all()
@@ -346,21 +345,21 @@ _own = Rendezvous()
 
 
 def local_rendezvous() -> Rendezvous:
-    """That of this process."""
+    """Return the rendezvous of this process."""
     return _own
 
 
-# Services, which other processes ask for
+# Services for other processes
 
 
 @service("groups.convene", "quick")
 def convene(procs: Procs, newer_than: int) -> None:
-    """In the first rank of a mesh: begins a round, unless a newer one has begun already."""
+    """Begin a generation in the first rank of a mesh, unless a newer one has begun."""
     with _own.lock:
-        # A new incarnation has counted no rounds, so one that is broken is no answer to it.
+        # A new incarnation has not counted any, so a broken generation does not answer it.
         if _own.convened > newer_than and not (_own.broken and _own.generation == _own.convened):
             return
-        # A new incarnation does not know how far the one before had counted.
+        # A new incarnation does not know its predecessor's count.
         known = max(_own.convened, newer_than, procs.version * _GENERATIONS)
         number = _own.convened = known + 1
     threading.Thread(target=_convene, args=(number,), name="monarch-convene", daemon=True).start()
@@ -390,20 +389,20 @@ def _convene(number: int) -> None:
 
 @service("groups.join", "quick")
 def join(procs: Procs, number: int, address: str, port: int, roster: int) -> None:
-    """In the other ranks: takes part in a round, to which the first rank calls those of a version of the roster."""
+    """Join a generation in the other ranks, called by the first rank with a version of the roster."""
     _own.join(number, address, port, roster)
 
 
 @service("groups.renew", "quick")
 def renew(procs: Procs, roster: int) -> None:
-    """Some ranks of a mesh were replaced; that the message has arrived tells all references in this process.
+    """Handle the replacement of ranks; the arrival of the roster updates all references in this process.
 
-    It comes from the program, and the call to a new round from the first rank, which may be faster: a round of this
-    version of the roster is one of the new ranks, and stays.
+    It comes from the program. The first rank's call to a new generation may be faster: a generation with this version
+    of the roster includes the new ranks and stays.
     """
     node = current_node()
     if node.config is None:
-        # The program knows those that the owner does not, if that is a rank.
+        # If the owner is a rank, the program knows more processes.
         tell_of_new_ones(procs)
         return
     for mailbox in list(actors_of(node).here.values()):
@@ -411,11 +410,11 @@ def renew(procs: Procs, roster: int) -> None:
         if spec is not None and spec.whole and spec.procs == procs:
             spec.region = procs.region()
     if node.config.procs == procs and _own.roster < roster:
-        _own.spoil(f"ranks of {procs.name} were replaced, or came or went; use the group again to make it anew")
+        _own.spoil(f"ranks of {procs.name} were replaced, added or removed; the next use of the group recreates it")
 
 
 def tell_of_new_ones(procs: Procs) -> None:
-    """Tell all processes that this one knows which ranks of a mesh were replaced."""
+    """Tell all known processes which ranks of a mesh were replaced."""
     node = current_node()
     frame = ask_frame(node, request(renew, procs, procs.version), 0)
     for proc, peer in list(node.peers.known.items()):
@@ -425,41 +424,41 @@ def tell_of_new_ones(procs: Procs) -> None:
 
 @service("groups.spoil", "quick")
 def spoil(reason: str) -> int:
-    """Free a rank that waits in a collective, of its mesh's groups or of the person's own."""
+    """Free a rank from a collective, of its mesh's groups or of the user's."""
     from monarch._tensors.collectives.connections import of_collectives, shut_down
 
     if _own.world is not None or _own._sockets is not None:
         return _own.spoil(reason)
     config = current_node().config
-    # A rank without any group has connections of the person's own only.
+    # A rank without groups has only the user's connections.
     return shut_down(of_collectives(config.addresses if config is not None else ())) if uses_collectives() else 0
 
 
 @service("groups.generation_now", "quick")
 def generation_now() -> int:
-    """Return the number of this rank's last round, whether its groups work or not."""
+    """Return the number of this rank's last generation, working or broken."""
     return _own.generation
 
 
 @service("groups.spoil_generation", "quick")
 def spoil_generation(reason: str, number: int) -> int:
-    """As ``spoil``, unless a newer round has begun: others may be faster than this message."""
+    """Call ``spoil`` unless a newer generation has begun, since others may overtake this message."""
     return spoil(reason) if _own.end_generation(reason, number) else 0
 
 
 @service("groups.doom", "quick")
 def doom(key: str, src: str, port: int, reason: str, failed: Sequence[int]) -> int:
-    """Some constructors of a spawn have raised: if that of this rank goes on, it waits for none of them.
+    """Keep this rank's constructor, if it goes on, from waiting for failed ones of its spawn.
 
     Args:
-        key: of the mesh that is spawned.
-        src: proc that spawns it.
-        port: where it waits for the actors.
+        key: of the spawned mesh.
+        src: the spawning proc.
+        port: the port at which it waits for the actors.
         reason: for the error of the constructor.
-        failed: ranks of this mesh of processes whose constructors have raised.
+        failed: ranks of this process mesh whose constructors raised.
 
     Returns:
-        The round of this rank whose groups it may wait in; 0 if there are none.
+        The generation in whose groups it may wait; 0 if there are none.
     """
     mailbox = actors_of(current_node()).here.get(key)
     if mailbox is not None and mailbox.is_coming:
@@ -471,16 +470,16 @@ def doom(key: str, src: str, port: int, reason: str, failed: Sequence[int]) -> i
 
 @service("groups.leave_generation", "quick")
 def leave_generation(reason: str, number: int) -> None:
-    """As ``spoil_round``, but groups that the person's code has made are left alone."""
+    """Call ``spoil_generation``, but leave the user's own groups alone."""
     if _own.end_generation(reason, number):
         _own.spoil(reason)
 
 
 def note_failure(error: BaseException) -> GroupError | None:
-    """An endpoint or a cell has raised this: if it is of a collective that broke, the next use makes new groups.
+    """Handle an error of an endpoint or a cell: after a broken collective, the next use makes new groups.
 
     Returns:
-        What to say instead, if the call was freed from a collective: torch only knows that connections were closed.
+        A replacement if the call was freed from a collective, since torch only reports closed connections.
     """
     mismatch = _mismatch(error)
     if mismatch:
@@ -488,30 +487,30 @@ def note_failure(error: BaseException) -> GroupError | None:
     here = current.get()
     if here is not None and here[1].port:
         _own.note_failed_call(here[1].src, here[1].port)
-    # Another rank that was freed closes its connections to this one, which may be faster than the reason.
+    # The closed connections of another freed rank may be noticed before the reason arrives.
     patience = _HEARING if broke(error) else 0.0
-    # A newer one, which may begin now, is not what broke.
+    # A newer generation, which may begin now, is not the broken one.
     number = _own.used_generation(here[1].src, here[1].port) if here is not None else _own.generation
     reason = _own.take_freed(here[1].src, here[1].port, patience) if here is not None else ""
     _give_up_if_broken(error, number)
-    # An interrupt that came meanwhile is raised where the collective ends, with its error as context.
+    # A pending interrupt is raised when the collective ends, with its error as context.
     caused = broke(error) or (isinstance(error, KeyboardInterrupt) and broke(error.__context__))
-    # So is one that came to the collective after it was freed.
+    # So is one that arrived after the collective was freed.
     caused = caused or (isinstance(error, GroupError) and str(error) == reason)
     if not reason or not caused:
         return None
-    # Where the error comes from is told, and not what gloo says of connections that were closed here.
+    # Report the origin of the error, not gloo's text about connections closed here.
     return _instead_of(error, GroupError(reason, mesh=_own.procs().name))
 
 
 def _instead_of(error: BaseException, known: GroupError) -> GroupError:
-    """Have an error that says more take the place of another one, with its traceback."""
+    """Replace an error with a more precise one, keeping its traceback."""
     known.__suppress_context__ = True
     return known.with_traceback(error.__traceback__)
 
 
 def _mismatch(error: BaseException) -> str:
-    """What the check of collectives has found; empty if this is something else, or there is no check."""
+    """Return the finding of the check of collectives; empty for other errors or without a check."""
     if not CHECK_COLLECTIVES() or current_node().config is None:
         return ""
     from monarch._tensors.collectives.checks import describe_mismatch
@@ -520,7 +519,7 @@ def _mismatch(error: BaseException) -> str:
 
 
 def broke(error: BaseException | None) -> bool:
-    """Return whether an error is of a collective, or of the making of a group, whose connections do not work."""
+    """Return whether an error comes from broken connections of a collective or of a group being made."""
     if not isinstance(error, RuntimeError):
         return False
     text = str(error)
@@ -539,9 +538,9 @@ def _give_up_if_broken(error: BaseException, number: int) -> None:
 
 @service("groups.give_up", "quick")
 def give_up(procs: Procs, number: int) -> None:
-    """A round is of no use any more, since a connection between two of its ranks broke."""
+    """Mark a generation broken, since a connection between two of its ranks broke."""
     if _own.generation == number:
-        _own.spoil(f"a connection of the process group of {procs.name} broke; use the group again to make it anew")
+        _own.spoil(f"a connection of the process group of {procs.name} broke; the next use of the group recreates it")
 
 
 @service("groups.position", "quick")
@@ -552,7 +551,7 @@ def position() -> tuple[int, dict[str, int] | None]:
 
 
 def member_died(dead: m.Dead) -> None:
-    """A rank of this process's mesh has died, and this one may wait for it in a collective."""
+    """Handle the death of a rank that this one may wait for in a collective."""
     procs = _own.procs()
     rank = procs.rank_of(dead.proc)
     if procs.has(dead.proc):

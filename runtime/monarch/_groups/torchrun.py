@@ -1,4 +1,4 @@
-"""Programs written for torchrun, run in ranks: each finds the environment that torchrun would give it."""
+"""Programs written for torchrun, run in ranks with the environment that torchrun would give them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from monarch.exceptions import ArgumentError, GroupError
 
 
 class Meeting(NamedTuple):
-    """Where the ranks of a program find each other."""
+    """The rendezvous of a program's ranks."""
 
     ranks: list[int]
-    """Base ranks of the mesh that take part; the first one is rank 0 of the program."""
+    """Participating base ranks of the mesh; the first one is rank 0 of the program."""
     address: str
     port: int
     served: bool
-    """Whether a store is served there already; else rank 0 of the program makes one."""
+    """Whether a store is already served there; otherwise rank 0 of the program makes one."""
 
 
 class Script(NamedTuple):
-    """A program to be run."""
+    """A program to run."""
 
     path: str
     """Its file, or ``-m`` for a module."""
@@ -48,7 +48,7 @@ class Script(NamedTuple):
 
 @service("torchrun.serve_meeting", "threaded")
 def serve_meeting(clients: int) -> tuple[str, int]:
-    """Service: serves a store for a program at a free port; its address, as the other hosts know it."""
+    """Service: serve a store for a program at a free port, and return its address for other hosts."""
     from monarch._tensors.collectives.interfaces import LOOPBACK
     from monarch._tensors.collectives.store import serve_store
 
@@ -62,7 +62,7 @@ def serve_meeting(clients: int) -> tuple[str, int]:
 
 @service("torchrun.serves", "quick")
 def serves(port: int) -> bool:
-    """Service: whether this process serves a store at a port."""
+    """Service: return whether this process serves a store at a port."""
     return port in _served
 
 
@@ -70,7 +70,7 @@ _served: dict[int, Any] = {}
 
 
 def arrange(procs: Procs, ranks: Sequence[int]) -> Meeting:
-    """Have the first of some ranks serve a store for them."""
+    """Make the first of some ranks serve a store for them."""
     address, port = ask_proc(procs.proc(ranks[0]), serve_meeting, len(ranks)).get()
     return Meeting(list(ranks), address, port, True)
 
@@ -79,19 +79,19 @@ def arrange(procs: Procs, ranks: Sequence[int]) -> Meeting:
 
 
 def variables_of(meeting: Meeting) -> dict[str, str]:
-    """Return the environment of a program in this rank, as torchrun makes it."""
+    """Return the environment that torchrun would give a program in this rank."""
     from monarch._tensors.collectives.world import Place, own_device, torchrun_variables
 
     node = current_node()
     config = node.config
     if config is None or node.rank not in meeting.ranks:
-        raise GroupError("this process is none of the ranks that the program is to run on")
+        raise GroupError("this process is not one of the ranks of the program")
     per_host = config.procs.per_host
     here = [rank for rank in meeting.ranks if rank // per_host == node.rank // per_host]
     rank, local = meeting.ranks.index(node.rank), here.index(node.rank)
     device, size, local_size = own_device(), len(meeting.ranks), len(here)
     if device != "cpu" and len(os.environ.get("CUDA_VISIBLE_DEVICES", ",").split(",")) == 1:
-        # It sees one GPU, which is number 0, so that it is like a host of its own to a program that counts GPUs.
+        # It sees one GPU, number 0, so a program that counts GPUs takes it for a separate host.
         local, local_size = 0, 1
     place = Place(rank, size, local, local_size, meeting.address, meeting.port, meeting.address, device)
     variables = torchrun_variables(place)
@@ -107,7 +107,7 @@ def variables_of(meeting: Meeting) -> dict[str, str]:
 
 @service("torchrun.set_variables", "threaded")
 def set_variables(meeting: Meeting) -> None:
-    """Service: puts the environment in place, for programs that make their process group by themselves."""
+    """Service: set the environment, for programs that make their own process group."""
     from monarch._tensors.collectives.interfaces import choose_interface
 
     choose_interface(meeting.address)
@@ -121,12 +121,12 @@ _orders: dict[str, tuple[Script, Meeting]] = {}
 
 @service("torchrun.take_order", "quick")
 def take_order(token: str, script: Script, meeting: Meeting) -> None:
-    """Service: keeps what is to be run until ``run_order`` asks for it."""
+    """Service: store a program until ``run_order`` runs it."""
     _orders[token] = (Script(*script), Meeting(*meeting))
 
 
 def run_order(token: str) -> None:
-    """Run what was ordered under this token."""
+    """Run the program stored under a token."""
     run_script(*_orders.pop(token))
 
 
@@ -138,13 +138,13 @@ def new_token() -> str:
 def run_script(script: Script, meeting: Meeting) -> None:
     """Run a program as ``__main__``, as torchrun would, in this thread.
 
-    What it changes in the environment, ``sys.argv`` and ``sys.path`` is undone; a process group that it leaves ends.
+    Its changes of the environment, ``sys.argv`` and ``sys.path`` are undone, and a process group that it leaves ends.
 
     Raises:
-        RuntimeError: it ended with an exit code other than 0. Other errors are those of the program.
+        RuntimeError: the program exited with a nonzero code. Its other errors are raised as they are.
     """
     local_rendezvous().leave()
-    # As torchrun would, which binds no process to cores.
+    # Like torchrun, which does not bind processes to cores.
     with as_helper(), _setting(script):
         set_variables(meeting)
         try:
@@ -162,7 +162,7 @@ def run_script(script: Script, meeting: Meeting) -> None:
 
 
 def _run_source(path: str, source: str) -> None:
-    """Return a file that only the program has: its text runs here under its name."""
+    """Run the source of a file that only the controller has, under its name."""
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     module = types.ModuleType("__main__")
     module.__file__ = path
@@ -204,17 +204,17 @@ def _title(script: Script) -> str:
 
 
 def script_of(words: Sequence[str], read: bool) -> Script:
-    """Return a program by its command line: ``script.py ARGS`` or ``-m module ARGS``.
+    """Parse a command line: ``script.py ARGS`` or ``-m module ARGS``.
 
     Args:
-        words: of the command line.
-        read: whether its text is read here, for ranks that may not see the file.
+        words: the command line.
+        read: whether to read the file here, for ranks that may not see it.
 
     Raises:
-        ArgumentError: there is no script, or no such file.
+        ArgumentError: the script is missing or unreadable.
     """
     if not words or (words[0] == "-m" and len(words) < 2):
-        raise ArgumentError("name a script and its arguments, as in train.py --steps 10, or -m and a module")
+        raise ArgumentError("expected a script and its arguments, as in train.py --steps 10, or -m and a module")
     if words[0] == "-m" or not read:
         return Script(words[0], list(words[1:]))
     path = os.path.abspath(words[0])
@@ -222,4 +222,4 @@ def script_of(words: Sequence[str], read: bool) -> Script:
         with open(path, encoding="utf-8") as file:
             return Script(path, list(words[1:]), file.read())
     except (OSError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"the script {words[0]!r} cannot be read: {error}") from None
+        raise ArgumentError(f"cannot read script {words[0]!r}: {error}") from None

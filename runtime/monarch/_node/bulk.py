@@ -1,4 +1,4 @@
-"""Large arguments and results of one process: written into shared memory once, mapped by each who gets them."""
+"""Large arguments and results of one process: written into shared memory once, mapped by each receiver."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from monarch._wire.receiving.loop import ReceiveLoop, Waiter
 
 _SWEEP = 0.5
-"""Seconds between looks for shared memory that is not used any more, while some is."""
+"""Seconds between checks for unused shared memory, while some is in use."""
 SPACE_S = 2.0
-"""Seconds to wait for receivers that hold more shared memory than its bound. They may never let go of it, so after that
+"""Seconds to wait for receivers that hold more shared memory than its bound. They may never release it, so after that
 buffers go through the socket."""
 
 
 class BulkData:
-    """The shared memory of one process: what it has written for others, and what it has mapped of theirs.
+    """The shared memory of one process: segments that it wrote for others, and mapped segments of theirs.
 
     Args:
         proc: id of this process.
-        receive_loop: that receives here.
+        receive_loop: of this process.
         send: sends a message to a process.
     """
 
@@ -39,32 +39,32 @@ class BulkData:
         self._receive_loop = receive_loop
         self._send = send
         self.wait: Callable[[Waiter, float], bool] = receive_loop.wait
-        """How a sender waits for room; set once, before anything is sent."""
+        """The wait of a sender for room; set once, before anything is sent."""
         self.segments = Segments()
         # Appended to by garbage collections, in any thread, so no lock.
         self.releases: deque[tuple[int, int]] = deque()
-        """Shared memory that was let go of here, and that its owner was not told of yet: pid and segment."""
+        """Released segments whose owner was not told yet: pid and segment."""
         self.deferred: deque[Callable[[], None]] = deque()
-        """What a garbage collection found to do, for when there is time."""
+        """Work deferred by garbage collections."""
         self.mappings = Mappings(self._on_release)
         self._lock = RLock()
         self.spaces: set[_Space] = set()
-        """Those that wait for room; under ``_lock``."""
+        """Waiters for room; under ``_lock``."""
         self.mapped = 0
-        """Messages in shared memory of others that are mapped here; under ``_lock``."""
+        """Messages mapped here from shared memory of others; under ``_lock``."""
         self._sweeping = False
-        # By pid; an entry is written again with the same value only.
+        # By pid; an entry never changes its value.
         self._owners: dict[int, str] = {}
 
     def put(self, buffers: Sequence[memoryview], receivers: Sequence[str]) -> m.PackedBulk | None:
-        """Write large buffers into shared memory, once for all receivers; None if that is and stays full."""
+        """Write large buffers into shared memory, once for all receivers; None if it stays full."""
         if self.segments.over_limit and not self._wait_for_space():
             return None
         ref = self.segments.put(list(buffers), receivers)
         return (self._proc, ref.pid, ref.fd, ref.segment, list(ref.spans))
 
     def _wait_for_space(self) -> bool:
-        """Wait until receivers hold less shared memory than its bound; False if they do not in time."""
+        """Wait until receivers hold less shared memory than its bound; False on timeout."""
         space = _Space(self.segments)
         with self._lock:
             self.spaces.add(space)
@@ -75,7 +75,7 @@ class BulkData:
                 self.spaces.discard(space)
 
     def load(self, message: m.Call | m.Create | m.Reply, frames: Sequence[Any] = ()) -> Any:
-        """Unpickle the body of a message, with what came beside it."""
+        """Unpickle the body of a message with its buffers."""
         bulk = message.bulk
         if bulk is None:
             return loads(message.body, frames)
@@ -86,12 +86,12 @@ class BulkData:
             self.mapped += 1
             sweeping, self._sweeping = self._sweeping, True
         if not sweeping:
-            # For what is let go of while this process sends nothing.
+            # For segments released while this process sends nothing.
             self._receive_loop.call_later(_SWEEP, self._sweep)
         return loads(message.body, self.mappings.open(ref))
 
     def _on_release(self, what: tuple[int, int]) -> None:
-        # May run in a garbage collection, in the middle of anything: so it only takes note.
+        # May run in a garbage collection at any point, so it only takes note.
         self.releases.append(what)
 
     def _sweep(self) -> None:
@@ -102,7 +102,7 @@ class BulkData:
             self._receive_loop.call_later(_SWEEP, self._sweep)
 
     def settle(self) -> None:
-        """Do what was put off: tells the owners of shared memory what is not used here any more, and the like."""
+        """Do the deferred work, such as telling owners of released segments."""
         while self.deferred:
             try:
                 action = self.deferred.popleft()
@@ -130,18 +130,18 @@ class BulkData:
                 self._send(owner, m.encode(m.Release(self._proc, segments)))
 
     def released(self, release: m.Release, _: Sequence[Any]) -> None:
-        """A receiver has let go of shared memory of this process."""
+        """Note that a receiver has released a segment."""
         for segment in release.segments:
             self.segments.release(segment, release.src)
         self._tell_of_space()
 
     def forget_holder(self, proc: str) -> None:
-        """A receiver has died: what it held is free."""
+        """Free the segments of a dead receiver."""
         self.segments.forget(proc)
         self._tell_of_space()
 
     def _tell_of_space(self) -> None:
-        """Wake all that wait for room in shared memory, if there is some."""
+        """Wake waiters for room, if there is some."""
         if self.spaces and not self.segments.over_limit:
             with self._lock:
                 spaces = list(self.spaces)
@@ -151,18 +151,18 @@ class BulkData:
 
 @declared("exports.lend")
 def lend(tensor: Any, receivers: Sequence[str]) -> Any:
-    """Lend a tensor of a GPU to some processes; None if it has to be copied."""
+    """Export a GPU tensor to some processes; None if it must be copied."""
     raise NotImplementedError
 
 
 @declared("exports.cancel")
 def cancel(reduced: Any) -> None:
-    """Take back what was lent and not sent."""
+    """Take back an export that was not sent."""
     raise NotImplementedError
 
 
 class Lending:
-    """Lends memory of GPUs, when there is some to lend: what does it is on a floor above this one, and needs torch."""
+    """The slot for exports of GPU memory, implemented on a higher floor, since it needs torch."""
 
     def lend(self, tensor: Any, receivers: Sequence[str]) -> Any:
         return lend(tensor, receivers)

@@ -1,4 +1,4 @@
-"""Who watches over the ranks of calls, as protocols: what does it is in the room of supervision."""
+"""Protocols for watching the ranks of calls; the room of supervision implements them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class CallGroup(Protocol):
-    """Watches over the ranks of some calls; see ``monarch._supervision.fail_fast``."""
+    """Watches the ranks of some calls; see ``monarch._supervision.fail_fast``."""
 
     @property
     def frees(self) -> bool: ...
@@ -17,7 +17,7 @@ class CallGroup(Protocol):
 
 
 class CallWatch(Protocol):
-    """Knows which calls are watched over together; see ``monarch._supervision.watch``."""
+    """Groups calls to watch together; see ``monarch._supervision.watch``."""
 
     def failed(self, call: Any, position: int, /) -> None: ...
     def sent(self, call: Any, /) -> None: ...
@@ -25,7 +25,7 @@ class CallWatch(Protocol):
 
 
 class NoWatch:
-    """Of a process without supervision."""
+    """For a process without supervision."""
 
     def failed(self, call: Any, position: int) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The other package that is imported by the same name."""
+"""A warning about the other package with the import name ``monarch``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import warnings
 
 
 def warn_of_torchmonarch() -> None:
-    """Say so if torchmonarch is installed as well: whichever is found first is imported, or a mixture of both."""
+    """Warn if torchmonarch is installed too: the first on the path is imported, or a mixture of both."""
     for folder in sys.path:
-        # Only the other one has such a folder.
+        # Only torchmonarch has this folder.
         if os.path.isdir(os.path.join(folder or ".", "monarch", "_src")):
             warnings.warn(
-                f"torchmonarch is installed in {folder!r}, and it is imported by the name monarch too. What you get "
-                f"may be a mixture of both; keep them in separate environments (pip uninstall torchmonarch).",
+                f"torchmonarch in {folder!r} is also imported as monarch, so you may get a mixture of both; "
+                f"keep them in separate environments (pip uninstall torchmonarch).",
                 stacklevel=3,
             )
             return

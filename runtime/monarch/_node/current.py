@@ -1,4 +1,4 @@
-"""The node of this process: one for a rank; a program gets one when it opens its session."""
+"""The node of this process; a program gets one when it opens its session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from monarch._node.node import Node
 from monarch.exceptions import MonarchError, SerializationError, StoppedError
 
 _lock = threading.RLock()
-"""Held while a session is opened; makes sure that two threads do not open two."""
+"""Held while a session is opened, so that two threads do not open two."""
 _node: Node | None = None
 """Written under ``_lock``; read without it, since the assignment is atomic."""
 _parent = 0
@@ -24,7 +24,7 @@ def current_node() -> Node:
 
     Raises:
         StoppedError: the session was shut down.
-        MonarchError: this process has opened no session, or is a fork of one that has.
+        MonarchError: this process has no session, or is a fork of one that has.
     """
     node = _node
     if node is None or _is_over(node):
@@ -49,8 +49,8 @@ def node_for(what: str, origin: str, hosts: Iterable[str]) -> Node:
     """Return the node of this process for a reference that is unpickled here.
 
     Args:
-        what: the reference, for errors, as in ``the mesh 'trainers'``.
-        origin: the session that it comes from, in words.
+        what: the reference, for errors, such as ``the mesh 'trainers'``.
+        origin: a description of the session that it comes from.
         hosts: ids of the hosts that it leads to.
 
     Raises:
@@ -59,7 +59,7 @@ def node_for(what: str, origin: str, hosts: Iterable[str]) -> Node:
     node = _node
     if node is None or _is_over(node):
         raise refusal(what, origin, str(_no_session()))
-    # A rank does not know all hosts of its session; its agent does, and refuses what leads elsewhere.
+    # A rank does not know all hosts of its session; its agent does, and refuses other addresses.
     if node.config is None and not any(node.hosts.has_met(host) for host in hosts):
         raise refusal(what, origin, f"it is the controller of {node.origin}")
     return node
@@ -101,11 +101,11 @@ def set_node(node: Node | None) -> None:
 
 
 def _after_fork() -> None:
-    """A fork of this process has no part in its session: neither its sockets nor its threads are there."""
+    """Detach a fork of this process from the session, whose sockets and threads it lacks."""
     global _node, _lock, _parent
     _lock = threading.RLock()
     if _node is not None:
-        # Kept, so that nothing of it is closed or freed, which would reach into the parent's sockets.
+        # Kept alive, since closing or freeing it would affect the parent's sockets.
         _left_behind.append(_node)
         _node.disown(f"this process is a fork of process {os.getppid()}, and a fork cannot use its session")
         _node, _parent = None, os.getppid()

@@ -1,4 +1,4 @@
-"""From a frame to the handler of its message."""
+"""Dispatch of frames to the handlers of their messages."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _FRAMED = frozenset({m.Call, m.Create, m.Reply, m.Batch, m.Split})
 
 
 class Dispatch:
-    """Has each message handled by the function that is registered for its kind; in the receiving thread.
+    """Passes each message to the handler registered for its kind; in the receiving thread.
 
     Args:
         inbox: the socket that frames are read from.
-        mishaps: told of what is not understood, and of handlers that raise.
+        mishaps: told of undecodable frames and of handlers that raise.
     """
 
     def __init__(self, inbox: Inbox, mishaps: Mishaps) -> None:
@@ -56,7 +56,7 @@ class Dispatch:
             self.mishaps.failed(message, error)
 
     def deliver(self, frame: bytes, more: Sequence[Any] = ()) -> None:
-        """Handle a message from within this process."""
+        """Handle a message of this process itself."""
         message = m.decode(frame)
         try:
             self._handler_of(message)(message, more)
@@ -66,7 +66,7 @@ class Dispatch:
     def _handler_of(self, message: m.AnyMessage) -> Handler:
         handler = self.handlers.get(type(message))
         if handler is None:
-            raise ProtocolError(f"this process takes no {type(message).__name__}")
+            raise ProtocolError(f"this process does not handle {type(message).__name__}")
         return handler
 
     def _rest(self, number: int) -> list[Any]:
@@ -78,23 +78,23 @@ class Dispatch:
             more.append(part.buffer)
             left = part.more
         if len(more) != number:
-            raise ProtocolError(f"a message of {number + 1} frames has come as {len(more) + 1}")
+            raise ProtocolError(f"expected a message of {number + 1} frames, got {len(more) + 1}")
         return more
 
     def _drop_rest(self) -> None:
-        """Drop the other frames of a message that is not understood: they are no messages of their own."""
+        """Drop the remaining frames of an undecodable message."""
         while self._socket.get(zmq.RCVMORE):
             self._socket.recv(copy=False)
 
     def _batch(self, batch: m.Batch, more: Sequence[Any]) -> None:
         if sum(batch.parts) != len(more):
-            raise ProtocolError(f"a batch of {sum(batch.parts)} frames has come with {len(more)}")
+            raise ProtocolError(f"expected a batch of {sum(batch.parts)} frames, got {len(more)}")
         at = 0
         for size in batch.parts:
             try:
                 self.deliver(more[at], more[at + 1 : at + size])
             except ProtocolError as error:
-                # Those that came with it are good.
+                # The other messages of the batch are good.
                 self.mishaps.undecodable(error)
             at += size
 

@@ -1,4 +1,4 @@
-"""What happens in a node, for the rooms above: they subscribe, and the node knows none of them."""
+"""Events of a node: the rooms above subscribe, and the node knows none of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from monarch._wire.receiving.aside import tell_error
 
 
 class NodeEvents:
-    """The events of one process. Subscribers are told in the receiving thread unless it says otherwise."""
+    """The events of one process. Subscribers run in the receiving thread unless noted otherwise."""
 
     def __init__(self) -> None:
         self.dying: Event[[m.Dead]] = Event(tell_error)

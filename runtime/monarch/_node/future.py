@@ -1,4 +1,4 @@
-"""Futures: what will be there once the ranks have answered. Waited for by a thread, or awaited by an event loop."""
+"""Futures of results from ranks. A thread can wait for them, and an event loop can await them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ R = TypeVar("R")
 S = TypeVar("S")
 
 judging: ContextVar[bool] = ContextVar("monarch_judging", default=False)
-"""Whether what runs here judges or heals a mesh, and so must not wait for the end of that."""
+"""Whether this code judges or heals a mesh, and so must not wait for the verdict."""
 
 _PENDING: Any = object()
 
 
 class Future(Generic[R]):
-    """The result of a call, which is under way already: a future that nobody waits for takes nothing back.
+    """The result of a call. The call is already running, and dropping its future does not cancel it.
 
     It can be read any number of times, from any thread or event loop, and it can be awaited.
     """
@@ -53,38 +53,38 @@ class Future(Generic[R]):
     def __init__(self, node: NodeLike, label: str = "") -> None:
         self._node = node
         self.label: str = label
-        """What is waited for, as errors say it."""
+        """The awaited call, for errors."""
         self.done: bool = False
         self.thread: Turn | None = None
         self.wanted = False
-        """Whether a thread waits for it, as far as is known; written by those that do."""
-        # Common to all futures of a node, held for a few steps. Guards all below, and ``done`` as it is set.
+        """Whether a thread waits for it; a hint, written by waiting threads."""
+        # Shared by all futures of a node, held briefly. Guards everything below and the setting of ``done``.
         self._lock = node.waits.lock
         self._callbacks: list[Callable[[Future[R]], None]] | None = None
         self._value: Any = _PENDING
         self._error: BaseException | None = None
         self._maker = 0
-        """The thread that makes the value of what has arrived; 0 while none does."""
+        """The thread that unpickles the value; 0 if none does."""
         self._onlookers: list[Callable[[], None]] | None = None
-        """Called when that thread has made it, or was interrupted."""
+        """Called when that thread has finished or was interrupted."""
 
     # Waiting
 
     def get(self, timeout: float | None = None) -> R:
-        """Wait for the result and returns it.
+        """Wait for the result and return it.
 
         Args:
-            timeout: seconds to wait at most; None waits as long as it takes.
+            timeout: seconds to wait; None waits without a limit.
 
         Raises:
-            CallTimeoutError: the time ran out. The call goes on, and a later ``get`` can still have its result.
+            CallTimeoutError: the timeout expired. The call goes on, and a later ``get`` can still return its result.
             ActorError: the endpoint raised.
-            DeviceMeshError: a process or actor that was to answer has died or was stopped.
-            DeadlockError: what is waited for waits for this actor, or this is the thread that receives the answer.
-            ValueError: the timeout is negative or no number.
+            DeviceMeshError: a process or actor of the call has died or was stopped.
+            DeadlockError: the call waits for this actor, or this is the receiving thread.
+            ValueError: the timeout is negative or not a number.
         """
         if timeout is not None and not (timeout >= 0 and math.isfinite(timeout)):
-            raise ValueError(f"timeout must be a number of seconds that is not negative, not {timeout!r}")
+            raise ValueError(f"timeout: expected a number of seconds of at least 0, got {timeout!r}")
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self.done:
             self.wanted = True
@@ -96,7 +96,7 @@ class Future(Generic[R]):
                 f"it goes on, and get() can be called again"
             )
         if self._value is _PENDING and self._node.waits.unshown:
-            # What the call has printed is shown before its result is read.
+            # Show the output of the call before its result is read.
             self._node.waits.await_shown()
         return self._outcome(deadline)
 
@@ -105,7 +105,7 @@ class Future(Generic[R]):
         return self.get(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait, and returns the error that ``get`` would raise, or None. CallTimeoutError is raised."""
+        """Wait and return the error that ``get`` would raise, or None. Raise CallTimeoutError on timeout."""
         try:
             self.get(timeout)
         except BaseException as error:
@@ -120,7 +120,7 @@ class Future(Generic[R]):
         return self._outcome()
 
     def as_asyncio(self) -> asyncio.Future[R]:
-        """Return a future of the running event loop with the same outcome; cancelling it does not cancel the call.
+        """Return an asyncio future of the running loop with the same outcome; cancelling it does not cancel the call.
 
         Raises:
             RuntimeError: no event loop runs in this thread.
@@ -129,7 +129,7 @@ class Future(Generic[R]):
         future: asyncio.Future[R] = loop.create_future()
 
         def settle() -> None:
-            # Cancelled, or told that it waits in a circle; or told again, as another thread makes the value.
+            # Cancelled or in a deadlock; or called again, since another thread unpickles the value.
             if future.done() or self._look_on(partial(arrived, self)):
                 return
             try:
@@ -143,7 +143,7 @@ class Future(Generic[R]):
             try:
                 loop.call_soon_threadsafe(settle)
             except RuntimeError:
-                # The loop was closed meanwhile; nobody is there to be told.
+                # The loop was closed meanwhile.
                 pass
 
         self._when_done(arrived)
@@ -151,10 +151,10 @@ class Future(Generic[R]):
         return future
 
     def add_done_callback(self, callback: Callable[[Future[R]], None]) -> None:
-        """Have a function called with this future once it is done; at once if it is.
+        """Call a function with this future once it is done; at once if it is.
 
-        All such functions of a process run one after the other in a thread of their own, in the order in which the
-        futures are done. So they may wait for other futures. The traceback of one that raises is written to stderr.
+        All callbacks of a process run one by one in a separate thread, in the order in which their futures are done. So
+        they may wait for other futures. The traceback of a callback that raises is written to stderr.
         """
         if self.done and not self._node.receive_loop.receives_here():
             _call(callback, self)
@@ -162,9 +162,9 @@ class Future(Generic[R]):
             self._when_done(partial(_call_later, callback))
 
     def _when_done(self, callback: Callable[[Future[R]], None]) -> None:
-        """Have a function of this package called once it is done, in the thread that completes it.
+        """Call an internal function once it is done, in the thread that completes it.
 
-        That may be the one that receives, so the function does not wait, and runs no code of the user.
+        That may be the receiving thread, so the function does not wait or run user code.
         """
         with self._lock:
             if not self.done:
@@ -173,7 +173,7 @@ class Future(Generic[R]):
                 self._callbacks.append(callback)
                 callback = _nothing
         if callback is _nothing:
-            # Nobody waits in the way that would receive the answer, so the background does.
+            # No waiting thread receives, so the background thread must.
             self._node.receive_loop.background()
         else:
             callback(self)
@@ -181,7 +181,7 @@ class Future(Generic[R]):
     # Completing
 
     def _complete(self) -> None:
-        """Mark it done; by the thread that has what completes it."""
+        """Mark it done, from the thread with the outcome."""
         with self._lock:
             self.done = True
             callbacks, self._callbacks = self._callbacks, None
@@ -190,13 +190,13 @@ class Future(Generic[R]):
             try:
                 callback(self)
             except Exception as error:
-                # It must not keep the others from being told.
+                # The other callbacks must still run.
                 tell_error(error)
 
     def _outcome(self, deadline: float | None = None) -> R:
-        """Return the result of what has arrived, or its error, raised; until a time of the monotonic clock.
+        """Return the result or raise its error; wait until a deadline (monotonic) for a thread that unpickles it.
 
-        To make it runs code of the user, so no lock is held meanwhile; one thread does, and others wait for that.
+        Unpickling runs user code, so no lock is held; one thread does it, and others wait.
         """
         while self._value is _PENDING and self._error is None:
             if self._begins():
@@ -204,20 +204,20 @@ class Future(Generic[R]):
             else:
                 self._wait_for_maker(deadline)
         if self._error is not None:
-            # A traceback that grows with each get would show frames of earlier ones.
+            # Otherwise the traceback would grow with each get.
             raise self._error.with_traceback(None)
         return self._value
 
     def _begins(self) -> bool:
-        """Return whether this thread is to make the value now; False if another one does, or has."""
+        """Return whether this thread must unpickle the value now; False if another one does or did."""
         ident = threading.get_ident()
         with self._lock:
             if self._value is not _PENDING or self._error is not None:
                 return False
             if self._maker == ident:
                 raise DeadlockError(
-                    f"the result of {self.label or 'the call'} is being unpickled in this thread, and code that this "
-                    f"runs reads the same result: let a __setstate__ or a module not read what it is a part of"
+                    f"the result of {self.label or 'the call'} is being unpickled in this thread, and that code "
+                    f"reads the same result; a __setstate__ or module must not read the result that contains it"
                 )
             if self._maker:
                 return False
@@ -228,7 +228,7 @@ class Future(Generic[R]):
         try:
             self._value = self._make()
         except KeyboardInterrupt:
-            # It is meant for who reads, and not the outcome: the next one that reads tries again.
+            # The interrupt is for this reader, not the outcome: the next reader tries again.
             raise
         except BaseException as error:
             self._error = error
@@ -240,7 +240,7 @@ class Future(Generic[R]):
                 tell()
 
     def _look_on(self, tell: Callable[[], None]) -> bool:
-        """Return whether another thread makes the value; then a function is called when it no longer does."""
+        """Return whether another thread unpickles the value; if so, call a function when it stops."""
         with self._lock:
             if not self._maker or self._maker == threading.get_ident():
                 return False
@@ -250,24 +250,24 @@ class Future(Generic[R]):
             return True
 
     def _wait_for_maker(self, deadline: float | None) -> None:
-        onlooker = _Onlooker(self._node, f"another thread, which unpickles the result of {self.label or 'a call'}")
+        onlooker = _Onlooker(self._node, f"another thread that unpickles the result of {self.label or 'a call'}")
         if not self._look_on(onlooker.tell):
             return
         if not self._node.waits.wait(onlooker, None if deadline is None else max(0.0, deadline - time.monotonic())):
             raise CallTimeoutError(
-                f"the answer to {self.label or 'the call'} is there, but another thread has not finished unpickling it "
-                f"in time; get() can be called again"
+                f"the answer to {self.label or 'the call'} has arrived, but another thread has not finished "
+                f"unpickling it in time; get() can be called again"
             )
 
     def _make(self) -> R:
-        """Return the result, made once in the thread that reads it first; or its error, raised."""
+        """Return the result or raise its error; called once, in the first thread that reads it."""
         raise NotImplementedError
 
     def _missing(self) -> str:
         return ""
 
     def _front(self, waited: float) -> str:
-        """What runs in front of it, after a wait of some seconds."""
+        """Describe what runs in front of it, after a wait of some seconds."""
         return ""
 
     def __repr__(self) -> str:
@@ -283,7 +283,7 @@ def _call_later(callback: Callable[[Future[R]], None], future: Future[R]) -> Non
 
 
 def _call(callback: Callable[[Future[R]], None], future: Future[R]) -> None:
-    """Call a function of the user; its error is told, and harms nobody else."""
+    """Call a user callback and print its error."""
     try:
         callback(future)
     except Exception as error:
@@ -293,7 +293,7 @@ def _call(callback: Callable[[Future[R]], None], future: Future[R]) -> None:
 
 
 class _Onlooker:
-    """Waits until another thread has made a value."""
+    """Waits until another thread has unpickled a value."""
 
     __slots__ = ("_node", "done", "label", "thread")
 
@@ -309,7 +309,7 @@ class _Onlooker:
 
 
 class Promise(Future[R]):
-    """A future that this process completes by itself."""
+    """A future that this process completes itself."""
 
     __slots__ = ("_completer",)
 
@@ -318,7 +318,7 @@ class Promise(Future[R]):
         self._completer: Callable[[], R] | None = None
 
     def complete(self, make: Callable[[], R]) -> None:
-        """Its result is what this returns, or raises, when it is read."""
+        """Complete it: ``get`` returns or raises what this function does."""
         if not self.done:
             self._completer = make
             self._complete()
@@ -327,7 +327,7 @@ class Promise(Future[R]):
         make = self._completer
         assert make is not None
         value = make()
-        # Not before: an interrupt leaves it for the next one that reads.
+        # Only now: an interrupt leaves it for the next reader.
         self._completer = None
         return value
 
@@ -344,7 +344,7 @@ class Ready(Future[R]):
 
 
 def in_thread(node: NodeLike, label: str, work: Callable[[], R]) -> Promise[R]:
-    """Return a future of what a function returns that waits for other futures, in a thread of its own."""
+    """Run a function that waits for other futures in a separate thread, and return a future of its result."""
     promise: Promise[R] = Promise(node, label)
     judges = judging.get()
 
@@ -363,14 +363,14 @@ def in_thread(node: NodeLike, label: str, work: Callable[[], R]) -> Promise[R]:
 
 
 def to_its_end(node: NodeLike, label: str, work: Callable[[], R]) -> R:
-    """Do what must not be left half done: an interrupt of who waits for it here does not reach it."""
-    # It is done on behalf of the same actor.
+    """Run a function that must not stop half way: an interrupt of the waiting thread does not reach it."""
+    # On behalf of the same actor.
     here = copy_context()
     return in_thread(node, label, lambda: here.run(work)).get()
 
 
 def then(source: Future[S], label: str, make: Callable[[], R]) -> Promise[R]:
-    """Return a future that is done when another is; its result is what the function then returns or raises."""
+    """Return a future that is done when another is, with the outcome of a function called then."""
     promise: Promise[R] = Promise(source._node, label)  # pyright: ignore[reportPrivateUsage]
     source._when_done(lambda _: promise.complete(make))  # pyright: ignore[reportPrivateUsage]
     return promise

@@ -1,4 +1,4 @@
-"""The futures of calls: they collect the replies of the actors that were addressed."""
+"""Futures of calls, which collect the replies of the addressed actors."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ R = TypeVar("R")
 
 
 _HEARING = 0.05
-"""Seconds after a death in which others may still answer before the call fails."""
+"""Seconds after a death in which other ranks may still answer before the call fails."""
 
 
 _WORTH = 1.0
-"""Seconds of a wait that ran out, from when on ranks are asked what they run instead."""
+"""Seconds of a timed-out wait from which on the ranks are asked what they run instead."""
 
 
 class Lost:
-    """In place of a reply: the proc that was to give it has died."""
+    """Stands for the reply of a dead proc."""
 
     __slots__ = ("dead",)
 
@@ -44,15 +44,15 @@ class Lost:
 
 
 class Gather(Future[R]):
-    """Collects one reply from each of some actors, and is done when it has all.
+    """Collects one reply from each of some actors, and is done when it has all of them.
 
     Args:
         node: of this process.
-        targets: the procs of the actors, in the order of their positions in the addressed view.
+        targets: the procs of the actors, by position in the addressed view.
         extent: of that view.
         mesh: name of the mesh, for errors.
-        method: what was called, for errors.
-        finish: makes the result of the values.
+        method: the endpoint, for errors.
+        finish: makes the result from the values.
         actor: key of the actors.
         patient: whether a death does not end the wait for the others.
     """
@@ -100,28 +100,28 @@ class Gather(Future[R]):
         self._patient = patient
         self._why = ""
         self.view: Any = None
-        """The mesh that was addressed, for errors: a slice of it has ranks of its own."""
+        """The addressed mesh, for errors: a slice has its own ranks."""
         self.goes_on = True
-        """Whether the call goes on where it has no answer when a death ends the wait; set by who makes the call."""
+        """Whether unanswered ranks go on when a death ends the wait; set by the caller."""
         self.unanswered: list[Peer] = []
-        """The procs that had not answered when a death ended the wait for them."""
+        """The procs that had not answered when a death ended the wait."""
         self.party: CallGroup | None = None
-        """Watches over the others, once one has failed."""
+        """Watches the other ranks once one has failed."""
         self.waiter: Waiter | None = None
-        """What to look at again when another one has answered."""
+        """Called when another rank has answered."""
         self.watched = not patient
-        """Whether others are looked after once one of its ranks has failed."""
+        """Whether to watch the other ranks once one has failed."""
         self.port = node.ports.open(self)
 
     def check(self) -> None:
-        """Take note of procs that died while the call was being sent."""
+        """Note procs that died while the call was being sent."""
         for peer in self.targets:
             if peer.dead is not None:
                 self.lost(peer, peer.dead)
 
     @property
     def label(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What is waited for, as errors say it."""
+        """The call, for errors."""
         return f"{self._called}.{self.method}()" if self.method else self._called
 
     @property
@@ -133,9 +133,9 @@ class Gather(Future[R]):
         pass
 
     def reply(self, reply: Reply, frames: Sequence[bytes]) -> None:
-        """Take the reply of one of the actors; a second one of the same is no reply.
+        """Take the reply of an actor; ignore a second one.
 
-        One from a position that the view does not have counts as an error of its sender.
+        A reply from a position outside the view is an error of its sender.
         """
         with self._lock:
             replies = self._replies
@@ -149,7 +149,7 @@ class Gather(Future[R]):
             self._left -= 1
             complete = not self._left
         if reply.status and self.actor and self.watched:
-            # Others may wait for it.
+            # Other ranks may wait for this one.
             self._node.watch.failed(self, reply.rank)
         if complete:
             self._node.ports.close(self.port)
@@ -159,12 +159,12 @@ class Gather(Future[R]):
 
     def _complete(self) -> None:
         if self.party is not None:
-            # Before those who wait for the call go on.
+            # Before the waiting callers go on.
             self.party.completed()
         super()._complete()
 
     def base_rank(self, position: int) -> int:
-        """Return the rank of a position, as its mesh counts."""
+        """Return the base rank of a position."""
         return split_proc(self.targets[position].proc)[1]
 
     @property
@@ -173,11 +173,11 @@ class Gather(Future[R]):
         return self._value is _PENDING and self._error is None
 
     def failed_positions(self) -> list[int]:
-        """Return those that have answered by now that they have failed."""
+        """Return the positions that have failed so far."""
         return [position for position, reply, _ in self._replied() if reply.status]
 
     def outcomes(self) -> dict[int, Any]:
-        """Return the values so far of those that have failed with a value, by position."""
+        """Return the values so far that report a failure, by position."""
         return {
             position: self._node.bulk.load(reply, frames)
             for position, reply, frames in self._replied()
@@ -193,7 +193,7 @@ class Gather(Future[R]):
         return found
 
     def lost(self, peer: Peer, dead: Dead) -> bool:
-        """A proc has died: it will not answer. Whether it was waited for."""
+        """Note the death of a proc, and return whether its answer was outstanding."""
         waited = False
         with self._lock:
             for position, target in enumerate(self.targets):
@@ -206,12 +206,12 @@ class Gather(Future[R]):
             self._node.ports.close(self.port)
             self._complete()
         elif waited and not self._patient:
-            # Those that answer at the same time are heard; nobody waits for the others to tell of a death.
+            # Answers at the same time count; but do not wait for the others to report a death.
             self._node.receive_loop.call_later(_HEARING, self._give_up)
         return waited
 
     def fail(self, uid: str, key: str, why: str) -> bool:
-        """The mesh has failed: the call fails, if it is one to actors there. Whether it was under way."""
+        """Fail the call if it is to actors of a failed mesh, and return whether it was pending."""
         if self._patient or self.method == "__init__" or not self.actor or (key and self.actor != key):
             return False
         if split_proc(self.targets[0].proc)[0] != uid:
@@ -224,7 +224,7 @@ class Gather(Future[R]):
         return True
 
     def _give_up(self) -> None:
-        """Complete without those that have not answered."""
+        """Complete without the outstanding answers."""
         with self._lock:
             if not self._left:
                 return
@@ -273,7 +273,7 @@ class Gather(Future[R]):
                 try:
                     values.append(self._node.bulk.load(reply, frames))
                 except Exception:
-                    # It is reported where it is read, so that the values of the others can be had.
+                    # Raised when it is read, so that the other values stay available.
                     values.append(Deferred(_Load(self._node, reply, frames)))
             else:
                 failures[rank] = unpack_failure(reply.body)
@@ -309,10 +309,10 @@ class Gather(Future[R]):
 
 
 def replaced(reply: Reply, targets: Sequence[Peer], label: str) -> Reply:
-    """Return a reply from a position that a view does not have, as the error of the member that has sent it.
+    """Turn a reply from a position outside the view into an error of its sender.
 
     Raises:
-        ProtocolError: its sender is no member.
+        ProtocolError: its sender is not a member.
     """
     places = [place for place, peer in enumerate(targets) if peer.proc == reply.src]
     what = f"{reply.src} answered {label} from position {reply.rank}, of {len(targets)} that were addressed"
@@ -342,15 +342,15 @@ def died(
     results: ValueMesh[Any] | None,
     called: str = "",
 ) -> DeviceMeshError:
-    """Return the error of calls whose ranks have died: which, how, and the last that each kind of them wrote.
+    """Return the error of a call with dead ranks: the ranks, causes, and last lines of stderr.
 
     Args:
         label: of the call.
         mesh: the name of the mesh.
-        lost: the deaths, by rank in the view that was addressed.
+        lost: the deaths, by rank in the addressed view.
         extent: of that view.
         results: of the others.
-        called: what that view is called, if it is not all of the mesh.
+        called: the name of that view, if it is not the whole mesh.
     """
     total = extent.nelements
     kinds: dict[tuple[Cause, CellRef | None], list[int]] = {}
@@ -383,7 +383,7 @@ def died(
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a line to the message of an error of ours."""
+    """Add a line to the message of a Monarch error."""
     text = f"{error}\n{note}"
     error.args = (text,)
     if isinstance(error, (ActorError, DeviceMeshError)):
@@ -391,7 +391,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def last_lines(dead: Dead, count: int = 10) -> list[str]:
-    """Return the end of what a proc wrote on stderr."""
+    """Return the last stderr lines of a proc."""
     for stream, _, data in dead.tails:
         if stream == "stderr":
             return data.decode(errors="replace").rstrip().splitlines()[-count:]

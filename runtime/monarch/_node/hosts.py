@@ -1,4 +1,4 @@
-"""Other hosts, as one process sees them: which it reaches, by which way, and what became of those that it lost."""
+"""The other hosts of a process: connections to reachable ones, and causes of lost ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Hosts:
-    """The ways from one process to other hosts.
+    """The connections from one process to other hosts.
 
     Args:
         host: id of the host of this process.
@@ -35,15 +35,15 @@ class Hosts:
         self.hello = hello
         self.context = context
         self.in_rank = False
-        """Whether this process is a rank, which sends to other hosts by its own agent. Set before anything is sent."""
+        """Whether this process is a rank, which sends to other hosts through its agent. Set before anything is sent."""
         self._agent = f"{host}/agent"
         self._lock = RLock()
         self.gateways: dict[str, Gateway] = {}
         """By host; written under ``_lock``."""
         self.known: dict[str, tuple[str, str]] = {}
-        """Owner address and public key of the other hosts that this process talks to by itself."""
+        """Owner address and public key of the hosts that this process talks to directly."""
         self.lost: dict[str, m.Dead] = {}
-        """How other hosts were lost, or ended. Leader only writes; an entry counts until the host is ``known``."""
+        """Causes of lost or ended hosts. Leader only writes; an entry is valid until the host is ``known``."""
         self.keys: KeyPair | None = None
         self.secret = b""
         """Of the session: its holders may read and write the buffers of its processes. Set before anything is sent."""
@@ -51,9 +51,9 @@ class Hosts:
         """Seconds of silence after which a host counts as lost."""
 
     def out_of_reach(self, host: str) -> m.Dead | None:
-        """How a host was lost, or that it is not known; None if messages can be sent there.
+        """Return why a host is unreachable: lost or unknown; None if messages can be sent there.
 
-        A rank sends by the agent of its own host, which answers for hosts that it does not reach.
+        A rank sends through the agent of its own host, which answers for hosts that it cannot reach.
         """
         if host == self.host or host in self.known or self.in_rank:
             return None
@@ -89,28 +89,28 @@ class Hosts:
         return Gateway(Link(self.context, ipc_address(self.folder, self._agent), self.hello), agent, False)
 
     def adopt(self, host: str, link: Link) -> None:
-        """Take a connection that there is already as the way to another host."""
+        """Use an existing connection as the gateway to another host."""
         self.gateways[host] = Gateway(link, f"{host}/agent", True)
 
     def has_met(self, host: str) -> bool:
-        """Return whether a host is or was in this session, as far as this process knows."""
+        """Return whether this process has known a host in this session."""
         return host == self.host or host in self.known or host in self.gateways
 
     def address_of(self, host: str) -> str:
-        """Return the address, without a port, at which another host is reached; empty if it is not known here."""
+        """Return the address, without a port, of another host; empty if unknown here."""
         address = self.known.get(host, ("", ""))[0]
         return address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
     def lose(self, host: str, cause: Cause, expected: bool) -> None:
-        """A host is lost, or was shut down. What is still sent there leads nowhere."""
+        """Mark a host as lost or shut down. Later messages to it are dropped."""
         if host != self.host:
-            # First of all: a peer that is made from now on is dead at once.
+            # First: peers made from now on are dead at once.
             self.lost[host] = m.Dead(host, cause, expected, [])
         gateway = self.gateways.get(host)
         if gateway is not None:
             gateway.close()
 
     def close(self, linger_ms: int) -> None:
-        """Close the ways to all hosts."""
+        """Close the connections to all hosts."""
         for gateway in self.gateways.values():
             gateway.close(linger_ms)

@@ -1,4 +1,4 @@
-"""Ranks that live and do not answer: stopped by a signal, or inside C code that keeps Python's lock."""
+"""Unresponsive ranks: alive, but stopped by a signal or in C code that holds the GIL."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ USUAL = 5.0
 _EVERY = 1.0
 _NOTHING = dumps(())[0]
 _STATES = {
-    "T": "its process is stopped by a signal (SIGSTOP, or a terminal's)",
+    "T": "its process is stopped by a signal (SIGSTOP, or from a terminal)",
     "t": "its process is stopped by a debugger",
     "D": "its process waits in the kernel for a disk or a device",
-    "Z": "its process has ended, and nobody has taken note yet",
+    "Z": "its process has just ended",
 }
 
 
 def check_bound(bound: float | None) -> None:
-    """ArgumentError for what is no number of seconds."""
+    """Raise ArgumentError for an invalid number of seconds."""
     if bound is not None and not (bound > 0 and math.isfinite(bound)):
-        raise ArgumentError(f"silence is a number of seconds above 0, and not {bound!r}")
+        raise ArgumentError(f"silence: expected a number of seconds above 0, got {bound!r}")
 
 
 class Liveness:
-    """Asks the ranks that calls wait for, now and then, whether they are there; their network thread answers.
+    """Sends heartbeat requests to ranks that calls wait for; their network thread answers.
 
     Attributes:
-        bounds: by uid of the mesh, after how many seconds a rank that does not answer is told of.
-        since: of the processes that do not answer, the time of the first question that was not answered.
+        bounds: seconds without an answer after which a rank is reported, by uid of the mesh.
+        since: the time of the first unanswered request, by process.
     """
 
     def __init__(self, node: NodeLike) -> None:
         self._node = node
         self.ticked: Event[[float]] = Event(tell_error)
-        """Told the time of each look; in the receiving thread."""
+        """Fires with the time of each check; in the receiving thread."""
         self.bounds: dict[str, float] = {}
         self.since: dict[str, float] = {}
         self._asked: dict[str, float] = {}
@@ -74,13 +74,13 @@ class Liveness:
         for proc, asked in list(self._asked.items()):
             if proc not in self.since and now - asked >= self.bounds.get(split_proc(proc)[0], USUAL):
                 self.since[proc] = asked
-                # Of a process on another host it is not known.
+                # Unknown for processes of other hosts.
                 lives = "it lives, and " if proc in node.peers.pids else ""
                 self._say(f"{self._title(proc)} {self.text(proc)}; {lives}its calls wait")
         node.receive_loop.call_later(until_next(min([_EVERY, *self.bounds.values()]), now), self._tick)
 
     def ask(self, procs: Iterable[str], now: float) -> None:
-        """Ask those that have no question open."""
+        """Ask processes without an open request."""
         node = self._node
         if not self._port:
             self._port = node.ports.open(self)
@@ -90,14 +90,14 @@ class Liveness:
                 node.peers.get(proc).send(ask_frame(node, request(here), self._port))
 
     def _listens(self, proc: str) -> bool:
-        """One that is still being started has nothing to answer with."""
+        """Return whether a process listens: one that is starting cannot answer."""
         peer = self._node.peers.known.get(proc)
         if peer is None or peer.starting:
             return False
         return host_of(proc) != self._node.host or proc in self._node.peers.pids
 
     def look(self, procs: Sequence[str], patience: float) -> None:
-        """Learn within some seconds who answers now."""
+        """Check all now, within some seconds."""
         begun = time.monotonic()
         self.ask(procs, begun)
         waiting = _Answers(self, set(procs) & self._asked.keys())
@@ -109,7 +109,7 @@ class Liveness:
     _looks: _Answers | None = None
 
     def reply(self, reply: m.Reply, frames: Any) -> None:
-        """One has answered."""
+        """Note an answer."""
         self._asked.pop(reply.src, None)
         since = self.since.pop(reply.src, None)
         if since is not None and time.monotonic() - since >= self.bounds.get(split_proc(reply.src)[0], USUAL):
@@ -118,12 +118,12 @@ class Liveness:
             self._node.receive_loop.notify(self._looks)
 
     def forget(self, proc: str) -> None:
-        """It has died, which is something else."""
+        """Forget a process that has died."""
         self._asked.pop(proc, None)
         self.since.pop(proc, None)
 
     def text(self, proc: str) -> str:
-        """What is known of one that does not answer; empty for others."""
+        """Describe an unresponsive process; empty for others."""
         since = self.since.get(proc)
         if since is None:
             return ""
@@ -132,7 +132,7 @@ class Liveness:
         with suppress(OSError, IndexError):
             with open(f"/proc/{pid}/stat") as file:
                 state = file.read().rpartition(")")[2].split()[0]
-            why = _STATES.get(state, "it is inside C code that keeps Python's lock")
+            why = _STATES.get(state, "it is in C code that holds the GIL")
         return f"does not answer for {time.monotonic() - since:.1f} s" + (f": {why}" if why else "")
 
     def _title(self, proc: str) -> str:
@@ -161,4 +161,4 @@ class _Answers:
 
 @service("liveness.here", "quick")
 def here() -> None:
-    """Service: whoever can run this is there."""
+    """Service: do nothing; an answer shows that the process is responsive."""

@@ -1,4 +1,4 @@
-"""What goes wrong in handling a message: its sender is told, and where nobody waits, the program, in one line."""
+"""Errors in handling messages: reported to the waiting sender, else to the program in one line."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from monarch.exceptions import MonarchError
 
 
 class Mishaps:
-    """Errors of this process's own handlers, and messages that it cannot understand. Any thread may use it."""
+    """Errors of this process's handlers, and undecodable messages. Any thread may use it."""
 
     def __init__(self, node: NodeLike) -> None:
         self._node = node
         self._seldom = Seldom()
 
     def undecodable(self, error: Exception) -> None:
-        """Take note of a frame that is no message."""
+        """Report an undecodable frame."""
         self._note("undecodable frame", error)
 
     def failed(self, message: m.AnyMessage, error: Exception) -> None:
-        """Answer a message whose handler has raised; where nobody waits for an answer, the program is told."""
+        """Answer a message whose handler raised; if nobody waits, tell the program."""
         node = self._node
         match message:
             case m.Call():
@@ -37,7 +37,7 @@ class Mishaps:
                 self._note(type(message).__name__, error)
 
     def show(self, fault: m.Fault) -> None:
-        """Show the mishap of another process, in the program; equal ones of many processes once."""
+        """Show the mishap of another process in the program; equal ones of many processes once."""
         failure = unpack_failure(fault.body)
         count = self._seldom.count(f"{failure.text.partition(':')[0]} {failure.where}")
         if count:
@@ -48,11 +48,11 @@ class Mishaps:
         self._seldom = Seldom()
 
     def statistics(self) -> dict[str, int]:
-        """How many there were, by kind."""
+        """Return the counts by kind."""
         return self._seldom.statistics()
 
     def _note(self, what: str, error: Exception) -> None:
-        """Tell the program of it: now and then, if it comes again and again."""
+        """Tell the program, rarely if it repeats."""
         node, where = self._node, _place(error)
         count = self._seldom.count(f"{what} {type(error).__name__} {where}")
         if not count:
@@ -72,7 +72,7 @@ class Mishaps:
 
 
 def _refuse(node: NodeLike, call: m.Call, error: Exception) -> None:
-    """Answer a call that could not be delivered; its cost is given back all the same."""
+    """Answer a call that could not be delivered, and give its cost back."""
     node.replies.finished(call.src, call.cost, bool(call.port))
     if call.port:
         node.replies.answer(call.src, call.port, call.view, m.ERROR, _packed(error))

@@ -1,4 +1,4 @@
-"""A node: one process in a session, be it the program or a rank."""
+"""A node: one process in a session, the program or a rank."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class OutputHooks:
 
 
 class Node:
-    """One process in a session. It receives once its receive loop is started, after all that messages need is there.
+    """One process in a session. It receives once its receive loop is started, after the handlers are registered.
 
     It knows nothing of actors and meshes: the rooms above register handlers of messages, subscribe to events, and keep
     their own state as parts.
 
     Args:
         proc: its id, ``<host id>/<name>``.
-        folder: where the ipc sockets of its host are.
-        root: proc id of the program that everything belongs to; its own, if it is that.
+        folder: the folder of its host's ipc sockets.
+        root: proc id of the program that controls the session; its own for the program.
     """
 
     def __init__(self, proc: str, folder: str, root: str) -> None:
@@ -60,27 +60,27 @@ class Node:
         self.rank = 0
         """Base rank of this process in its mesh."""
         self.config: RankConfig | None = None
-        """What this process was started with, if it is a rank."""
+        """The configuration of a rank; None for the program."""
         self.names: dict[str, str] = {}
-        """Names of the meshes of procs that were spawned from here, by uid. Any thread adds."""
+        """Names of the process meshes spawned from here, by uid. Any thread adds."""
         self.ended = ""
         """Why this process cannot use its session any more; empty while it can. Set once."""
         self.output = OutputHooks()
         """Set before anything is received."""
         self.watch: CallWatch = NoWatch()
-        """Watches over the ranks of calls that have failed; set once, before anything is sent."""
+        """Watches the ranks of failed calls; set once, before anything is sent."""
         self._parts: dict[object, object] = {}
-        # Guards ``_parts``; held while one is made, which may need another.
+        # Guards ``_parts``; held while a part is made, which may need another.
         self._lock = RLock()
         pickling.lender = Lending()
-        # A cleaner of /tmp may have taken it since the session began.
+        # A cleaner of /tmp may have removed it since the session began.
         restore_folder(folder)
         context = make_context()
         inbox = Inbox(context, ipc_address(folder, proc))
         self.residence = Residence(folder, inbox, hold=proc == root)
         self.events = NodeEvents()
         self.lanes = Lanes()
-        """Threads for what the receiving thread must not do."""
+        """Threads for work that the receiving thread must not do."""
         self.dispatch = Dispatch(inbox, Mishaps(self))
         self.receive_loop = ReceiveLoop(inbox, self.dispatch.on_frame)
         plain.receives_here = self.receive_loop.receives_here
@@ -136,7 +136,7 @@ class Node:
 
     @property
     def folder(self) -> str:
-        """Where the ipc sockets of its host are."""
+        """The folder of its host's ipc sockets."""
         return self.hosts.folder
 
     @property
@@ -153,7 +153,7 @@ class Node:
     # Parts
 
     def part(self, kind: Callable[[Node], P]) -> P:
-        """Return what a room above keeps for this process; it is made when it is first asked for."""
+        """Return the state that a room above keeps here; made on first use."""
         part = self._parts.get(kind)
         if part is None:
             with self._lock:
@@ -163,7 +163,7 @@ class Node:
         return cast("P", part)
 
     def add_part(self, part: object) -> None:
-        """Keep an object that is made elsewhere as the part of its class."""
+        """Add an object as the part of its class."""
         with self._lock:
             self._parts[type(part)] = part
 
@@ -191,7 +191,7 @@ class Node:
         return self.rank, self.config.procs.name if self.config is not None else self.proc
 
     def tend(self) -> None:
-        """Look after what others find this process by; in the receiving thread."""
+        """Maintain the socket files that others connect to; in the receiving thread."""
         if said := self.residence.tend():
             tell(f"monarch: {self.proc}: {said}")
 
@@ -202,7 +202,7 @@ class Node:
         self.ended = why
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close all sockets; what waits here gets no answer any more."""
+        """Close all sockets; waiting calls get no answer."""
         if self.closed:
             return
         self.ended = "its session was shut down"

@@ -1,4 +1,4 @@
-"""What the parts of a node need of it, so that they do not import the node that is made of them."""
+"""A protocol of a node for its parts, so that they do not import it."""
 
 from __future__ import annotations
 

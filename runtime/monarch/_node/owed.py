@@ -1,4 +1,4 @@
-"""Calls whose answers are taken one by one: who owes one, and who has failed."""
+"""Calls whose answers are taken one by one: outstanding and failed ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Watched(Protocol):
-    """A call as those see it who watch over its ranks."""
+    """A call as its watchers see it."""
 
     party: CallGroup | None
     view: Any
@@ -38,20 +38,20 @@ class Watched(Protocol):
 
 
 class Owed:
-    """A call whose answers go somewhere one by one; fail fast watches over it as over a Gather.
+    """A call whose answers are delivered one by one; fail fast watches it like a Gather.
 
     Args:
         node: of this process.
-        view: the mesh that was addressed.
+        view: the addressed mesh.
         targets: the procs of its actors.
     """
 
     port = 0
-    """Where the answers come; 0 if there are none."""
+    """The port for the answers; 0 if there are none."""
     unread = False
     """Whether an error that has arrived may still be read."""
     watched = True
-    """Whether others are looked after if it fails."""
+    """Whether to watch the other ranks if one fails."""
 
     def __init__(self, node: NodeLike, view: Any, targets: Sequence[Peer]) -> None:
         self._node = node
@@ -59,13 +59,13 @@ class Owed:
         self.actor: str = view._key
         self.targets = list(targets)
         self.party: CallGroup | None = None
-        # Changed by the receiving thread, or by the one that sends while it holds the only reference.
+        # Changed by the receiving thread, or by the sending thread while it holds the only reference.
         self.owed = set(range(len(self.targets)))
         self._failed: set[int] = set()
 
     @property
     def label(self) -> str:
-        """What is waited for, as errors say it."""
+        """The call, for errors."""
         return self.view._called
 
     @property
@@ -74,7 +74,7 @@ class Owed:
         return not self.owed
 
     def settle(self, position: int, failed: bool, closes: bool = True) -> None:
-        """An answer has come, or will not come; with the last one the port is closed, if it may be."""
+        """Note an answer or its loss; after the last one close the port, if allowed."""
         self.owed.discard(position)
         if not self.owed and closes:
             self._node.ports.close(self.port)
@@ -85,13 +85,13 @@ class Owed:
             self.party.completed()
 
     def check(self) -> None:
-        """Take note of procs that died while the call was being sent."""
+        """Note procs that died while the call was being sent."""
         for peer in self.targets:
             if peer.dead is not None:
                 self.lost(peer, peer.dead)
 
     def lost(self, peer: Peer, dead: m.Dead) -> bool:
-        """A proc has died; whether it owed something."""
+        """Note the death of a proc, and return whether it owed an answer."""
         raise NotImplementedError
 
     def waits_for(self) -> list[Peer]:
@@ -99,18 +99,18 @@ class Owed:
         return [self.targets[position] for position in sorted(self.owed)]
 
     def failed_positions(self) -> list[int]:
-        """Return those that have answered that they have failed."""
+        """Return the positions that have failed."""
         return sorted(self._failed)
 
     def base_rank(self, position: int) -> int:
-        """Return the rank of a position, as its mesh counts."""
+        """Return the base rank of a position."""
         return split_proc(self.targets[position].proc)[1]
 
 
 class Unanswered(Owed):
-    """Broadcasts to a mesh that somebody has sent, once one of its actors has failed: nobody hears how they end.
+    """Broadcasts to a mesh with a failed actor, whose ends nobody hears.
 
-    It is over when its ranks are seen to run nothing of the kind any more.
+    It is over when its ranks no longer run any of them.
     """
 
     def __init__(self, node: NodeLike, view: Any, targets: Sequence[Peer], failed: set[int]) -> None:

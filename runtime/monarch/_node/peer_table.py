@@ -1,4 +1,4 @@
-"""The peers of a process: who they are, how a new one is reached, what happens when one dies."""
+"""The peers of a process: lookup, connections to new ones, deaths."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from monarch._wire.receiving.loop import ReceiveLoop
 
 
 class PeerTable:
-    """All processes that this one has messages for.
+    """All processes that this one sends messages to.
 
     Args:
         proc: id of this process.
-        root: of the program that everything belongs to.
-        hosts: the ways to other hosts.
-        receive_loop: that receives here.
-        ports: whose calls fail when a peer dies.
+        root: proc id of the program that controls the session.
+        hosts: the connections to other hosts.
+        receive_loop: of this process.
+        ports: the open ports, whose calls fail when a peer dies.
         events: told of deaths.
         deliver: handles a message to this process itself.
     """
@@ -56,13 +56,13 @@ class PeerTable:
         self.pids: dict[str, int] = {}
         """Of processes of this host that were started from here. Leader only writes."""
         self.root = root
-        """Of the program that everything belongs to; another one when that takes over."""
+        """Proc id of the controlling program; changes when another one takes over."""
         self._hosts = hosts
         self._ports = ports
         self._events = events
 
     def get(self, proc: str, starting: bool = False) -> Peer:
-        """Return a peer by its proc id. One that was not started from here is watched from now on."""
+        """Return a peer by its proc id, and watch it unless it was started from here."""
         peer = self.known.get(proc)
         return peer if peer is not None else self._new(proc, starting)
 
@@ -72,10 +72,10 @@ class PeerTable:
             why = hosts.out_of_reach(host)
             if why is not None:
                 return self.gone(proc, why)
-            # Before the lock, which is not held while another one is waited for.
+            # Before the lock, which must not be held while waiting for another one.
             gateway = hosts.gateway(host)
         with self.lock:
-            # One only, since two connections would not keep the order.
+            # Only one connection, to keep messages in order.
             peer = self.known.get(proc)
             if peer is not None:
                 return peer
@@ -86,16 +86,16 @@ class PeerTable:
             peer.starting = starting
             peer = only_peer(self.known, peer)
         if peer.dead is None and host in hosts.lost and (why := hosts.out_of_reach(host)):
-            # The host was lost while this was made, and its loss was told without this peer.
+            # The host was lost meanwhile, and its loss was reported without this peer.
             peer.end(m.Dead(proc, why.cause, why.expected, []))
-        # An agent is missed by the loss of its host, and the root takes this process along.
+        # The loss of a host covers its agent, and this process ends with the root.
         if not starting and proc not in (self.proc, self.root) and not proc.endswith("/agent"):
-            # A rank asks the agent of its own host, which hears of the loss of others as well.
+            # A rank asks the agent of its own host, which also hears of lost hosts.
             self.to_agent(hosts.host if hosts.in_rank else host, m.Watch(self.proc, proc))
         return peer
 
     def gone(self, proc: str, why: m.Dead | None = None) -> Peer:
-        """Return a peer that is out of reach, or that died before anything was sent to it."""
+        """Return a peer that is unreachable, or died before anything was sent to it."""
         dead = m.Dead(proc, why.cause, why.expected, []) if why is not None else None
         with self.lock:
             return self.known.setdefault(proc, GonePeer(self, proc, dead))
@@ -105,12 +105,12 @@ class PeerTable:
         self.get(f"{host}/agent").send(m.encode(message))
 
     def end(self, dead: m.Dead) -> None:
-        """Fail what waits for a process that has died; in the receiving thread."""
+        """Fail calls that wait for a dead process; in the receiving thread."""
         peer = self.get(dead.proc) if dead.proc in self.known else self.gone(dead.proc)
         if peer.dead is not None:
             return
         events = self._events
-        # First, so that whoever sees the death sees as well that it is being decided about.
+        # First, so that whoever sees the death also sees its open verdict.
         events.dying.tell(dead)
         peer.end(dead)
         self.deaths += 1
@@ -120,18 +120,18 @@ class PeerTable:
         self.pids.pop(dead.proc, None)
         events.proc_died.tell(dead.proc)
         events.died.tell(dead, calls)
-        # It stays known for as long as this process lives: of its output, only what errors quote.
+        # It stays known while this process lives; of its output, only the lines that errors quote.
         dead.tails = [] if dead.expected else brief(dead.tails)
 
     def lose_host(self, host: str, cause: Cause, expected: bool = False) -> None:
-        """A host is lost with all of its processes, or was shut down."""
+        """Mark a host, with all of its processes, as lost or shut down."""
         self._hosts.lose(host, cause, expected)
         for proc, peer in list(self.known.items()):
             if peer.host == host and peer.dead is None and proc != self.proc:
                 self.end(m.Dead(proc, cause, expected, []))
 
     def ready(self, ready: m.Ready, _: Sequence[Any]) -> None:
-        """Return a process that was started from here listens."""
+        """Note that a process started from here listens."""
         peer = self.known.get(ready.src)
         if peer is not None:
             if peer.host == self._hosts.host:

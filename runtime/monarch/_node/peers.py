@@ -1,4 +1,4 @@
-"""The other processes, as one process sees them: how to send to each, how far it is behind, whether it has died."""
+"""Peers: the path to each other process, its backlog, and its death."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["WINDOW", "Gateway", "IpcPeer", "LocalPeer", "Peer", "RemotePeer", "S
 
 
 def cost_of(body: bytes, buffers: Sequence[memoryview]) -> int:
-    """What a message takes of its sender's window. Large buffers count less: their memory has bounds of its own."""
+    """Return the cost of a message in its sender's window. Large buffers count less: their memory is bounded too."""
     cost = 1 + (len(body) >> 12)
     if not buffers:
         return cost
@@ -34,7 +34,7 @@ def cost_of(body: bytes, buffers: Sequence[memoryview]) -> int:
 
 
 class Table(Protocol):
-    """What a peer needs of the table that it is in."""
+    """The table of a peer."""
 
     proc: str
     folder: str
@@ -46,13 +46,13 @@ class Table(Protocol):
 
 
 class Gateways(Protocol):
-    """The ways to other hosts."""
+    """The connections to other hosts."""
 
     def gateway(self, host: str) -> Gateway: ...
 
 
 class Peer:
-    """Another process, or this one; ``send`` puts a message on the one path to it."""
+    """Another process, or this one; ``send`` uses the only path to it."""
 
     __slots__ = ("dead", "host", "proc", "starting", "table", "thread", "window")
 
@@ -64,33 +64,33 @@ class Peer:
         self.dead: Dead | None = None
         # Has a lock of its own.
         self.window = Window()
-        # Of a thread that waits for room; the receive loop's.
+        # For threads that wait for room; the receive loop's lock.
         self.thread: Turn | None = None
         self.starting = False
-        """Whether it has not said yet that it is ready. Set before it is shared, cleared by the leader."""
+        """Whether it has not reported ready yet. Set before it is shared, cleared by the leader."""
 
     @property
     def sent(self) -> int:
-        """Cost of all that was sent to it."""
+        """The total cost sent to it."""
         return self.window.sent
 
     @property
     def credit(self) -> float:
-        """Up to which cost more may be sent."""
+        """The limit of the total cost."""
         return self.window.limit
 
     @property
     def done(self) -> bool:
-        """Whether it has room for one message more: what a sender waits for."""
+        """Whether it has room for one more message."""
         return self.window.has_room
 
     def finished(self, total: int) -> None:
-        """It has finished messages of this process, of that cost in all."""
+        """Note the total cost of messages that it has finished."""
         if self.window.finished(total):
             self.table.receive_loop.notify(self)
 
     def give_back(self, cost: int) -> None:
-        """Room that was reserved for a message is not needed."""
+        """Give back room reserved for a message."""
         if self.window.give_back(cost):
             self.table.receive_loop.notify(self)
 
@@ -99,11 +99,11 @@ class Peer:
         raise NotImplementedError
 
     def ready(self) -> None:
-        """It listens now."""
+        """Note that it listens."""
         self.starting = False
 
     def end(self, dead: Dead) -> None:
-        """It has died: nothing more goes there."""
+        """Note its death: nothing more is sent."""
         self.dead = dead
         self.window.open()
         self.starting = False
@@ -116,12 +116,12 @@ class LocalPeer(Peer):
     __slots__ = ()
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
-        # What came beside it is shared with those that it is still being sent to, and the actor may write to it.
+        # Copy the buffers, since the actor may write to them while they are being sent to others.
         self.table.deliver(frame, [memoryview(bytearray(part)) for part in more])
 
 
 class GonePeer(Peer):
-    """A process that was known to be gone, or out of reach, before anything was sent to it."""
+    """A process that was gone or unreachable before anything was sent to it."""
 
     __slots__ = ()
 
@@ -130,17 +130,17 @@ class GonePeer(Peer):
         self.dead = dead
 
     def send(self, frame: bytes, more: Sequence[Any] = ()) -> None:
-        """Drop it: ``dead`` says why to those who wait."""
+        """Drop the message; ``dead`` tells callers why."""
 
 
 class IpcPeer(Peer):
-    """A process of the same host. One that was only just asked for is connected to when it listens."""
+    """A process of the same host; one that is starting is connected when it listens."""
 
     __slots__ = ("_early", "_link")
 
     def __init__(self, table: Table, proc: str, starting: bool = False) -> None:
         super().__init__(table, proc)
-        # Connecting before it listens would cost a retry's pause.
+        # Connecting before it listens would cost the pause of a retry.
         self._early: deque[tuple[bytes, Sequence[Any]]] | None = deque() if starting else None
         self._link: Link | None = None if starting else self._connect()
 
@@ -166,13 +166,13 @@ class IpcPeer(Peer):
             return
         link = self._connect()
         with self.table.lock:
-            # A __del__ that runs in the middle of this adds to what is early, which keeps the order.
+            # Sends of a __del__ in the middle of this join the early ones, which keeps the order.
             while self._early:
                 link.send(*self._early.popleft())
             self._link, self._early = link, None
 
     def close(self, linger_ms: int) -> None:
-        """Close the connection; what it has not sent yet goes in that time."""
+        """Close the connection after its unsent messages, within a time."""
         if self._link is not None:
             self._link.close(linger_ms)
 
@@ -186,7 +186,7 @@ class IpcPeer(Peer):
 
 
 class RemotePeer(Peer):
-    """A process of another host; messages go by a gateway."""
+    """A process of another host; messages go through a gateway."""
 
     __slots__ = ("_gateway",)
 
@@ -207,7 +207,7 @@ def only_peer(peers: dict[str, Peer], made: Peer) -> Peer:
 
 
 class Gateway:
-    """The way to the procs of another host: that host's agent, or for a rank its own agent, which passes it on."""
+    """The connection to another host: through its agent, or for a rank through its own agent."""
 
     def __init__(self, link: Link, agent: str, direct: bool) -> None:
         self._link = link
@@ -223,7 +223,7 @@ class Gateway:
             self._link.send(encode(Route(proc, len(frames))), frames)
 
     def cast(self, src: str, procs: list[str], port: int, frames: Sequence[Any]) -> None:
-        """Send one message to many procs of the host; their replies to the port come as one."""
+        """Send one message to many procs of the host; their replies arrive as one batch."""
         cast = encode(Cast(src, procs, port, len(frames)))
         if self._direct:
             self._link.send(cast, frames)
@@ -231,7 +231,7 @@ class Gateway:
             self._link.send(encode(Route(self._agent, len(frames) + 1)), [cast, *frames])
 
     def monitor(self) -> Any:
-        """Return a socket that tells when the connection to the host is lost; None where another process has it."""
+        """Return a socket that reports the loss of the connection; None if another process has the connection."""
         return self._link.monitor() if self._direct else None
 
     def close(self, linger_ms: int = 0) -> None:
@@ -241,7 +241,7 @@ class Gateway:
 
 
 class Shape(NamedTuple):
-    """Which ranks a view has; one object, so that whoever reads it reads one state."""
+    """The ranks of a view, as one object, so that readers see one state."""
 
     region: Region
     packed: bytes
@@ -254,10 +254,9 @@ class Shape(NamedTuple):
 
 
 class Targets:
-    """Where the members of a view are at a time: those that are sent to directly, and those of other hosts, by host.
+    """A snapshot of the members of a view: direct peers, and those of other hosts, by host.
 
-    Everything about one call comes from one of these: whom it is sent to, the view it names, whose answers are awaited.
-    It does not change once it is made.
+    One snapshot determines everything about a call: its receivers, its view, the awaited answers. It is immutable.
 
     Args:
         shape: of the view.

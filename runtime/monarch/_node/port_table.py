@@ -1,4 +1,4 @@
-"""Ports: the numbers that replies are sent to, and what waits behind each."""
+"""Ports: the numbers that replies are sent to, and their sinks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from monarch._node.peers import Peer
 
 _OLDEST = 256
-"""Calls that are searched for unresponsive ranks; a bound, so that it stays cheap with many calls under way."""
+"""The most calls searched for unresponsive ranks, to stay cheap with many pending calls."""
 
 
 class Sink(Protocol):
@@ -59,25 +59,25 @@ class PortTable:
         return [gather.label for gather in list(self.gathers.values()) if gather.lost(peer, dead)]
 
     def lose_all(self, reason: m.Dead) -> None:
-        """Fail every call that is under way."""
+        """Fail every pending call."""
         for gather in list(self.gathers.values()):
             for peer in {*gather.targets}:
                 gather.lost(peer, reason)
 
     def fail_calls(self, uid: str, key: str, why: str, latest: int) -> int:
-        """Fail calls under way to a mesh, or to those of its actors that have a key; return how many.
+        """Fail pending calls to a mesh, or to its actors with a key; return how many.
 
         Args:
             uid: of the mesh.
             key: of the actors; empty for all.
             why: for their errors.
-            latest: the last port that is affected. Calls that were made after the failure was caught go on.
+            latest: the last affected port. Calls made after the failure was caught go on.
         """
         affected = [gather for port, gather in list(self.gathers.items()) if port <= latest and hasattr(gather, "fail")]
         return sum(gather.fail(uid, key, why) for gather in affected)
 
     def waited_for(self) -> set[str]:
-        """Return the proc ids that the oldest calls wait for: if one is unresponsive, it keeps one of these waiting."""
+        """Return the proc ids that the oldest calls wait for; an unresponsive one delays one of these."""
         oldest = islice(list(self.gathers.values()), _OLDEST)
         waiting = [gather for gather in oldest if hasattr(gather, "waits_for")]
         return {peer.proc for gather in waiting for peer in gather.waits_for() if peer.dead is None}

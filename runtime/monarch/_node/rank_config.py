@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ActorSpec:
-    """An actor mesh to be."""
+    """The specification of an actor mesh."""
 
     name: str
     cls: type
@@ -21,30 +21,30 @@ class ActorSpec:
     kwargs: dict[str, Any]
     procs: Procs
     region: Region
-    """The procs that have one of its actors."""
+    """The procs with one of its actors."""
     owner: str
     """Proc that spawned it."""
     owner_actor: str
-    """Key of the actor that did, empty for a program."""
+    """Key of the actor that spawned it; empty for a program."""
     whole: bool = False
-    """Whether it is on all of the procs, and so becomes larger and smaller with them."""
+    """Whether it is on all procs and so is resized with them."""
 
 
 @dataclass
 class RankConfig:
-    """What a rank is started with: common to all of a mesh."""
+    """The configuration of the ranks of a mesh."""
 
     owner: str
     root: str
     procs: Procs
     port: int
-    """Where the owner learns that the rank is set up."""
+    """The owner's port for news that the rank is set up."""
     bootstrap: bytes | None
     """A pickled function to run before any actor is made."""
     owner_actor: str = ""
     addresses: tuple[str, ...] = ()
-    """Of each host of the mesh, in order, the address by which the others reach it; empty where it is not known."""
+    """The address of each host of the mesh, in order; empty if unknown."""
     bound: bool = False
-    """Whether the person has said on which cores the processes run."""
+    """Whether the user has set the cores of the processes."""
     secret: bytes = b""
-    """Of the session: who has it may read and write the buffers of its processes."""
+    """The session's secret: its holders may read and write the buffers of its processes."""

@@ -1,4 +1,4 @@
-"""Exceptions on their way from a rank to the caller: packed there, raised here, equal ones of many ranks as one."""
+"""Exceptions from ranks: packed there, raised at the caller, equal ones of many ranks as one."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _MAX_TEXT = 100_000
 
 
 class Outcome:
-    """A value that says whether the call that it comes from has failed, as that of a cell does."""
+    """A value that tells whether its call has failed, such as the result of a cell."""
 
     @property
     def failed(self) -> bool:
-        """Whether it has."""
+        """Whether the call has failed."""
         raise NotImplementedError
 
 
@@ -42,15 +42,15 @@ def unpack_failure(data: bytes) -> Failure:
     try:
         return _unpack(data)
     except UNREADABLE as error:
-        text = f"an error arrived as {len(data)} bytes that are no failure of protocol version {VERSION}: {error}"
+        text = f"an error arrived as {len(data)} bytes that are not a failure of protocol version {VERSION}: {error}"
         known = ProtocolError(text)
         return Failure("ProtocolError", text, "", f"ProtocolError: {text}", _pickled(known), True)
 
 
 def pack_failure(error: BaseException, own: bool = False, freed: bool = False) -> bytes:
-    """Return an exception for the wire.
+    """Pack an exception for the wire.
 
-    What cannot be pickled goes as text. Nothing that the exception does raises here.
+    Parts that cannot be pickled are sent as text. User code in the exception cannot raise here.
     """
     trace, where = _trace(error)
     kind = type(error).__qualname__
@@ -61,12 +61,12 @@ def pack_failure(error: BaseException, own: bool = False, freed: bool = False) -
 
 
 def _sendable(text: str) -> str:
-    """Return the text in characters that UTF-8 has: a file name with other bytes is shown by escapes."""
+    """Return a text that UTF-8 can encode; other bytes in file names become escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def in_cleanup(failure: bytes) -> bytes:
-    """Return a packed failure, with the words that it is of ``__cleanup__``."""
+    """Return a packed failure, marked as of ``__cleanup__``."""
     known = unpack_failure(failure)
     if not known.own:
         known.kind = f"__cleanup__() raised {known.kind}"
@@ -74,31 +74,31 @@ def in_cleanup(failure: bytes) -> bytes:
 
 
 def in_bootstrap(failure: bytes) -> bytes:
-    """Return a packed failure, with the words that it is of the bootstrap."""
+    """Return a packed failure, marked as of the bootstrap."""
     known = unpack_failure(failure)
     known.kind = f"bootstrap raised {known.kind}"
     return encode(known)
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    # Its traceback and context would bring the frames of the rank along, and do not survive pickling anyhow.
+    # The traceback and context would drag the rank's frames along and do not survive pickling.
     try:
         body, buffers = dumps(error)
         if buffers or len(body) > 1_000_000:
             return None
         return body if type(_again(body)) is type(error) else None
     except BaseException:
-        # An __init__ that does not take its own args, a lock among its attributes, an interrupt: the text has to do.
+        # Only text: __init__ does not take its own args, an attribute is a lock, or an interrupt came.
         return None
 
 
 def _again(body: bytes) -> Any:
-    """What comes out of a pickled error. Most of this package's own are packed in the thread that receives."""
+    """Return the unpickled error. Most Monarch errors are packed in the receiving thread."""
     try:
         return plain.loads_plain(body)
     except ProtocolError:
         if plain.receives_here():
-            # It has objects of the user's.
+            # It contains user objects.
             raise
         return loads(body)
 
@@ -111,12 +111,12 @@ def _text(error: BaseException) -> str:
 
 
 def is_ours(filename: str) -> bool:
-    """Return whether a file is of this package."""
+    """Return whether a file belongs to this package."""
     return filename.startswith(_OURS)
 
 
 def _trace(error: BaseException) -> tuple[str, str]:
-    """Return the traceback as text, with the frames of the user's code, and the last line of that."""
+    """Return the traceback of user code as text, and its last line."""
     where = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if not where or not _is_library(frame.f_code.co_filename):
@@ -134,7 +134,7 @@ def _trace(error: BaseException) -> tuple[str, str]:
 
 
 def fold_frames(shown: traceback.TracebackException | None) -> None:
-    """Leave our own frames out, unless there are no others."""
+    """Remove frames of this package, unless there are no others."""
     seen: set[int] = set()
     while shown is not None and id(shown) not in seen:
         seen.add(id(shown))
@@ -148,7 +148,7 @@ def _is_library(filename: str) -> bool:
 
 
 def exception_of(failure: Failure) -> BaseException | None:
-    """Return the exception itself, None if it cannot be made here."""
+    """Return the exception itself; None if it cannot be made here."""
     if failure.pickled is None:
         return None
     try:
@@ -158,12 +158,12 @@ def exception_of(failure: Failure) -> BaseException | None:
 
 
 def is_consequence(told: BaseException | None) -> bool:
-    """Return whether what is told in place of an error only says what other ranks have brought about."""
+    """Return whether a replaced error only reports the effect of other ranks."""
     return told is not None and not isinstance(told, CollectiveMismatchError)
 
 
 def raise_one(failure: Failure, extent: Extent, rank: int, call: str) -> BaseException:
-    """Return the error of a call that one actor answered, to be raised."""
+    """Return the error to raise for a call to one actor."""
     return group({rank: failure}, extent, call, None)
 
 
@@ -174,19 +174,19 @@ def group(
     results: ValueMesh[Any] | None,
     unanswered: Sequence[int] = (),
 ) -> BaseException:
-    """One error of all failed ranks: those that failed alike are told once.
+    """Return one error for all failed ranks; equal failures are reported once.
 
     Args:
         failures: by rank.
-        extent: of the view that was addressed.
+        extent: of the addressed view.
         call: its label.
-        results: of those that answered with a value.
-        unanswered: ranks that were no longer waited for.
+        results: the values of the other ranks.
+        unanswered: ranks whose answers were abandoned.
     """
     kinds: dict[tuple[str, str, str], list[int]] = {}
     for rank, failure in sorted(failures.items()):
         kinds.setdefault((failure.kind, failure.text, failure.where), []).append(rank)
-    # What has caused the others comes first.
+    # Causes come before consequences.
     first = min(failures, key=lambda rank: (failures[rank].freed, rank))
     failure = failures[first]
     original = exception_of(failure)
@@ -221,7 +221,7 @@ _FRAME = re.compile(r'  File "(.+)", line (\d+), in ')
 
 
 def with_source(trace: str) -> list[str]:
-    """Return the lines of a traceback; those of the program's own source that the rank did not have are put in here."""
+    """Return the lines of a traceback, with source lines that only the program has."""
     lines = trace.splitlines()
     whole: list[str] = []
     for index, line in enumerate(lines):

@@ -1,4 +1,4 @@
-"""Answers to messages of other processes, and the count of what was finished for each."""
+"""Answers to messages of other processes, and the finished cost of each sender."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _VIEWS = 4096
 
 
 class Replies:
-    """What one process answers, and the credit that it gives back to each sender.
+    """The answers of one process, and the credit that it returns to senders.
 
     Args:
         peers: of this process.
         bulk: its shared memory.
-        place: the rank of this process in its mesh, and the name of that mesh.
+        place: returns the rank of this process and the name of its mesh.
     """
 
     def __init__(self, peers: PeerTable, bulk: BulkData, place: Callable[[], tuple[int, str]]) -> None:
@@ -38,16 +38,16 @@ class Replies:
         self._proc = peers.proc
         self._host = host_of(peers.proc)
         self.counts: dict[str, Finished] = {}
-        """By sender; grows by setdefault only, and each has a lock of its own."""
+        """By sender; grows only by setdefault, and each has its own lock."""
         # A cache without a lock: two threads that miss the same view make two equal regions.
         self._views: dict[bytes, Region] = {}
 
     def send(
         self, to: str, port: int, rank: int, status: int, body: bytes, buffers: Sequence[memoryview] = (), cost: int = 0
     ) -> None:
-        """Send a value or an error to a port, after a message of that process was handled of that cost.
+        """Send a value or an error to a port, after handling a message of a cost.
 
-        What it raises, it raises before anything is sent or counted.
+        If it raises, nothing was sent or counted.
         """
         peer = self._peers.known.get(to) or self._peers.get(to)
         near = buffers and peer.host == self._host and are_large(buffers)
@@ -67,12 +67,12 @@ class Replies:
         except Exception as error:
             place = m.NOWHERE
             if status == m.RESULT:
-                text = f"rank {rank} of {name} was sent a message that is not for it: {error}"
+                text = f"rank {rank} of {name} received a message for other ranks: {error}"
                 status, body = m.ERROR, pack_failure(PointError(text), True)
         self.send(to, port, place, status, body)
 
     def finished(self, src: str, cost: int, replying: bool) -> None:
-        """Count a message of a process as handled; unless an answer will say so, its sender is told when it is due."""
+        """Count a message as handled; without an answer that says so, tell the sender when due."""
         counts = self.counts.get(src) or self._counts_of(src)
         if replying:
             counts.add(cost)
@@ -80,11 +80,11 @@ class Replies:
             self._peers.get(src).send(m.encode(m.Credit(self._proc, total)))
 
     def credited(self, credit: m.Credit, _: Sequence[Any]) -> None:
-        """A receiver has finished messages of this process."""
+        """Take credit from a receiver."""
         self._peers.get(credit.src).finished(credit.done)
 
     def region_of(self, view: bytes) -> Region:
-        """Return the region that a message addressed."""
+        """Return the region of a message."""
         region = self._views.get(view)
         if region is None:
             if len(self._views) > _VIEWS:

@@ -1,4 +1,4 @@
-"""How threads and event loops of a process wait for futures."""
+"""Waits of threads and event loops for futures."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class ActorWaits(Protocol):
 
 
 class Waits:
-    """The waits of one process, and what is shown before a result is read."""
+    """The waits of one process, and the output shown before a result is read."""
 
     def __init__(self, receive_loop: ReceiveLoop) -> None:
         self._receive_loop = receive_loop
         self.lock = threading.RLock()
-        """Of all futures: held for a few steps, and again by a ``__del__`` that runs in the middle of them."""
+        """The lock of all futures: held briefly, and reentrantly by a ``__del__`` that runs meanwhile."""
         self.unshown: dict[int, threading.Event] = {}
-        """By port that is done and whose output is not shown yet: set once it is."""
+        """By port of an ended call with pending output: set once it is shown."""
         self.await_shown: Callable[[], None] = lambda: None
-        """Waits for that, at most a moment."""
+        """Waits for that output, briefly."""
         self.actors: ActorWaits | None = None
         """Set once, before the first actor runs."""
 

@@ -1,4 +1,4 @@
-"""A value cut to what is shown of it: the first items of large lists and mappings, the beginning of long texts."""
+"""Values cut for display: the first items of large containers, the beginning of long texts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class _Shown:
 
 
 def bounded(value: object) -> object:
-    """The value itself if it is small; else a copy with as much as is shown, and counts of the rest."""
+    """Return a small value itself; otherwise a copy of the shown part, with counts of the rest."""
     return _Cut().cut(value) if _count(value, ALL, set()) > ALL else value
 
 
 def _count(value: Any, most: int, inside: set[int]) -> int:
-    """How many items a value has with those of what it contains; more than ``most`` if some of it is not to be shown.
+    """Count the items of a value recursively; return more than ``most`` if not all can be shown.
 
     Args:
         value: the value.
@@ -110,7 +110,7 @@ class _Cut:
 
 
 def _mapping(pairs: list[tuple[object, object]], more: list[_Shown]) -> object:
-    # What stands for a key may not be hashable.
+    # The stand-in for a key may not be hashable.
     made: dict[object, object] = {key if _is_plain(key) else _Shown(repr(key)): each for key, each in pairs}
     made.update((each, _Shown("…")) for each in more)
     return made
@@ -126,6 +126,6 @@ def _braces(kind: type, parts: list[Any]) -> str:
 
 
 def _beginning(value: Any) -> _Shown:
-    """What a type says of itself, which is quicker than laying it out."""
+    """Return the beginning of a value's own repr, which is quicker than pretty-printing."""
     text = repr(value)
     return _Shown(text if len(text) <= TEXT else f"{text[:TEXT]} … {len(value)} items in all")

@@ -1,4 +1,4 @@
-"""What a rank's code is doing that does not stop: asked while a cell runs, answered at once."""
+"""The thread state of code that does not stop: requested while a cell runs, answered at once."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from monarch._procs.os.blocked import Wait, blocked
 from monarch._supervision.freeing import running, thread_of, waiting
 
 _LONGEST = 80
-"""Characters of an expression that are shown."""
+"""The most characters shown of an expression."""
 _prodded: dict[str, int] = {}
-"""Of actors in the main thread, by key: how often it had shown that it goes on, when it was asked last."""
+"""By key of an actor in the main thread: the count of ``noticed`` at the last request."""
 
 
 class ThreadState(NamedTuple):
-    """What the code of a call does."""
+    """The state of a call's code."""
 
     activity: Activity
     line: int
     """Line of the cell, 0 if none of its frames is of a cell."""
     call: str
-    """The expression that is called there, as the code has it; empty if that is not known."""
+    """The called expression in source form; empty if unknown."""
 
 
 @service("busy.prod", "threaded")
 def prod(key: str, src: str, port: int) -> None:
-    """Service: interrupts a call once more, so that ``doing`` can tell soon whether that is swallowed.
+    """Service: interrupt a call once more, so that ``thread_state`` can tell whether it swallows interrupts.
 
     Args:
         key: of the actor's mesh.
@@ -53,7 +53,7 @@ def prod(key: str, src: str, port: int) -> None:
 
 @service("busy.thread_state", "threaded")
 def thread_state(key: str, src: str, port: int, name: str) -> ThreadState | None:
-    """Service: what the code of a call does; None if it has ended.
+    """Service: return the state of a call's code; None if it has ended.
 
     Args:
         key: of the actor's mesh.
@@ -61,14 +61,14 @@ def thread_state(key: str, src: str, port: int, name: str) -> ThreadState | None
         port: where it waits for the answer.
         name: what the cell's frames call their file.
     """
-    # A call may wait behind another one that does not stop.
+    # A call may be queued behind another one that does not stop.
     found = running(key, src, port)
     mailbox = found[0] if found is not None else waiting(key, src, port)
     if mailbox is None:
         return None
     ident = thread_of(mailbox)
     threads = mailbox.executor.interrupts
-    # Both come between two steps of Python code, so inside a C call they are still to come.
+    # Both are delivered between bytecodes, so in a C call they are still pending.
     moves = not threads.pending if threads is not None else interrupts.noticed > _prodded.get(key, interrupts.noticed)
     frame = sys._current_frames().get(ident)
     activity = Activity.PYTHON
@@ -88,7 +88,7 @@ def _frame_of(frame: FrameType | None, name: str) -> FrameType | None:
 
 
 def _call_at(frame: FrameType | None) -> str:
-    """Return the expression that a frame is in the middle of."""
+    """Return the expression that a frame is evaluating."""
     if frame is None:
         return ""
     lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)

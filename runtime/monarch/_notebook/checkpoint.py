@@ -1,7 +1,7 @@
 """Variables of cells on disk: what of a namespace is saved, and how it comes back into that of another rank.
 
-Values differ between the ranks of a notebook more often than not, so each rank has a table of what it had. What all
-ranks had alike comes back on any number of ranks, the rest on the rank that had it.
+Values mostly differ between the ranks of a notebook, so each rank has a table of its own. Values common to all ranks
+are restored on any number of ranks, the others on the rank that had them.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def load(namespace: Namespace, folder: str, names: list[str]) -> tuple[dict[str,
         names: of variables; none for all that the version has.
 
     Returns:
-        Of each that came back, how; and of each that did not, why. What did not is as it was.
+        How each restored variable came back, and why each other one did not; those are unchanged.
     """
     from monarch._tensors.checkpoints.restores import Version
 
@@ -108,7 +108,7 @@ def _is_of(name: str, part: str) -> bool:
 
 
 def _table_of(version: Version, rank: int) -> tuple[Table, set[str]]:
-    """What a rank had; of one that was not there, what all had alike, and the names of what they had not."""
+    """Return the table of a rank; for a new rank, the values common to all, and the names that differ."""
     from monarch._tensors.checkpoints.files import RANK
 
     tables = [key for key in version.known if key.startswith(RANK)]
@@ -137,7 +137,7 @@ def _restore(namespace: Namespace, version: Version, name: str, parts: Table) ->
 
 
 def _restore_tensor(variables: dict[str, Any], version: Version, name: str, key: str) -> Any:
-    """In place, if there is one of the same kind: others may refer to it, as an optimizer does."""
+    """Restore in place if a tensor of the same kind exists, since others, such as an optimizer, may refer to it."""
     import torch
 
     there = variables.get(name)

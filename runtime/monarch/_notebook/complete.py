@@ -1,4 +1,4 @@
-"""What a name on a rank may become, and what it means: for help while typing."""
+"""Completion and inspection of names on a rank."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _LIMIT = 500
 
 @service("complete.complete_here", "threaded")
 def complete_here(text: str, key: str) -> list[str]:
-    """Completions of the name that a piece of code ends in, in this rank.
+    """Return completions, in this rank, of the name at the end of a piece of code.
 
     Args:
         text: the code up to the cursor.
-        key: of the actors that the cell runs inside; empty in the namespace.
+        key: of the actors that the cell runs in; empty for the namespace.
     """
     return complete(text, _variables(key))
 
 
 @service("complete.inspect_here", "threaded")
 def inspect_here(name: str, key: str) -> str | None:
-    """What a name means in this rank: see ``inspect_name``."""
+    """Inspect a name in this rank: see ``inspect_name``."""
     return inspect_name(name, _variables(key))
 
 
@@ -41,7 +41,7 @@ def _variables(key: str) -> dict[str, Any]:
 
 
 def complete(text: str, variables: dict[str, Any]) -> list[str]:
-    """Completions of the name that a piece of code ends in; of an attribute with what stands before it."""
+    """Return completions of the name at the end of a piece of code, attributes with their prefix."""
     found = _NAME.search(text)
     name = (found[1] or "") if found else ""
     before, dot, last = name.rpartition(".")
@@ -56,7 +56,7 @@ def complete(text: str, variables: dict[str, Any]) -> list[str]:
 
 
 def inspect_name(name: str, variables: dict[str, Any]) -> str | None:
-    """Signature, type and docstring of what a name means; None if it means nothing."""
+    """Return the signature, type and docstring of a name's value; None if it is undefined."""
     value = _value(name, variables)
     if value is _NOTHING:
         return None
@@ -72,14 +72,14 @@ _NOTHING: Any = object()
 
 
 def _value(name: str, variables: dict[str, Any]) -> Any:
-    """What a dotted name means, without running code of properties that are not there already."""
+    """Return the value of a dotted name, without running properties."""
     first, *rest = name.split(".")
     value = variables.get(first, getattr(builtins, first, _NOTHING))
     for part in rest:
         if value is _NOTHING:
             break
         if isinstance(inspect.getattr_static(type(value), part, None), property):
-            # It may do anything, and take any time.
+            # A property may do anything and take any time.
             return _NOTHING
         value = getattr(value, part, _NOTHING)
     return value

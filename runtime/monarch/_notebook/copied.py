@@ -13,19 +13,19 @@ from monarch._wire.pickling import dumps
 from monarch.exceptions import SerializationError
 
 _DEFINED = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
-"""What cells define: that is run again and not copied, so that it is the rank's own."""
+"""Definitions of cells, which are rerun instead of copied, so that they belong to the rank."""
 
 
 @service("replicas.give", "actor")
 def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], tuple[list[str], dict[str, str]]]:
-    """On the rank that has them: variables, together so that what they share stays shared.
+    """Pack variables on their rank, together so that shared objects stay shared.
 
     Args:
         namespace: of this rank.
-        names: which; all that cells have made, and that can be copied, if there are none.
+        names: the variables; none for all that cells made and that can be copied.
 
     Raises:
-        NameError: there is no variable of a name.
+        NameError: a variable does not exist.
     """
     variables = namespace.variables
     missing = [name for name in names if name not in variables]
@@ -51,12 +51,12 @@ def give(namespace: Namespace, names: Sequence[str]) -> tuple[dict[str, Any], tu
 
 @service("replicas.take", "actor")
 def take(namespace: Namespace, state: dict[str, Any]) -> None:
-    """On the others: sets them."""
+    """Set the variables on the other ranks."""
     namespace.variables.update(state)
 
 
 def _of_its_rank(value: Any) -> str:
-    """Why something is of no use to another rank; empty if it is."""
+    """Return why a value is useless to another rank; empty if it is useful."""
     torch = sys.modules.get("torch")
     if torch is None:
         return ""
@@ -64,9 +64,9 @@ def _of_its_rank(value: Any) -> str:
     if not distributed.is_available():
         return ""
     if isinstance(value, distributed.ProcessGroup):
-        return "a process group is of its rank"
+        return "a process group belongs to its rank"
     if isinstance(value, torch.nn.parallel.DistributedDataParallel):
-        return "DistributedDataParallel is of its rank; copy the model in it, and wrap that anew on all ranks"
+        return "DistributedDataParallel belongs to its rank; copy its model, and wrap it again on all ranks"
     # Where nobody has imported it, nothing is of it.
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
     if isinstance(value, kind) or (

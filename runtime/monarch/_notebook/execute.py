@@ -29,12 +29,12 @@ RESULT_LIMIT = 64 << 20
 
 @dataclass
 class CellError:
-    """What a cell raised on one rank."""
+    """The error of a cell on one rank."""
 
     kind: str
     text: str
     line: int
-    """Line of the cell that it was at; 0 if it is none of the cell's."""
+    """Line of the cell; 0 if none of its frames is in the cell."""
     source: str
     """That line."""
     trace: str
@@ -65,7 +65,7 @@ class LazyPickle:
 
 @dataclass
 class CellResult(Outcome):
-    """What a cell gave on one rank."""
+    """The result of a cell on one rank."""
 
     bundle: Bundle | None
     """How its value shows; None if the cell does not end in an expression, or that is None."""
@@ -95,7 +95,7 @@ def run(steps: Steps) -> CellResult:
 
 
 async def run_async(steps: Steps) -> CellResult:
-    """Return the same on an event loop that runs already."""
+    """Run a cell on a running event loop."""
     send: Any = None
     while True:
         try:
@@ -191,7 +191,7 @@ def _ends_in_semicolon(source: str, end: Any) -> bool:
 
 
 def _sealed(value: Any) -> LazyPickle | None:
-    """The value if it can be sent and is not too large, else nothing."""
+    """Return the pickled value if it can be sent and is not too large, otherwise None."""
     try:
         body, buffers = dumps(value)
     except SerializationError:

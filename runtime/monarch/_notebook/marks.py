@@ -1,4 +1,4 @@
-"""Has a cell say which of its lines it is at, for the case that its process dies there."""
+"""Marks of the current line of a cell, in case its process dies there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def prepare() -> Mark:
 
 
 def unmark() -> None:
-    """The cell has ended."""
+    """Clear the mark at the end of a cell."""
     if _mark is not None:
         _mark.slot[0] = 0
 

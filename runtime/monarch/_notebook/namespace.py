@@ -25,7 +25,7 @@ class Namespace(Actor):
         device: ``cpu`` or ``cuda``; empty for what there is.
 
     Raises:
-        RuntimeError: it is to be ``cuda``, and this rank sees none.
+        RuntimeError: the device is ``cuda``, and this rank sees no GPU.
     """
 
     def __init__(self, name: str, device: str = "") -> None:
@@ -60,7 +60,7 @@ class Namespace(Actor):
         builtins.__dict__.setdefault("display", self.display)
 
     def __resized__(self, old: dict[str, int], new: dict[str, int]) -> None:
-        """The mesh is larger or smaller than before."""
+        """Take the new size of the mesh."""
         instance = context().actor_instance
         self.point = instance.rank
         self.variables.update(world_size=self.point.extent.nelements, point=self.point, mesh=instance.proc_mesh)

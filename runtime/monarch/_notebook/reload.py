@@ -50,7 +50,7 @@ def reload_here(number: int, name: str, path: str, source: str) -> bool:
 
 
 def renamed(number: int, old: Any) -> Any:
-    """What something of the module is after a reload; itself, if it is not of the module."""
+    """Return the new version of an object of a reloaded module; other objects themselves."""
     found = _before.get(number)
     return found[2].get(id(old), old) if found is not None else old
 
@@ -73,5 +73,5 @@ def restore(number: int) -> None:
 
 @service("reload.forget", "threaded")
 def forget(number: int) -> None:
-    """A reload is final."""
+    """Make a reload final."""
     _before.pop(number, None)

@@ -1,4 +1,4 @@
-"""What a value looks like in a notebook, as a bundle of MIME types; without IPython, which ranks do not have."""
+"""MIME bundles of values for a notebook, without IPython, which ranks do not have."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _threads = 0
 class CellText(RankText):
     """Text to a descriptor that a rank captures; lines of threads go with the call that started the thread.
 
-    As long as there is no such thread, ``write`` is that of RankText: it runs for each piece of each print.
+    Without any, ``write`` is that of RankText, since it runs for each piece of each print.
     """
 
     def look(self, on: bool) -> None:
@@ -66,7 +66,7 @@ class CellText(RankText):
         busy = next(
             ((mailbox, mailbox.running) for mailbox in list(actors_of(node).here.values()) if mailbox.running), None
         )
-        # What was printed before is the call's that runs. This may wait for the program to take it.
+        # Earlier output belongs to the running call. This may wait for the program to take it.
         _send_as(busy, node.output.idle)
         with _lock:
             _send_as(busy, node.output.send_printed)
@@ -75,7 +75,7 @@ class CellText(RankText):
 
 
 def _count_threads(change: int) -> None:
-    """A thread of a call begins or ends: with the first one, writers look whose call they print for."""
+    """Note that a thread of a call begins or ends; from the first one on, writers look up their call."""
     global _threads
     with _lock:
         _threads += change
@@ -92,7 +92,7 @@ def _send_as(call: Any, send: Callable[[], None]) -> None:
 
 
 def install() -> None:
-    """Put such streams in place, and has threads remember the call that started them."""
+    """Install these streams, and make threads remember the call that started them."""
     if isinstance(sys.stdout, CellText):
         return
     for name in ("stdout", "stderr"):

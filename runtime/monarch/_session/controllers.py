@@ -1,4 +1,4 @@
-"""Singletons of a session: actors that anyone may ask for by name, and that live in the program itself."""
+"""Controllers: singleton actors of a session that live in the program and are looked up by name."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _controllers: dict[str, dict[str, _Named]] = {}
 
 
 def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) -> Future[A]:
-    """Return the actor of this name, which is made in the program's process when it is first asked for, from anywhere.
+    """Return the actor of this name. The first request, from any process, spawns it in the program's process.
 
     Args:
         name: unique in the session.
-        cls: its class, if it has to be made.
-        args: for its constructor; left out of account if it is there already.
-        kwargs: likewise.
+        cls: its class.
+        args: positional arguments of its constructor; ignored if the actor exists.
+        kwargs: keyword arguments; likewise.
     """
     node = open_node()
     if node.config is None:
         return in_thread(node, f"controller {name!r}", lambda: cast("A", _local(name, cls, args, kwargs)))
-    # The program has an actor for this, known by its key in every process.
+    # The program has a directory for this, with the same key in every process.
     gather: Gather[Any] = Gather(
         node, [node.peers.get(node.root)], Extent((), ()), "controllers", "get", lambda _, values: values[0]
     )
@@ -50,7 +50,7 @@ def get_or_spawn_controller(name: str, cls: type[A], *args: Any, **kwargs: Any) 
 
 
 class _Named(NamedTuple):
-    """A controller to be: the lock is held while it is made."""
+    """A controller; the lock is held while it is spawned."""
 
     lock: threading.Lock
     made: list[ActorMesh]
@@ -73,11 +73,11 @@ def _local(name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 CONTROLLERS = "controllers"
-"""Key of what ranks send to, to ask the program for a controller."""
+"""Key of the program's directory of controllers."""
 
 
 class ControllerDirectory:
-    """In the program, in place of an actor: gives controllers to ranks that ask. Each waits in a thread of its own."""
+    """The program's directory of controllers, addressed like an actor. Each request has its own thread."""
 
     running = None
 
@@ -85,11 +85,11 @@ class ControllerDirectory:
         self._node = node
 
     def deliver(self, call: m.Call, more: Sequence[Any]) -> None:
-        """Take the message of a rank."""
+        """Handle the request of a rank."""
         threading.Thread(target=self._answer, args=(call, more), name="monarch-controllers", daemon=True).start()
 
     def state_of(self, proc: str, port: int) -> None:
-        """It is never what a circle of actors waits for."""
+        """Return None: it is never part of a deadlock."""
 
     def _answer(self, call: m.Call, more: Sequence[Any]) -> None:
         node = self._node

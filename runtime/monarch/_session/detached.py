@@ -1,4 +1,4 @@
-"""Kept meshes: procs and actors that outlive their program, and that another one of the same user attaches."""
+"""Detached meshes: processes and actors that outlive their program until another one of the same user attaches them."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ __all__ = ["DetachedMesh", "attach", "end", "keep", "records"]
 _HERE = "127.0.0.1"
 _PATIENCE = 10.0
 _LEAST = 1.0
-"""Seconds of the shortest lease."""
+"""The shortest lease, in seconds."""
 
 
 class DetachedHosts(HostMesh):
-    """The host of a kept mesh, or a view of it."""
+    """The host of a detached mesh, or a view of it."""
 
     def spawn_procs(self, *args: Any, **kwargs: Any) -> ProcMesh:
-        """As that of any host; the processes are kept, and how they were asked for."""
+        """Start processes as on any host; they and their settings are kept."""
         mesh = super().spawn_procs(*args, **kwargs)
         shared = mesh._state
         starting = shared.starting
@@ -73,17 +73,17 @@ class DetachedHosts(HostMesh):
 
 
 class DetachedMesh:
-    """A kept mesh that this program has attached. It goes on when the program ends, until its lease does.
+    """A detached mesh that this program has attached. It outlives the program until its lease ends.
 
     Attributes:
         name: its name.
-        seconds: how long it lives without a program.
-        hosts: the host that it is on; processes that are spawned there are kept.
-        procs: the meshes of processes that programs before this one have spawned there.
-        actors: the meshes of actors that they have.
-        book: what was left by ``note``, here or by programs before.
-        dropped: bytes that were printed while no program was there, and that there was no room for.
-        problems: what could not be had, each in words.
+        seconds: its lease without a program, in seconds.
+        hosts: its host; processes spawned there outlive the program.
+        procs: the process meshes that earlier programs spawned there.
+        actors: the actor meshes on them.
+        book: the last ``note`` of this or an earlier program.
+        dropped: bytes of output that were discarded while no program was attached.
+        problems: descriptions of parts that could not be attached.
     """
 
     def __init__(self, record: Record, node: Node) -> None:
@@ -100,24 +100,24 @@ class DetachedMesh:
         self.hosts = DetachedHosts((record.host,), region, node, _SharedHosts(self.end, region))
 
     def note(self, book: bytes) -> None:
-        """Leave something for the program that attaches it next, in place of what was left before."""
+        """Store a note for the next program, replacing the previous one."""
         self.book = book
         tell_agent(self._node, self._record.host, note(book))
 
     def leave(self) -> None:
-        """Let go of it without ending it: its lease begins, and this program or another one may attach it."""
+        """Detach from the mesh: its lease begins, and this program or another one may attach it."""
         _session().forget(self._record.host)
 
     @property
     def attached(self) -> bool:
-        """Whether this program has it still: the connection may have broken."""
+        """Whether this program still has it attached: the connection may have broken."""
         return not self._node.closed and _session().kept.get(self._record.host) is self
 
     def end(self) -> None:
-        """End it: its processes, and its record.
+        """End the mesh: its processes and its record.
 
         Raises:
-            TakenError: the connection had broken, and another program has it by now.
+            DetachedMeshInUseError: the connection had broken, and another program has attached it.
         """
         record = self._record
         if not self.attached:
@@ -130,25 +130,25 @@ class DetachedMesh:
             os.kill(record.pid, signal.SIGKILL)
 
     def __repr__(self) -> str:
-        return f"<Kept {self.name!r} ({len(self.procs)} meshes of processes, {len(self.actors)} of actors)>"
+        return f"<DetachedMesh {self.name!r} ({len(self.procs)} process meshes, {len(self.actors)} actor meshes)>"
 
 
 def keep(name: str, duration: float | str) -> DetachedMesh:
     """Start a host on this machine whose processes outlive this program.
 
     Args:
-        name: by which it is attached; a name as of a variable.
-        duration: how long it lives while no program has it attached: seconds, or a text such as ``2h``.
+        name: the name to attach it by; a Python identifier.
+        duration: its lease while no program has it attached: seconds, or a string such as ``2h``.
 
     Raises:
-        TakenError: there is one of that name already.
-        ArgumentError: the name or the duration cannot be.
+        DetachedMeshInUseError: a mesh of this name exists.
+        ArgumentError: the name or the duration is invalid.
         SpawnError: it could not be started.
     """
     check_name(name)
     seconds = parse_duration(duration) if isinstance(duration, str) else float(duration)
     if not _LEAST <= seconds <= 366 * 86400:
-        raise ArgumentError(f"a mesh is kept for at least {_LEAST:g} s and at most a year, and not for {duration!r}")
+        raise ArgumentError(f"duration: expected at least {_LEAST:g} s and at most a year, got {duration!r}")
     keys = KeyPair.new()
     public, secret = keys.public.decode(), keys.secret.decode()
     errors = memfd("kept-stderr")
@@ -171,12 +171,12 @@ def keep(name: str, duration: float | str) -> DetachedMesh:
         assert process.stdout is not None
         with process.stdout:
             line = process.stdout.readline()
-        # It goes on as nobody's child.
+        # It goes on without a parent.
         process.wait()
         if not line:
             said = read_tail(errors, 4096).data.decode(errors="replace").strip().splitlines()
             raise SpawnError(
-                f"the agent of the kept mesh {name!r} ended as it was started{': ' + said[-1] if said else ''}"
+                f"the agent of the detached mesh {name!r} ended during startup{': ' + said[-1] if said else ''}"
             )
     finally:
         os.close(errors)
@@ -188,7 +188,7 @@ def keep(name: str, duration: float | str) -> DetachedMesh:
         kept, _ = _connect(record)
         _ask(kept._node, record.host, listen())
     except BaseException:
-        # Nobody knows of it yet.
+        # Nobody else knows it yet.
         if record.alive():
             os.kill(record.pid, signal.SIGTERM)
         raise
@@ -196,34 +196,34 @@ def keep(name: str, duration: float | str) -> DetachedMesh:
 
 
 def attach(name: str, timeout: float = _PATIENCE) -> DetachedMesh:
-    """Make this program the controller of a kept mesh: what is there, and what was printed meanwhile, which is shown.
+    """Make this program the controller of a detached mesh, and show the output since the last program.
 
     Args:
-        name: that it was kept by.
-        timeout: seconds for its processes to answer, whatever their actors do.
+        name: its name.
+        timeout: seconds for its processes to answer, even if their actors are busy.
 
     Raises:
-        NotKeptError: there is none of that name, or its lease has ended.
-        TakenError: another program has it attached; the text says which process.
-        MonarchError: its record cannot be used; see ``records``.
+        NoDetachedMeshError: no mesh has this name, or its lease has ended.
+        DetachedMeshInUseError: another program has it attached; the text names the process.
+        MonarchError: its record is unusable; see ``records``.
     """
     kept, known = _connect(find(name))
     node, host = kept._node, kept._record.host
     try:
         _take(kept, known, timeout)
     except BaseException:
-        # Another try, or another program, may have it.
+        # This program may try again, or another one may attach it.
         need_session(node).forget(host)
         raise
     return kept
 
 
 def end(name: str) -> None:
-    """End a kept mesh, which no other program may have attached.
+    """End a detached mesh that no other program has attached.
 
     Raises:
-        NotKeptError: there is none of that name.
-        TakenError: another program has it attached.
+        NoDetachedMeshError: no mesh has this name.
+        DetachedMeshInUseError: another program has it attached.
     """
     record = find(name)
     known: DetachedMesh | None = _session().kept.get(record.host)
@@ -233,16 +233,16 @@ def end(name: str) -> None:
 def _session() -> Session:
     session: Session | None = session_of(open_node())
     if session is None:
-        raise MonarchError("only the program itself keeps and attaches meshes, not one of its ranks")
+        raise MonarchError("only the program can detach and attach meshes, not a rank")
     return session
 
 
 def _connect(record: Record) -> tuple[DetachedMesh, dict[str, Any]]:
-    """Become the controller of a host that is kept; with what its agent says that there is."""
+    """Become the controller of a detached host, and return its agent's description of it."""
     session = _session()
     node, host = session.node, record.host
     if host in session.kept:
-        raise DetachedMeshInUseError(f"the kept mesh {record.name!r} is attached in this program already")
+        raise DetachedMeshInUseError(f"this program has already attached the detached mesh {record.name!r}")
     keys = KeyPair(record.public.encode(), record.secret.encode())
     session.forget(host)
     session.listen(KeyPair.new(), _HERE, [record.public])
@@ -250,14 +250,14 @@ def _connect(record: Record) -> tuple[DetachedMesh, dict[str, Any]]:
         listening = session.greet(record.address, keys, _PATIENCE)
     except SpawnError:
         raise NoDetachedMeshError(
-            f"the kept mesh {record.name!r} does not answer at {record.address} within {_PATIENCE:g} s; process "
-            f"{record.pid} keeps it"
+            f"the detached mesh {record.name!r} did not answer at {record.address} within {_PATIENCE:g} s; its agent "
+            f"is process {record.pid}"
         ) from None
-    # What it has said before to this program, if that had it attached, is no news.
+    # Ignore earlier messages from it, if this program had it attached before.
     session.forget_peers(host)
     try:
         if host_of(listening.src) != host:
-            raise MonarchError(f"at {record.address} there is {listening.src}, and not the kept mesh {record.name!r}")
+            raise MonarchError(f"{listening.src} answered at {record.address}, not the detached mesh {record.name!r}")
         known = _ask(node, host, claim(os.getpid()))
         assert node.hosts.keys is not None
         session.attach([listening], node.hosts.keys, _HERE, own=False)
@@ -270,10 +270,10 @@ def _connect(record: Record) -> tuple[DetachedMesh, dict[str, Any]]:
 
 
 def _take(kept: DetachedMesh, known: dict[str, Any], timeout: float) -> None:
-    """Make meshes of what is there, and has the ranks belong to this program."""
+    """Make meshes of the processes and actors, and make this program the owner of the ranks."""
     node, host = kept._node, kept._record.host
     output = need_session(node).output
-    # What a program before has shown is not to be shown again, and its end not taken for a loss.
+    # Do not repeat output that an earlier program showed, nor take the end of that program for a loss.
     output.know({(proc, stream): offset for proc, stream, offset in known["passed"]})
     _ask(node, host, listen())
     output.flush()
@@ -284,7 +284,7 @@ def _take(kept: DetachedMesh, known: dict[str, Any], timeout: float) -> None:
         try:
             _, keys = answer.get(max(0.0, deadline - time.monotonic()))
         except CallTimeoutError:
-            kept.problems.append(f"process {proc} does not answer, as code of C holds it; attach again when it is done")
+            kept.problems.append(f"process {proc} does not answer (it may be in C code); attach again when it is done")
         except MonarchError as error:
             kept.problems.append(f"process {proc} was lost meanwhile: {error}")
         else:
@@ -300,15 +300,15 @@ def _take(kept: DetachedMesh, known: dict[str, Any], timeout: float) -> None:
 
 
 def _add_procs(kept: DetachedMesh, order: m.Spawn, told: bytes, alive: list[str]) -> None:
-    """Return the mesh of procs that was ordered so."""
+    """Return the process mesh of an order."""
     node, host = kept._node, kept._record.host
     config: RankConfig = loads(order.config)
     procs = config.procs
     procs.owner = node.proc
     if not meshes_of(node).own_procs:
-        # Nobody has that of this program yet, so it may be theirs: with it buffers are read and written.
+        # No rank has this program's secret for buffers yet, so take over theirs.
         node.hosts.secret = config.secret
-    # Where the program has died before it could tell, all ranks are alike.
+    # If the program died before it stored the differences, all ranks are alike.
     how = loads(told) if told else (order.env, {}, 0, {}, None)
     variables, of_ranks, want_spares, roles, restart = how
     shared = ProcsState(procs, True)
@@ -325,17 +325,17 @@ def _add_procs(kept: DetachedMesh, order: m.Spawn, told: bytes, alive: list[str]
         meshes_of(node).joined.tell(procs.uid, rank, procs.proc(rank))
     kept.procs.append(whole_of(shared, node))
     for rank in procs.region().base_ranks():
-        # Asks to be told of its death, be it long ago.
+        # Asks for news of its death, even an old one.
         node.peers.get(procs.proc(rank))
 
 
 def _names(procs: list[str], prefix: str) -> list[str]:
-    """Of procs, the names that begin so."""
+    """Return the names of procs with a prefix."""
     return [name for name in (proc.partition("/")[2] for proc in procs) if name.startswith(prefix)]
 
 
 def _add_actors(kept: DetachedMesh, key: str, procs: list[str], timeout: float) -> None:
-    """Return the mesh of actors of a key, which some procs have said to have."""
+    """Return the actor mesh of a key that some procs have reported."""
     node = kept._node
     try:
         whole, body, buffers = ask_proc(procs[0], spec_of, key).get(timeout)
@@ -348,7 +348,7 @@ def _add_actors(kept: DetachedMesh, key: str, procs: list[str], timeout: float) 
         spec.region = spec.procs.region()
     state = ActorsState(key, spec.name, spec.cls, spec.procs, spec.region, True)
     state.initialized = Ready(node, spec.name, None)
-    # Without its arguments an actor cannot be made again.
+    # Without its arguments an actor cannot be recreated.
     state.spec = spec if whole else None
     mesh = ActorMesh(state, spec.region, node)
     meshes_of(node).add_actors(key, mesh)
@@ -362,19 +362,19 @@ def _add_actors(kept: DetachedMesh, key: str, procs: list[str], timeout: float) 
 
 
 def _ask(node: Node, host: str, asked: AgentRequest) -> Any:
-    """Have the agent of a kept mesh do something, and waits for its answer."""
+    """Send a request to the agent of a detached mesh and wait for its answer."""
     answer = _Answer(node, host, asked.name)
     node.peers.get(f"{host}/agent").send(asked.frame(node.proc, answer.port))
     return answer.get(_PATIENCE)
 
 
 class _Answer(Future[Any]):
-    """What an agent answers."""
+    """The answer of an agent."""
 
     __slots__ = ("_agent", "_reply", "port")
 
     def __init__(self, node: Node, host: str, service: str) -> None:
-        super().__init__(node, f"the agent of the kept mesh ({service})")
+        super().__init__(node, f"the agent of the detached mesh ({service})")
         self._agent = f"{host}/agent"
         self._reply: m.Reply | None = None
         self.port = node.ports.open(self)
@@ -382,13 +382,13 @@ class _Answer(Future[Any]):
     targets: Any = ()
 
     def reply(self, reply: m.Reply, frames: Any) -> None:
-        """It has answered."""
+        """Take the answer."""
         self._reply = reply
         self._node.ports.close(self.port)
         self._complete()
 
     def lost(self, peer: Any, dead: m.Dead) -> bool:
-        """It may be the agent that has died."""
+        """Fail if the agent has died."""
         if self.done or peer.proc != self._agent:
             return False
         self._node.ports.close(self.port)
@@ -397,7 +397,7 @@ class _Answer(Future[Any]):
 
     def _make(self) -> Any:
         if self._reply is None:
-            raise NoDetachedMeshError("the kept mesh has ended meanwhile")
+            raise NoDetachedMeshError("the detached mesh has ended meanwhile")
         if self._reply.status == m.RESULT:
             return m.unpack(self._reply.body)
         failure = unpack_failure(self._reply.body)

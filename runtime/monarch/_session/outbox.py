@@ -1,4 +1,4 @@
-"""How a rank sends what it prints: never far ahead of the program, so that replies and control overtake output."""
+"""Output of a rank, sent within a window, so that replies and control overtake it."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ if TYPE_CHECKING:
     from monarch._wire.receiving.loop import Turn
 
 WINDOW = 32 << 20
-"""Bytes of output of a whole mesh that may be on their way to the program, each line counted as some more."""
+"""Bytes of output of a whole mesh in flight to the program; each line counts as some more."""
 _LEAST, _MOST = 128 << 10, 16 << 20
-"""Bounds of the share that one rank has of it."""
+"""Bounds of one rank's share."""
 _STALLED_S = 0.5
-"""Seconds without progress after which an answer does not wait any longer for the output before it."""
+"""Seconds without progress after which an answer stops waiting for earlier output."""
 _ANSWER_S = 5.0
-"""Seconds for which an answer waits for the output before it at most."""
+"""The most seconds that an answer waits for earlier output."""
 _SLICE_S = 0.05
 
 
 def window_of(ranks: int) -> int:
-    """Bytes of output that a rank may send ahead, in a mesh of so many."""
+    """Return the bytes of output that each rank of a mesh of a size may have in flight."""
     return max(_LEAST, min(_MOST, WINDOW // max(1, ranks)))
 
 
 class Outbox:
-    """Sends the output of this rank to the program, as far ahead of it as the window allows.
+    """Sends the output of this rank to the program, as far as the window allows.
 
-    What does not fit waits in the output files (``monarch._procs.rank.output``), which have a bound of their own. A
-    call's output is sent before its answer. If the program does not take it, all but its end is left out.
+    The rest waits in the output files (``monarch._procs.rank.output``), which are bounded too. A call's output is sent
+    before its answer. If the program does not take it, all but its end is dropped.
 
     Args:
         node: of this rank.
-        ranks: how many ranks the mesh has.
-        busy: the call that runs, for what is printed in the middle of it.
+        ranks: the size of the mesh.
+        busy: returns the running call, for output in the middle of it.
     """
 
     def __init__(self, node: Node, ranks: int, busy: Callable[[], Any]) -> None:
@@ -63,23 +63,23 @@ class Outbox:
         self._busy = busy
         self._capture = Capture()
         self._window = window_of(ranks)
-        # What is taken is sent before anybody takes more. No code of the user runs with it.
+        # Held from taking output until it is sent. No user code runs under it.
         self._lock = threading.RLock()
-        # Guarded by _lock: cost of what was sent and that the program has not taken.
+        # Guarded by _lock: cost of output in flight.
         self._ahead = 0
-        # Appended by the receiving thread, taken with _lock held: cost of what the program has taken.
+        # Appended by the receiving thread, taken with _lock held: cost of output that the program has taken.
         self._credits: deque[int] = deque()
         # How often that was; written by the receiving thread only.
         self._received = 0
-        # Interrupts of this process when the last answer was given: a call that is being stopped does not wait.
+        # Interrupts of this process at the last answer: a call that is being stopped does not wait.
         self._interrupts = 0
         self.thread: Turn | None = None
-        """Of who waits for room: the receive loop's, as of everything that is waited for."""
+        """Locks of threads that wait for room, as the receive loop requires."""
         node.dispatch.handle(m.OutputCredit, self._on_credit)
         node.events.controller_changed.subscribe(self.reset)
-        # Opens when streams are to be flushed: their locks may be held by code that prints, so a thread does that.
+        # Wakes the thread that flushes streams, since user code that prints may hold their locks.
         self._due = Gate()
-        # Set once: that thread, which is not slowed down.
+        # Set once: that thread, which is exempt from waiting.
         self._flusher = threading.Thread(target=self._flush_when_due, name="monarch-flush", daemon=True)
         self._flusher.start()
         node.events.closing.subscribe(self._due.open)
@@ -91,9 +91,9 @@ class Outbox:
         return bool(self._credits)
 
     def flush(self) -> None:
-        """Send what was printed since the last time; for a thread that is about to answer, or to wait."""
+        """Send new output; for a thread that is about to answer or to wait."""
         flush_streams()
-        # An answer is not sent before what another thread has just taken, which may be this call's.
+        # Output that another thread has just taken may be this call's, so it goes before the answer.
         with self._lock:
             self._send()
         if self._capture.left:
@@ -101,9 +101,9 @@ class Outbox:
         self._interrupts = self._actors.interrupts
 
     def tick(self) -> bool:
-        """Send what was printed in the middle of a call; for the receiving thread. Whether there was anything.
+        """Send output in the middle of a call, in the receiving thread; return whether there was any.
 
-        What streams hold in buffers follows once another thread has flushed them.
+        Buffered output follows once another thread has flushed the streams.
         """
         if own_may_hold():
             self._due.open()
@@ -117,13 +117,13 @@ class Outbox:
                 self._send_now()
 
     def send_printed(self) -> None:
-        """Send all that was printed, also beyond the window; waits for nothing, and runs no code of the user."""
+        """Send all output, even beyond the window, without waiting and without running user code."""
         flush_own()
         with self._lock:
             self._send(True)
 
     def reset(self) -> None:
-        """Another program takes the output from now on: what the one before has not taken, it never will."""
+        """Start over with another program; the previous one takes no more output."""
         with self._lock:
             self._credits.clear()
             self._ahead = 0
@@ -146,7 +146,7 @@ class Outbox:
         self._node.receive_loop.notify(self)
 
     def _send_now(self) -> bool:
-        """Send what fits, unless another thread does so already."""
+        """Send output that fits, unless another thread is doing so."""
         if not self._lock.acquire(blocking=False):
             return True
         try:
@@ -158,11 +158,11 @@ class Outbox:
             self._lock.release()
 
     def _send(self, all_of_it: bool = False, running: bool = False) -> bool:
-        """Send what fits, with the lock held; whether there was anything.
+        """Send output that fits, with the lock held; return whether there was any.
 
         Args:
-            all_of_it: whether what does not fit is sent as well.
-            running: whether it is of the call that runs, and not of this thread's.
+            all_of_it: whether to exceed the window.
+            running: whether it belongs to the running call, not to this thread's.
         """
         credits = self._credits
         while credits:
@@ -171,7 +171,7 @@ class Outbox:
         chunks = self._capture.take(room, False)
         if not chunks:
             return False
-        # After it was taken: a call that began before that may have printed it. One that ends waits for the lock.
+        # Looked up after taking the output, which a call that has just begun may have printed. Ending calls wait.
         here = (self._busy() if running else None) or current.get()
         where = ("", "", "", 0)
         if here is not None:
@@ -184,7 +184,7 @@ class Outbox:
         return True
 
     def _catch_up(self) -> None:
-        """Wait for the program to take what an answer must not overtake, as long as it does so."""
+        """Wait while the program takes output that an answer must not overtake."""
         begun = moved = time.monotonic()
         received = self._received
         while self._actors.interrupts == self._interrupts:
@@ -193,7 +193,7 @@ class Outbox:
                 break
             self._node.receive_loop.wait(self, _SLICE_S)
             if self._received != received:
-                # Whoever has used it.
+                # Whichever thread used it.
                 received, moved = self._received, time.monotonic()
             with self._lock:
                 self._send()
@@ -205,7 +205,7 @@ class Outbox:
 
 
 def _messages(chunks: list[Chunk]) -> list[list[tuple[str, int, bytes]]]:
-    """Chunks in messages of about 1 MB at most."""
+    """Pack chunks into messages of at most about 1 MB."""
     found: list[list[tuple[str, int, bytes]]] = [[]]
     size = 0
     for chunk in chunks:

@@ -1,4 +1,4 @@
-"""What ranks print, as the program shows it: tagged with the ranks, and once for all that say the same."""
+"""Output of ranks as the program shows it: tagged with ranks, equal lines folded."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from monarch._procs.rank.output import cost_of
 from monarch._wire import messages as m
 
 _WINDOW = 0.1
-"""Seconds for which a line waits for equal ones of other ranks, unless its call ends before."""
+"""Seconds that a line waits for equal ones of other ranks, unless its call ends earlier."""
 _GATHER_S = 0.03
-"""Seconds for which output waits for more, so that it is shown together; the first after a pause does not."""
+"""Seconds that output waits for more to be shown together; the first after a pause does not wait."""
 _CREDIT_STEP = 64 << 10
-"""Cost of a rank's output that is taken before it is told so."""
+"""Cost of a rank's output after which it gets credit."""
 _PORTION = 4 << 20
-"""Cost of output that is taken before what is due is shown."""
+"""Cost of queued output after which due lines are shown first."""
 _UNFINISHED_S = 0.5
-"""Seconds between looks at lines that have not ended, such as progress bars."""
+"""Seconds between checks of unfinished lines, such as progress bars."""
 _SHOWN_S = 0.8
-"""Seconds for which a result waits at most until what its call has printed is shown."""
+"""The most seconds that a result waits for the output of its call to be shown."""
 _MUCH = 64 << 20
-"""Cost of output after which memory that is free again is given back to the system."""
+"""Cost of output after which free memory is returned to the system."""
 _FLUSH_S = 10.0
-"""Seconds for which ``flush`` waits for the thread that shows output."""
+"""Seconds that ``flush`` waits for the output thread."""
 
 Source = tuple[str, str, int]
-"""Uid of the procs, key of the actor, and port of the call that was running."""
+"""Uid of the process mesh, key of the actor, and port of the running call."""
 
 
 class OutputView:
-    """Collects the output of all ranks of a session, in a thread of its own; receiving only queues it.
+    """Collects the output of all ranks of a session in a separate thread; receiving only queues it.
 
-    ``on_line`` gets each line, folded; its ``source`` is the uid of the procs, the key of the actor, and the port of
-    the call that was running. By default lines go to this process's stdout and stderr. ``on_blocks`` gets the same
-    lines by blocks, as many as have come together; by default it calls ``on_line``. Both are called without any lock.
+    ``on_line`` gets each folded line; its ``source`` is the uid of the process mesh, the key of the actor, and the port
+    of the running call. By default lines go to this process's stdout and stderr. ``on_blocks`` gets the same lines in
+    blocks that arrived together; by default it calls ``on_line``. Both are called without any lock.
     """
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        # Appended by any thread, taken by the thread of this alone.
+        # Appended by any thread, taken only by the output thread.
         self._queue: deque[Callable[[], None]] = deque()
-        # Set by any thread: there is something in the queue; and it is not to wait for more.
+        # Set by any thread: the queue has items; and they must not wait for more.
         self._arrived = threading.Event()
         self._urgent = threading.Event()
-        # Receiving thread only: ports of calls that have printed and have not ended.
+        # Receiving thread only: ports of running calls that have printed.
         self._printing: set[int] = set()
-        # From here on: the thread of this only.
+        # Below: output thread only.
         self._folders: dict[float, Folder] = {_WINDOW: Folder(_WINDOW)}
         self._windows: dict[str, float] = {}
         self._silent: set[str] = set()
@@ -70,11 +70,11 @@ class OutputView:
         self.on_line: Callable[[Line], None] = show
         self.on_blocks: Callable[[list[Block]], None] = self._by_line
         self.on_unfinished: Callable[[list[Block]], None] | None = None
-        """Told now and then of lines that have begun and not ended, all of one source, where there is news of them."""
+        """Called from time to time with changed unfinished lines of one source."""
         self.on_left_out: Callable[[Source, int, int], None] = lambda source, rank, count: None
-        """Told how many bytes of a rank's output were left out, since it was too far ahead."""
+        """Called with the number of dropped bytes of a rank that was too far ahead."""
         self.on_end: Callable[[int], None] = lambda port: None
-        """Told of the port of each call that has printed, once all of that was shown."""
+        """Called with the port of each call that has printed, once all its output was shown."""
         node.dispatch.handle(m.Output, lambda output, _: self.take(output))
         node.ports.closed.subscribe(self.done)
         node.waits.await_shown = self.await_shown
@@ -85,15 +85,15 @@ class OutputView:
     # For any thread
 
     def configure(self, uid: str, shown: bool, window: float | None) -> None:
-        """Say whether the output of some procs is shown, and how long equal lines are awaited."""
+        """Set whether a mesh's output is shown, and how long to wait for equal lines."""
         self._put(lambda: self._configure(uid, shown, _WINDOW if window is None else window))
 
     def know(self, offsets: dict[tuple[str, str], int]) -> None:
-        """Take note of what of each proc and stream was shown by a program before this one."""
+        """Note how much of each stream an earlier program has shown."""
         self._put(lambda: self._seen.update(offsets))
 
     def take(self, output: m.Output) -> None:
-        """Take what a rank has printed; for the receiving thread."""
+        """Queue the output of a rank; in the receiving thread."""
         port = output.port if output.caller == self._node.proc else 0
         late = bool(port) and port not in self._node.ports.sinks
         if port and not late:
@@ -101,30 +101,30 @@ class OutputView:
         self._put(lambda: self._take(output, port, late))
 
     def done(self, port: int) -> None:
-        """A call has ended: what it printed is shown now."""
+        """Show the output of a call that has ended."""
         if port in self._printing:
             self._printing.discard(port)
             shown = self._node.waits.unshown[port] = threading.Event()
             self._put(lambda: self._done(port, shown), urgent=True)
 
     def await_shown(self) -> None:
-        """Wait, for a moment, until what ended calls have printed is shown: before the result of one is read."""
-        # Of all, since what one actor of a process prints may come with the output of another one there.
+        """Wait briefly until the output of ended calls is shown, before a result is read."""
+        # Of all calls, since output of one actor may come with that of another in its process.
         deadline = time.monotonic() + _SHOWN_S
         for port, shown in list(self._node.waits.unshown.items()):
             if threading.current_thread() is self._thread:
                 return
             if not shown.wait(max(0.0, deadline - time.monotonic())):
-                # It is very much, and comes later: no other result waits for it again.
+                # There is too much; it comes later, and no other result waits for it.
                 self._node.waits.unshown.pop(port, None)
 
     def ended(self, dead: m.Dead) -> None:
-        """Return the last words of a proc that has died."""
+        """Return the last stderr lines of a dead proc."""
         tails = dead.tails
         self._put(lambda: self._ended(dead.proc, tails))
 
     def flush(self) -> None:
-        """Show all that waits."""
+        """Show all pending output."""
         shown = threading.Event()
         self._put(lambda: self._flush(shown), urgent=True)
         if not self._thread.is_alive():
@@ -133,7 +133,7 @@ class OutputView:
             shown.wait(_FLUSH_S)
 
     def close(self) -> None:
-        """Show all that waits, and ends the thread."""
+        """Show all pending output and end the thread."""
         self.flush()
         self._closing = True
         self._put(_nothing, urgent=True)
@@ -162,7 +162,7 @@ class OutputView:
             last = time.monotonic()
 
     def _idle_time(self) -> float | None:
-        """Seconds until something is due."""
+        """Return the seconds until something is due."""
         due = [when for folder in self._folders.values() if (when := folder.next_due()) is not None]
         if self._look_at:
             due.append(self._look_at)
@@ -209,7 +209,7 @@ class OutputView:
         try:
             action()
         except Exception:
-            # What others have registered must not end the output of all.
+            # An error of a callback must not end all output.
             traceback.print_exc()
 
     def _give_credit(self) -> None:
@@ -222,7 +222,7 @@ class OutputView:
                 if not node.closed and (peer is None or peer.dead is None):
                     (peer or node.peers.get(proc)).send(m.encode(m.OutputCredit(node.proc, count)))
 
-    # What is queued
+    # Queued items
 
     def _configure(self, uid: str, shown: bool, window: float) -> None:
         self._silent.discard(uid)
@@ -242,11 +242,11 @@ class OutputView:
         if port and not late:
             self._sources.setdefault(port, set()).add(source)
         elif port and not all(data.endswith(b"\n") for _, _, data in output.pieces):
-            # Its call has ended, so nothing else will have the rest of the line shown.
+            # Its call has ended, so nothing later would show the rest of the line.
             self._flush_source(source)
 
     def _add(self, proc: str, source: Source, pieces: Sequence[tuple[str, int, bytes]]) -> None:
-        """Take pieces of a proc's streams; what was taken before is left out."""
+        """Add pieces of a proc's streams, without those already taken."""
         now = time.monotonic()
         folder = self._folders[self._windows.get(source[0], _WINDOW)]
         rank = split_proc(proc)[1]
@@ -266,7 +266,7 @@ class OutputView:
                 decoder.reset()
                 folder.end_line(source, rank, stream, now)
                 note = f"[{count:,} bytes of output{in_units(count)} left out here]\n"
-                # Beside the folding: numbers that differ would keep all lines behind them from being alike.
+                # Outside the folding: different numbers would keep later lines from folding.
                 self._found += [*folder.catch_up(source), Block(source, (rank,), stream, note)]
                 self.on_left_out(source, rank, count)
             folder.add(source, rank, stream, decoder.decode(fresh), now)
@@ -301,7 +301,7 @@ class OutputView:
             shown.set()
 
     def _look_at_unfinished(self) -> None:
-        """Tell of lines that have not ended, where somebody shows those."""
+        """Report unfinished lines, if somebody shows them."""
         now = time.monotonic()
         tell = self.on_unfinished
         if tell is None or not self._look_at or now < self._look_at:
@@ -315,7 +315,7 @@ class OutputView:
 
 
 def in_units(count: int) -> str:
-    """Return a number of bytes in words, in brackets; nothing where it is small."""
+    """Return a byte count with a unit, in brackets; empty for small counts."""
     for size, unit in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB")):
         if count >= size:
             return f" ({count / size:.1f} {unit})"
@@ -336,7 +336,7 @@ def show_blocks(blocks: Sequence[Block]) -> None:
                 file.write(block.prefixed())
                 file.flush()
             except (OSError, ValueError):
-                # The program has closed it, so nobody wants to read this.
+                # The program has closed the stream.
                 pass
 
 

@@ -1,4 +1,4 @@
-"""Hosts that have lost each other while the program has both: then one of them counts as lost, for everybody."""
+"""Partitions: if two hosts lose each other while the program reaches both, one of them counts as lost."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from monarch._wire.messages import Parted
 
 
 class Partitions:
-    """Hears of connections between hosts that broke, and gives up one of the two hosts.
+    """Handles broken connections between hosts by giving up one of the two hosts.
 
-    What was on its way between their ranks may be gone, so their ranks are dead to each other, for good. If a host was
-    lost as a whole, the program notices by itself within the time that a host may be silent.
+    Messages between their ranks may be lost, so the ranks stay dead to each other. The loss of a whole host is noticed
+    by the program itself, within the silence timeout.
 
     Args:
         node: of this program.
-        host_lost: told of the host that is given up, in the receiving thread.
+        host_lost: called with the host to give up, in the receiving thread.
     """
 
     def __init__(self, node: Node, host_lost: Callable[[str, Cause], None]) -> None:
@@ -36,7 +36,7 @@ class Partitions:
         node = self._node
         if node.closed or any(host not in (node.host, *node.hosts.known) for host in (one, other)):
             return
-        # The same one, whoever has said it first; and never the program's own.
+        # The same one, whoever reports first, and never the program's own.
         lost = max(host for host in (one, other) if host != node.host)
         kept = one if lost == other else other
         self._host_lost(lost, HostsParted(lost, kept))

@@ -1,4 +1,4 @@
-"""The process of a rank: forked by the zygote, it runs actors until it is told to stop or its owner dies."""
+"""The process of a rank: a fork of the zygote that runs actors until it is stopped or its owner dies."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from monarch.config import CHECK_COLLECTIVES
 _FLUSH_EVERY = 0.05
 _FLUSH_IDLE = 1.0
 _LAST_WORDS = 2.0
-"""Seconds to send what is left before the process ends by force."""
+"""Seconds to send remaining messages before a forced exit."""
 _SWITCH_S = 0.001
-"""Seconds after which a thread of a rank gives the GIL up: actors answer while another one computes."""
+"""Seconds after which a thread releases the GIL, so that actors answer while another one computes."""
 
 
 class Rank:
-    """What a rank process does with the messages that make and stop actors."""
+    """A rank process: handles the messages that create and stop actors."""
 
     def __init__(self, config: RankConfig, proc: str, place: int, folder: str) -> None:
         self.config = config
@@ -61,18 +61,18 @@ class Rank:
         node.config = config
         node.hosts.in_rank = True
         self._assumed: int | None = None if place < 0 else config.port
-        """Where the owner learns that this rank is set up; None as long as it has no place in the mesh."""
+        """The owner's port for news that this rank is set up; None for a spare."""
         self._set_up: tuple[int, bytes] | None = None
-        """What it is to learn."""
+        """The news for the owner."""
         self._birth = threading.Lock()
         self._booted = threading.Event()
-        """Set when the bootstrap has ended; no actor is made before."""
+        """Set when the bootstrap has ended; actors are constructed after that."""
         self._broken: bytes | None = None
-        """The failure of the bootstrap; written before ``_booted`` is set, and read after that."""
+        """The failure of the bootstrap; written before ``_booted`` is set, read after it."""
         node.hosts.secret = config.secret
         pickling.in_rank = True
         if not config.bound:
-            # The agent may run on all cores that the host lets the session use.
+            # The agent's affinity is all cores that the session may use.
             let_helpers_use(os.sched_getaffinity(os.getppid()))
             free_gloo_threads()
         if CHECK_COLLECTIVES():
@@ -86,9 +86,9 @@ class Rank:
         self.outbox = Outbox(node, config.procs.region().nelements, self._busy_call)
         self._pause = _FLUSH_EVERY
         self._halting = 0
-        """How many actors have not ended yet; under ``_halt_lock``."""
+        """The number of actors that have not ended; under ``_halt_lock``."""
         self._stuck = False
-        """Whether an actor has been given up while its code goes on; set under ``_halt_lock``, for good."""
+        """Whether an actor was given up while its code goes on; set once under ``_halt_lock``."""
         self._halt_lock = threading.Lock()
         actors_of(node).on_create = self._create
         actors_of(node).on_halt = self._halt
@@ -103,7 +103,7 @@ class Rank:
             rendezvous.member_died(dead)
 
     def run(self) -> None:
-        """Work until it is stopped."""
+        """Run until stopped."""
         node, config = self.node, self.config
         owner = node.peers.get(config.owner)
         owner.send(m.encode(m.Ready(node.proc, os.getpid())))
@@ -127,19 +127,19 @@ class Rank:
         node.close(linger_ms=1000)
 
     def assume(self, rank: int, port: int) -> None:
-        """Return a spare process takes a place in the mesh."""
+        """Take a rank of the mesh, as a former spare."""
         node = self.node
         node.rank = rank
         gpus = visible_gpus(environment_of(os.getppid()))
         if os.environ.get("CUDA_VISIBLE_DEVICES") in gpus:
-            # That of the rank that has died, unless the person has said otherwise.
+            # Like the dead rank, unless the user has set it.
             os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank % self.config.procs.per_host % len(gpus)]
         with self._birth:
             self._assumed = port
             self._tell_owner()
 
     def _tell_owner(self) -> None:
-        """This rank is set up, and has a place."""
+        """Tell the owner that this rank is set up."""
         if self._set_up is not None and self._assumed is not None:
             node, (status, body) = self.node, self._set_up
             view = m.pack(self.config.procs.region().pack())
@@ -155,7 +155,7 @@ class Rank:
             asyncio.run(wait())
 
     def interrupt(self, *_: Any) -> None:
-        """Handle SIGINT: it is for the endpoint that runs; if none does, there is nothing to interrupt."""
+        """Handle SIGINT by interrupting the running endpoint, if any."""
         main = self.main
         notice()
         actors_of(self.node).interrupts += 1
@@ -170,7 +170,7 @@ class Rank:
             raise KeyboardInterrupt
 
     def _tick(self) -> None:
-        """Now and then sends what was printed in the middle of a call, or by nobody's call."""
+        """Send output in the middle of calls or outside any, from time to time."""
         self._pause = min(_FLUSH_IDLE, self._pause * 1.5)
         if self.outbox.tick() or self._busy_call() is not None:
             self._pause = _FLUSH_EVERY
@@ -199,7 +199,7 @@ class Rank:
         executor.post(lambda: self._construct(mailbox, create, more))
 
     def _construct(self, mailbox: Mailbox, create: m.Create, more: Sequence[Any]) -> None:
-        """In the thread of the actor, which may be there before the bootstrap has ended."""
+        """Construct an actor after the bootstrap; in the actor's thread."""
         self._booted.wait()
         mailbox.construct(create, more, self._broken)
 
@@ -225,13 +225,13 @@ class Rank:
         if not mailboxes:
             self._end_process()
             return
-        # It is alive, so its actors get the time that they need to clean up.
+        # The process is alive, so its actors get time to clean up.
         node.peers.to_agent(node.host, m.Stop(node.proc, [node.proc], longest()))
         for mailbox in mailboxes:
             mailbox.halt(halt.reason, partial(self._halted, mailbox), True)
 
     def _halted(self, mailbox: Mailbox, failure: bytes | None) -> None:
-        """An actor has ended; with the last of them the process does."""
+        """Note the end of an actor, and end the process after the last one."""
         if failure is not None:
             name = mailbox.spec.name if mailbox.spec is not None else mailbox.key
             fault = m.Fault(self.node.proc, name, self.node.rank, in_cleanup(failure))
@@ -250,7 +250,7 @@ class Rank:
             self.main.end()
 
     def _exit(self) -> None:
-        """End the process although code of the user goes on in it."""
+        """End the process even though user code still runs."""
         timer = threading.Timer(_LAST_WORDS, self._exit_stopped)
         timer.daemon = True
         timer.start()
@@ -263,13 +263,13 @@ class Rank:
         os._exit(0)
 
     def mark_stopped(self) -> None:
-        """Have the agent know that this end was asked for; a program that exits by itself does not come here."""
+        """Mark this end as requested, for the agent; a program that exits by itself does not come here."""
         with contextlib.suppress(OSError):
-            # Where the folder is gone or the disk is full, the agent still hears of it from the owner.
+            # If the folder is gone or the disk is full, the agent still hears it from the owner.
             mark_stopped(self.node.folder, self.node.proc)
 
     def _on_level(self, level: m.Level) -> None:
-        # Loggers may be of the user's classes, and the lock of logging may be held by code of the user.
+        # Loggers may have user classes, and user code may hold the lock of logging.
         self.node.lanes.post("logging", partial(self._level, level))
 
     def _level(self, level: m.Level) -> None:
@@ -283,13 +283,13 @@ _this: Rank | None = None
 
 @service("rank.assume", "quick")
 def assume(procs: Procs, rank: int, port: int) -> None:
-    """Service: this process was a spare of a mesh, and takes the place of one that has died."""
+    """Service: turn this spare process into a replacement of a dead one."""
     assert _this is not None and _this.config.procs == procs
     _this.assume(rank, port)
 
 
 def main(config: bytes) -> int:
-    """Entry point of a rank; ``config`` is its proc id, base rank, folder, and what is common to all of its mesh."""
+    """Run a rank; ``config`` is its proc id, base rank, folder, and the configuration of its mesh."""
     proc, place, folder, packed = config.split(b"\0", 3)
     known: RankConfig = loads(packed)
     global _this
@@ -298,7 +298,7 @@ def main(config: bytes) -> int:
     listen()
     sys.setswitchinterval(_SWITCH_S)
     watch_forks(signal.SIGINT, NOTICE)
-    # Not the program's own mesh, whatever the zygote's memory held.
+    # Forget a node that the zygote's memory may hold.
     del config, packed
     rank.run()
     rank.mark_stopped()

@@ -1,4 +1,4 @@
-"""What a rank of a kept mesh does when another program becomes its controller: it is asked for by name."""
+"""Services of a rank of a detached mesh for the next program that becomes its controller."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from monarch._wire.pickling import THRESHOLD, dumps, loads
 from monarch.exceptions import StoppedError
 
 _MOST = 64 << 20
-"""Bytes of an actor's arguments that are sent to another program."""
+"""The most bytes of an actor's arguments that are sent to another program."""
 
 
 @service("reattach.adopt", "quick")
 def adopt(root: str, former: list[str]) -> tuple[Any, list[str]]:
-    """This process belongs to another program from now on.
+    """Make another program the controller of this process.
 
     Args:
         root: proc id of the program.
-        former: proc ids of those that it belonged to.
+        former: proc ids of its former controllers.
 
     Returns:
-        The procs of its mesh, and the keys of the actors here that the program owns now.
+        The procs of its mesh, and the keys of the actors here that the program now owns.
     """
     node = current_node()
     config = node.config
@@ -35,15 +35,15 @@ def adopt(root: str, former: list[str]) -> tuple[Any, list[str]]:
     with node.peers.lock:
         known = node.peers.known.get(root)
         if known is not None and known.dead is not None:
-            # It had lost its connection, and is back.
+            # It had lost its connection and is back.
             del node.peers.known[root]
     way = node.hosts.gateways.get(host_of(node.root))
     if node.root in gone and way is not None and host_of(root) not in node.hosts.gateways:
-        # By the same way as before, so that what was printed last does not overtake what was printed before.
+        # On the same path as before, so that later output does not overtake earlier output.
         node.hosts.gateways[host_of(root)] = Gateway(way._link, f"{host_of(root)}/agent", False)
     if node.root in gone:
         node.peers.root = root
-    # What the program before has not taken, it never will.
+    # The previous program takes no more output.
     node.events.controller_changed.tell()
     if config.root in gone:
         config.root = root
@@ -61,7 +61,7 @@ def adopt(root: str, former: list[str]) -> tuple[Any, list[str]]:
 
 @service("reattach.spec_of", "threaded")
 def spec_of(key: str) -> tuple[bool, list[bytes], list[list[bytes]]]:
-    """What an actor here is made of: whether with its arguments, and in pieces its pickled spec and the buffers."""
+    """Return an actor's pickled spec and buffers in pieces, and whether its arguments are included."""
     cell = actors_of(current_node()).here.get(key)
     if cell is None or cell.spec is None:
         raise StoppedError(f"actor {key} was stopped meanwhile")
@@ -73,7 +73,7 @@ def spec_of(key: str) -> tuple[bool, list[bytes], list[list[bytes]]]:
 
 
 def make_spec(pieces: list[bytes], buffers: list[list[bytes]]) -> Any:
-    """Return the spec, where it has arrived.
+    """Unpickle a spec.
 
     Raises:
         SerializationError: it cannot be unpickled here.
@@ -82,6 +82,6 @@ def make_spec(pieces: list[bytes], buffers: list[list[bytes]]) -> Any:
 
 
 def _pieces(data: memoryview) -> list[bytes]:
-    # Small enough to stay in the body of an answer.
+    # Pieces small enough for the body of an answer.
     size = THRESHOLD // 2
     return [bytes(data[at : at + size]) for at in range(0, data.nbytes, size)]

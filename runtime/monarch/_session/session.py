@@ -53,11 +53,11 @@ from monarch._wire.receiving.timers import until_next
 from monarch.exceptions import CallTimeoutError, MonarchError, SpawnError
 
 _AGAIN = 0.25
-"""Seconds after which a worker that does not answer is asked again."""
+"""Seconds between requests to a worker that does not answer."""
 _SWEEPS = (0.0, 0.05, 0.2, 1.0)
-"""Seconds between looks for what the ranks of an agent that was killed have left running."""
+"""Seconds between searches for processes left by the ranks of a killed agent."""
 _LOOK = 200
-"""Milliseconds between looks for hosts that have been attached since."""
+"""Milliseconds between checks for newly attached hosts."""
 PRELOAD = [
     "torch",
     "numpy",
@@ -69,7 +69,7 @@ PRELOAD = [
     "monarch.distributed",
     "monarch._tensors.collectives.world",
 ]
-"""What the zygote has imported before it forks."""
+"""Modules that the zygote imports before it forks."""
 LATER = [
     "torch._dynamo",
     "torch.distributed.fsdp",
@@ -77,11 +77,11 @@ LATER = [
     "torch.distributed.checkpoint",
     "torch.distributed.pipelining",
 ]
-"""What its successor has too: the first optimizer of a process imports torch._dynamo, which takes about a second."""
+"""Additional modules of its successor: the first optimizer of a process imports torch._dynamo, about a second."""
 
 
 class Session:
-    """The session of a program: its node, and the host agents and hosts that serve it."""
+    """The session of a program: its node, host agents and hosts."""
 
     def __init__(self) -> None:
         raise_limit()
@@ -99,7 +99,7 @@ class Session:
         self.pid = os.getpid()
         self._agent: HostAgent | None = None
         self._former: HostAgent | None = None
-        """The agent before, which has died. Under the lock, as ``_agent`` is."""
+        """The previous agent, which has died. Under the lock, like ``_agent``."""
         self._agent_errors = -1
         self._agent_env: dict[str, str] = {}
         self._lock = threading.RLock()
@@ -110,19 +110,19 @@ class Session:
         self._watcher: threading.Thread | None = None
         self._released: set[str] = set()
         self._users: Counter[str] = Counter()
-        """How many have attached each host."""
+        """The number of attachments of each host."""
         self.kept: dict[str, Any] = {}
-        """By host id, the kept meshes that are attached: they go on when this session ends."""
+        """Attached detached meshes, by host id: they outlive this session."""
         self._interfaces: dict[str, str] = {}
-        """Addresses of this machine at which this program listens, each with its port."""
+        """Addresses, with ports, at which this program listens."""
         self._opening = threading.Lock()
         self._opened: set[str] = set()
-        """Those at which the agent of this host does."""
+        """Addresses at which this host's agent listens."""
         self._listening: Promise[m.Listening] | None = None
         self._table: dict[str, tuple[str, str]] = {}
         self._greeted: dict[str, Promise[m.Listening]] = {}
         self.output = OutputView(node)
-        # Before the faults: what a rank wrote last is shown before it is told that it has died.
+        # Before the faults: the last output of a rank is shown before its death is reported.
         node.events.died.subscribe(self._on_dead)
         self._faults = Faults(node)
         actors_of(node).on_create = self._create
@@ -144,7 +144,7 @@ class Session:
     # The agent of this host
 
     def need_agent(self) -> None:
-        """Start the agent of this host, unless it runs; it meets the other hosts that there are."""
+        """Start the agent of this host, unless it runs, and connect it to the other hosts."""
         if self._start_agent() and self._interfaces and self.node.hosts.known:
             assert self.node.hosts.keys is not None
             for interface in list(self._interfaces):
@@ -153,22 +153,22 @@ class Session:
 
     @property
     def agent_pid(self) -> int:
-        """Of the agent of this host; 0 if none runs."""
+        """The pid of this host's agent; 0 if none runs."""
         agent = self._agent
         return agent.pid if agent is not None else 0
 
     def _start_agent(self) -> bool:
-        """Return whether it did not run."""
+        """Start the agent and return True, or return False if it runs."""
         with self._lock:
             if self._agent is not None:
                 return False
             node = self.node
-            # A new agent after one that died has its name, so what is known of that one goes; ranks have new names.
+            # A new agent has the name of a dead one, so forget the dead one's state; ranks have new names.
             start = proc_start_time(os.getpid()) or 0
             config = AgentConfig(node.host, self.folder, node.proc, os.getpid(), start, PRELOAD, later=LATER)
             node.peers.known.pop(node.agent, None)
             node.peers.get(node.agent, starting=True)
-            # An agent that was ended by a signal has removed it.
+            # An agent ended by a signal has removed it.
             restore_folder(self.folder)
             self._agent_errors = memfd("agent-stderr")
             self._agent_env = dict(os.environ)
@@ -192,7 +192,7 @@ class Session:
         cause = AgentEnded(how, tail.splitlines()[-1] if tail else "")
 
         def lost() -> None:
-            # Whoever learns of the loss and starts another one, of the same name, waits for the end of this.
+            # Starting another agent of the same name waits for this.
             with self._lock:
                 self.node.peers.lose_host(self.node.host, cause)
                 self._agent, self._former = None, agent
@@ -200,15 +200,15 @@ class Session:
                 self._table.pop(self.node.host, None)
 
         self.node.receive_loop.post(lost)
-        # Its zygote does this too, unless it was killed with it. Ranks end a moment after their agent.
+        # The zygote does this too, unless it was killed as well. Ranks end a moment after their agent.
         for pause in _SWEEPS:
             time.sleep(pause)
             end_orphans()
 
     def _remove_sockets(self) -> None:
-        """The ranks of an agent that has died die with it, and cannot remove what they listened on."""
+        """Remove the sockets of ranks that died with their agent."""
         own = self.node.proc.partition("/")[2]
-        # An agent that was told to end has removed the folder as well.
+        # An agent that was told to end has also removed the folder.
         with suppress(OSError):
             for name in os.listdir(self.folder):
                 if not name.startswith(own):
@@ -246,17 +246,17 @@ class Session:
     def _on_dead(self, dead: m.Dead, calls: list[str]) -> None:
         host, _, name = dead.proc.partition("/")
         if name == "agent" and host in self.node.hosts.known:
-            # It has said that it takes nothing from here.
+            # It has reported that it takes nothing from here.
             self.host_lost(host, dead.cause)
         self.output.ended(dead)
 
     # Other hosts
 
     def listen(self, keys: KeyPair, interface: str, allowed: Sequence[str]) -> None:
-        """Listen for agents of other hosts, those that hold the keys that are allowed.
+        """Listen for agents of other hosts with allowed keys.
 
         Args:
-            keys: of this program, unless it listens already: it has one pair.
+            keys: of this program; ignored if it already listens, since it has one pair.
             interface: address of this machine.
             allowed: public keys.
         """
@@ -278,13 +278,13 @@ class Session:
             self._table[node.proc] = (self._address, node.hosts.keys.public.decode())
 
     def attach(self, hosts: list[m.Listening], keys: KeyPair, interface: str, own: bool = True) -> None:
-        """Connect to agents that listen on tcp, and tells all of each other.
+        """Connect to agents that listen on TCP, and introduce all to each other.
 
         Args:
-            hosts: where they listen.
-            keys: of this program, unless it has some.
+            hosts: their addresses.
+            keys: of this program, unless it has a pair.
             interface: address of this machine at which they reach it.
-            own: whether the agent of this host is started for it, if it does not run.
+            own: whether to start the agent of this host for it.
         """
         node = self.node
         self.listen(keys, interface, [host.public for host in hosts])
@@ -300,12 +300,12 @@ class Session:
         self._tell_all()
 
     def _tell_all(self) -> None:
-        """Tell all hosts of each other."""
+        """Introduce all hosts to each other."""
         for host in [*self.node.hosts.known, *([self.node.host] if self._opened else [])]:
             self.node.peers.to_agent(host, m.Hosts(self._table))
 
     def greet(self, address: str, keys: KeyPair, timeout: float) -> m.Listening:
-        """Learn who listens at an address, which holds the same key pair as this program, and keeps the connection.
+        """Connect to an address, whose agent has this program's key pair, and return the agent's answer.
 
         Raises:
             SpawnError: nobody answers in time.
@@ -317,12 +317,12 @@ class Session:
         except BaseException:
             link.close()
             raise
-        # It may listen on all addresses of its machine; this is one that leads there.
+        # It may listen on all addresses of its machine; this one reaches it.
         machine = address.rpartition(":")[0]
         peer = f"{machine}:{listening.peer_address.rpartition(':')[2]}"
         host = host_of(listening.src)
         if host in node.hosts.known and host not in self._released:
-            # This program has it already, and goes on by that connection.
+            # Already attached: keep that connection.
             link.close()
             return m.Listening(listening.src, node.hosts.known[host][0], self._table[host][0], listening.public)
         node.hosts.known[host] = (address, listening.public)
@@ -335,12 +335,12 @@ class Session:
             left = until - time.monotonic()
             if left <= 0:
                 raise SpawnError(
-                    f"no worker answers at {address} within {timeout:g} s: it does not run, or it has another key, or "
-                    f"another controller has it"
+                    f"no worker answered at {address} within {timeout:g} s: it is not running, has a different key, or "
+                    f"is attached by another controller"
                 )
             token = secrets.token_hex(8)
             answer = self._greeted[token] = Promise(self.node, f"the worker at {address}")
-            # What is said to an agent on its way out is lost with it, and the next one listens at the same address.
+            # Messages to an ending agent are lost, and the next one listens at the same address.
             link.send(self.node.hosts.hello)
             link.send(m.encode(m.Hosts({self.node.proc: self._table[self.node.proc]}, token)))
             try:
@@ -353,9 +353,9 @@ class Session:
                 return listening
 
     def _open_own_agent(self, keys: KeyPair, interface: str) -> None:
-        """This host's agent joins in, so that its ranks and those of other hosts reach each other."""
+        """Open this host's agent to other hosts, so that ranks on all hosts reach each other."""
         node = self.node
-        # Threads may start it and attach hosts at the same time.
+        # Another thread may start the agent or attach hosts at the same time.
         with self._opening:
             if interface in self._opened:
                 return
@@ -377,7 +377,7 @@ class Session:
             answer.complete(lambda: listening)
 
     def _watch_host(self, host: str) -> None:
-        """Notice when the connection to a host breaks; one thread does for all hosts."""
+        """Watch for broken connections to hosts; one thread for all hosts."""
         gateway = self.node.hosts.gateway(host)
         if host in self._watched:
             return
@@ -402,7 +402,7 @@ class Session:
                     if not gateway.closed.is_set():
                         self.node.receive_loop.post(partial(self.host_lost, host, HostLost(host)))
                 for monitor in [monitor for monitor, (_, gateway) in watched.items() if gateway.closed.is_set()]:
-                    # ZeroMQ blocks where it cannot tell of an event, so this is closed after the link that it is of.
+                    # ZeroMQ blocks if it cannot deliver an event, so close this monitor after its link.
                     if monitor in poller:
                         poller.unregister(monitor)
                     del watched[monitor]
@@ -419,7 +419,7 @@ class Session:
                 monitor.close(0)
 
     def host_lost(self, host: str, cause: Cause) -> None:
-        """Return the connection to a host broke: what was on its way may be gone, so nothing goes on there."""
+        """Give up a host whose connection broke, since messages may be lost."""
         self.node.hosts.known.pop(host, None)
         self._table.pop(host, None)
         self._watched.discard(host)
@@ -428,7 +428,7 @@ class Session:
         self.node.peers.lose_host(host, cause, host in self._released)
 
     def forget(self, host: str) -> None:
-        """Drop the connection to a host, and what is known of the processes there: it may be attached another time."""
+        """Drop the connection to a host and the state of its processes, so that it can be attached again."""
         node = self.node
         gateway = node.hosts.gateways.pop(host, None)  # pyright: ignore[reportPrivateUsage]
         if gateway is not None:
@@ -442,14 +442,14 @@ class Session:
         self.forget_peers(host)
 
     def forget_peers(self, host: str) -> None:
-        """Drop what is known of the processes of a host."""
+        """Drop the state of a host's processes."""
         peers = self.node.peers.known
         with self.node.peers.lock:
             for proc in [proc for proc, peer in peers.items() if peer.host == host]:
                 del peers[proc]
 
     def release(self, hosts: Sequence[str]) -> None:
-        """Hosts are not used any more by one of those that attached them: ends the agents of those nobody uses."""
+        """Release an attachment of hosts, and end the agents that nobody uses any more."""
         for host in hosts:
             self._users[host] -= 1
             if self._users[host] <= 0 and host in self.node.hosts.known:
@@ -457,7 +457,7 @@ class Session:
                 self.node.peers.to_agent(host, m.Bye(self.node.proc))
 
     def own_address(self) -> str:
-        """Return the address, without a port, at which other hosts reach this program; empty if there are none."""
+        """Return the address, without a port, at which other hosts reach this program; empty without other hosts."""
         return self._address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
 
     # The end
@@ -466,7 +466,7 @@ class Session:
         """End everything: ranks, agents, sockets, folder."""
         node = self.node
         if os.getpid() != self.pid or node.closed:
-            # A fork of the program has the memory of a session, but not the session.
+            # A fork of the program has a copy of the session's memory, but not the session.
             return
         self._faults.flush()
         self.output.flush()
@@ -500,26 +500,26 @@ def need_session(node: Node) -> Session:
     """
     session = session_of(node)
     if session is None:
-        raise MonarchError(f"{node.proc} is a rank; only the program has the session")
+        raise MonarchError(f"this process is a rank ({node.proc}); only the program has the session")
     return session
 
 
 def start() -> Node:
-    """Open the session of this program, and return its node."""
+    """Open the session of this program and return its node."""
     return Session().node
 
 
 def shutdown_context(host_timeout: float | None = None) -> Future[None]:
-    """End this program's session: its processes, its hosts, its sockets. A later use starts a new one.
+    """End this program's session with its processes, hosts and sockets. The next use starts a new one.
 
     Args:
-        host_timeout: seconds to wait for the processes to end; None for 10.
+        host_timeout: seconds to wait for the processes to end; default: 10.
 
     Raises:
         ValueError: the timeout is negative.
     """
     if host_timeout is not None and not host_timeout >= 0:
-        raise ValueError(f"host_timeout is a number of seconds, not {host_timeout!r}")
+        raise ValueError(f"host_timeout: expected seconds, at least 0, got {host_timeout!r}")
     if not has_node():
         return _Nothing()
     node = current_node()
@@ -530,7 +530,7 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
 
 
 class _Nothing(Future[None]):
-    """What is done already."""
+    """A future that is already done."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""What one process of a session is in the middle of, as counts: for tests, and for whoever asks why something waits."""
+"""Counts of a process's pending work, for tests and for debugging of waits."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from monarch._node.services.registry import service
 
 
 class Statistics(NamedTuple):
-    """A process at one moment."""
+    """A snapshot of a process."""
 
     windows: dict[str, WindowStatistics]
-    """How far each living process is behind that messages were sent to, by proc id."""
+    """The backlog of each living receiver, by proc id."""
     finished: dict[str, FinishedStatistics]
-    """What was finished for each process, by proc id."""
+    """The finished cost for each sender, by proc id."""
     pending: dict[int, str]
-    """What calls that are under way are called, by port."""
+    """The labels of pending calls, by port."""
     ports: dict[int, str]
-    """The classes of all that takes answers, by port."""
+    """The classes of all receivers of answers, by port."""
     verdicts: dict[str, list[str]]
-    """Who decides what becomes of the failures of a mesh, by its uid."""
+    """The holders of open verdicts, by uid of the mesh."""
     mapped: int
-    """Messages in shared memory of others that are mapped here."""
+    """Messages mapped here from other processes' shared memory."""
     waiting_for_memory: int
-    """Threads that wait for room in shared memory."""
+    """Threads waiting for room in shared memory."""
     mishaps: dict[str, int]
     """Messages that could not be handled, by kind."""
 
 
 def statistics_of(node: Node) -> Statistics:
-    """The counts of a process, which may have changed since."""
+    """Return the counts of a process."""
     sinks = dict(node.ports.sinks)
     peers = list(node.peers.known.values())
     return Statistics(
@@ -53,9 +53,9 @@ def statistics_of(node: Node) -> Statistics:
 
 @service("statistics.account_of", "quick")
 def account_of(proc: str) -> tuple[int, int] | None:
-    """Service: the cost of what this process has finished for another one, and of what it still holds of it.
+    """Service: return the costs of finished and of pending messages of another process.
 
-    Together that is what the other one has sent; None if it changes too fast to be counted.
+    Their sum is the cost sent by that process; None if it changes too fast to count.
     """
     node = current_node()
     held: dict[int, int] = {}
@@ -76,7 +76,7 @@ def account_of(proc: str) -> tuple[int, int] | None:
         for waiting in list(actors_of(node).early.values()):
             _add(held, proc, [call for call, _ in waiting])
     except (RuntimeError, AttributeError):
-        # A queue has changed meanwhile; or an actor of the program's own, which has none.
+        # A queue changed meanwhile; or it is an actor of the program itself, which has none.
         return None
     if finished is not None and finished.statistics().total != total:
         return None

@@ -21,7 +21,7 @@ def wire(node: Node) -> None:
 
 
 def _explain(error: BaseException) -> BaseException | None:
-    # Only a process that has imported torch.distributed can have been in a collective.
+    # Without torch.distributed, no collective can have run here.
     if "torch.distributed" not in sys.modules:
         return None
     from monarch._groups.rendezvous import note_failure

@@ -1,4 +1,4 @@
-"""Hosts of other machines: agents that listen on tcp, and how a program attaches them."""
+"""Hosts of other machines: agents that listen on TCP, and their attachment to a program."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from monarch.exceptions import ArgumentError, MonarchError, SpawnError
 
 _LONGEST = 3600.0
 _TRUST_ALL = "trust_all_connections"
-"""What other packages take in place of a key file."""
+"""Values that other packages accept in place of a key file."""
 _ADDRESS = re.compile(r"tcp://[^\s/]+:([0-9]{1,5})")
 
 
 def parent() -> tuple[int, int]:
-    """Pid and start time of this process, which an agent that it starts is to end with."""
+    """Return the pid and start time of this process, for agents that must end with it."""
     return os.getpid(), proc_start_time(os.getpid()) or 0
 
 
@@ -44,7 +44,7 @@ def start_agent(
     stderr: int | None = None,
     module: str = "monarch._procs.agent.main",
 ) -> subprocess.Popen[bytes]:
-    """Start a host agent as a process of its own."""
+    """Start a host agent as a separate process."""
     process = subprocess.Popen(
         [*prefix, sys.executable, "-m", module],
         stdin=subprocess.PIPE,
@@ -58,15 +58,15 @@ def start_agent(
 
 
 class WorkerHosts:
-    """Host agents that this program has started as processes of its own, over tcp and CURVE.
+    """Host agents that this program has started as separate processes, over TCP and CURVE.
 
     Args:
-        count: how many.
-        prefixes: for each, a command to start it under, such as one that enters a network namespace.
-        addresses: for each, the address that it listens on.
-        controller: the address that this program listens on, for them.
-        env: more of their environment.
-        silence: seconds after which one that is not heard of counts as lost; None for what is usual.
+        count: the number of agents.
+        prefixes: for each agent, a command to start it under, such as one that enters a network namespace.
+        addresses: for each agent, the address to listen on.
+        controller: the address at which this program listens for them.
+        env: additional environment variables.
+        silence: seconds without a heartbeat after which an agent counts as lost; None for the default.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class WorkerHosts:
         node = open_node()
         session = session_of(node)
         if session is None:
-            raise MonarchError("only the program itself attaches hosts, not one of its ranks")
+            raise MonarchError("only the program can attach hosts, not a rank")
         self._session = session
         lease = _lease(silence)
         self.keys = node.hosts.keys or KeyPair.new()
@@ -110,7 +110,7 @@ class WorkerHosts:
                     other.kill()
                     other.wait()
                 address = addresses[len(listening)] if addresses else "127.0.0.1"
-                why = line.decode().strip() or f"ended as it was started, with code {process.returncode}"
+                why = line.decode().strip() or f"exited during startup with code {process.returncode}"
                 raise SpawnError(f"a host agent at {address} {why}")
             listening.append(msgspec.json.decode(line, type=Listening))
         self.hosts = tuple(host_of(each.src) for each in listening)
@@ -131,7 +131,7 @@ class WorkerHosts:
 
 
 def hosts_from_config(name: str) -> HostMesh:
-    """Hosts by the name of a configuration. There are none yet: always two hosts on this machine, along ``hosts``."""
+    """Return the hosts of a configuration. Not implemented: always two hosts on this machine, along ``hosts``."""
     return WorkerHosts(2).mesh
 
 
@@ -145,37 +145,37 @@ def attach_to_workers(
     timeout: float = 30.0,
     silence: float | None = None,
 ) -> HostMesh:
-    """Attache hosts on which ``run_worker_loop_forever`` runs, along the axis ``hosts``.
+    """Attach hosts that run ``run_worker_loop_forever``, along the axis ``hosts``.
 
     Args:
-        ca: the key file that the workers were given too; see ``new_key_file``.
-        workers: the address of each, as in ``tcp://node1:22222``; or a Future of it.
-        name: of the mesh, for people: tables and errors have it.
+        ca: the key file of the workers; see ``new_key_file``.
+        workers: the address of each worker, such as ``tcp://node1:22222``, or a Future of it.
+        name: the name of the mesh for messages and tables.
         private_key: None; the key file has both keys.
-        interface: the address of this machine at which the workers reach it; the one that leads to the first worker
-            if there is none.
-        timeout: seconds to wait for each.
-        silence: seconds after which a host that is not heard of counts as lost, with all that runs there; None for
-            what is usual, 5. It holds for hosts that are attached from now on. A host ends its ranks after a time of
-            its own: see ``run_worker_loop_forever``.
+        interface: the address of this machine at which the workers reach it; by default the one on the route to the
+            first worker.
+        timeout: seconds to wait for each worker.
+        silence: seconds without a heartbeat after which a host counts as lost, with everything that runs there;
+            None for 5. Applies to hosts attached from now on. A worker has its own timeout for its ranks: see
+            ``run_worker_loop_forever``.
 
     Raises:
         SpawnError: a worker does not answer.
-        ArgumentError: an address is none, or ``ca`` is not the path of a key file.
-        MonarchError: the key file cannot be used, or this is not the program itself but one of its ranks.
+        ArgumentError: an address is invalid, or ``ca`` is not the path of a key file.
+        MonarchError: the key file is unusable, or this process is a rank.
     """
     if not workers or isinstance(workers, str):
-        raise ArgumentError(f"workers is a list of at least one address, and not {workers!r}")
+        raise ArgumentError(f"workers: expected a list of at least one address, got {workers!r}")
     keys = read_key_file(ca)
     node = open_node()
     session = session_of(node)
     if session is None:
-        raise MonarchError("only the program itself attaches hosts, not one of its ranks")
+        raise MonarchError("only the program can attach hosts, not a rank")
     addresses = [_address(each.get(timeout) if isinstance(each, Future) else each) for each in workers]
     if len({*addresses}) < len(addresses):
         raise ArgumentError(f"workers names {max(addresses, key=addresses.count)!r} twice")
     _lease(silence)
-    # All of them, so that a name that leads nowhere is told at once.
+    # Check all of them first, so that an unknown name fails at once.
     ways = [_way_to(address) for address in addresses]
     here = interface or ways[0]
     session.listen(keys, here, [keys.public.decode()])
@@ -188,19 +188,19 @@ def attach_to_workers(
 def run_worker_loop_forever(
     *, address: str, ca: str, private_key: str | None = None, silence: float | None = None
 ) -> None:
-    """Serve this machine as a host: each program that attaches it, one after the other. It does not return.
+    """Serve this machine as a host to programs that attach it, one at a time. Does not return.
 
     Args:
-        address: where to listen, as in ``tcp://0.0.0.0:22222``.
-        ca: a key file; only programs that have the same one are served.
+        address: the address to listen on, such as ``tcp://0.0.0.0:22222``.
+        ca: a key file; only programs with the same key are served.
         private_key: None; the key file has both keys.
-        silence: seconds after which a program that is not heard of counts as lost, so that its ranks are ended here;
-            None for what is usual, 5.
+        silence: seconds without a heartbeat after which a program counts as lost and its ranks here are ended; None
+            for 5.
 
     Raises:
-        SpawnError: it cannot listen there, or the agent of this host has ended.
-        ArgumentError: the address is none.
-        MonarchError: the key file cannot be used.
+        SpawnError: the address is not available, or the agent of this host has ended.
+        ArgumentError: the address is invalid.
+        MonarchError: the key file is unusable.
     """
     keys = read_key_file(ca)
     lease = _checked(silence)
@@ -228,7 +228,7 @@ def run_worker_loop_forever(
 def _address(address: str) -> str:
     found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
     if found is None or not 0 < int(found[1]) < 65536:
-        raise ArgumentError(f"a worker has an address like tcp://node1:22222, with a port of its own, not {address!r}")
+        raise ArgumentError(f"expected a worker address with a port, such as tcp://node1:22222, got {address!r}")
     return address
 
 
@@ -241,7 +241,7 @@ def _checked(silence: float | None) -> float:
 
 
 def _lease(silence: float | None) -> float:
-    """Have this program hear of hosts at least so often, if that was said; the seconds that hold."""
+    """Set the heartbeat timeout of hosts, if given, and return the one in force."""
     node = current_node()
     if silence is not None:
         node.hosts.lease = _checked(silence)
@@ -249,10 +249,10 @@ def _lease(silence: float | None) -> float:
 
 
 def new_key_file(path: str) -> None:
-    """Make a key file, which the workers and the program that attaches them both need; only its owner can read it.
+    """Make a key file for workers and the program that attaches them; only its owner can read it.
 
     Raises:
-        FileExistsError: there is one already.
+        FileExistsError: the file exists.
     """
     keys = KeyPair.new()
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -265,7 +265,7 @@ def read_key_file(path: str) -> KeyPair:
 
     Raises:
         ArgumentError: this is not a path.
-        MonarchError: there is none, it is no key file, or others can read it.
+        MonarchError: the file does not exist, is not a key file, or is readable by others.
     """
     if not isinstance(path, (str, os.PathLike)) or path == _TRUST_ALL:
         raise ArgumentError(
@@ -274,23 +274,23 @@ def read_key_file(path: str) -> KeyPair:
         )
     try:
         if os.stat(path).st_mode & 0o077:
-            raise MonarchError(f"others can read the key file {path}; take that away by chmod 600")
+            raise MonarchError(f"key file {path} is readable by other users; run 'chmod 600 {path}'")
         with open(path) as file:
             public, secret = file.read().split()
     except (OSError, ValueError) as error:
-        raise MonarchError(f"{path!r} is no key file ({error}); new_key_file makes one") from error
+        raise MonarchError(f"{path!r} is not a key file ({error}); make one with new_key_file()") from error
     if len(public) != 40 or len(secret) != 40:
-        raise MonarchError(f"{path!r} is no key file; new_key_file makes one")
+        raise MonarchError(f"{path!r} is not a key file; make one with new_key_file()")
     return KeyPair(public.encode(), secret.encode())
 
 
 def _way_to(address: str) -> str:
-    """Return the address of this machine from which another one is reached."""
+    """Return this machine's address on the route to another one."""
     machine, _, port = address.removeprefix("tcp://").rpartition(":")
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            # Connecting a datagram socket sends nothing; it only chooses the way.
+            # Connecting a datagram socket sends nothing; it only selects the route.
             probe.connect((machine, int(port)))
             return str(probe.getsockname()[0])
     except (OSError, ValueError) as error:
-        raise SpawnError(f"the worker address {address!r} leads nowhere: {error}") from error
+        raise SpawnError(f"cannot resolve or reach the worker address {address!r}: {error}") from error

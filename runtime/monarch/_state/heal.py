@@ -1,4 +1,4 @@
-"""``heal_mesh``: what is dead is replaced, and gets the state of one that lives."""
+"""``heal_mesh``: replace dead processes and copy state from living actors."""
 
 from __future__ import annotations
 
@@ -26,50 +26,48 @@ def heal_mesh(
     hosts: HostMesh | None = None,
     timeout: float = 60.0,
 ) -> M:
-    """Put new processes in the place of those of a mesh that have died, at the same coordinates.
+    """Replace the dead processes of a mesh at the same coordinates.
 
-    Each runs the ``bootstrap`` of its mesh, and gets the actors that were spawned there, made as they were at first.
-    An actor that has failed where nobody waited is made anew, too, in its process. Processes that live keep
-    everything. References to the mesh, wherever they are, lead to the new ones from now on; what was sent to the dead
-    ones is not sent again. Process groups are made anew when they are next used.
+    Each new process runs the ``bootstrap`` of its mesh, and its actors are constructed with their original arguments.
+    An actor that failed while nobody waited is also recreated, in its process. Living processes keep everything. All
+    references to the mesh lead to the new processes from now on; messages to the dead ones are not sent again. Process
+    groups are recreated at their next use.
 
     Args:
-        mesh: a mesh of processes or of actors, or a slice of one: all of its processes are healed. It may be awaited
-            then, as any mesh.
-        copy_from: for replicas: the rank of an actor that lives, or ``"peer"`` for any that does. Each new actor of a
-            class that has ``__getstate__`` and ``__setstate__`` gets by the second what the first returns there;
-            tensors in it go from rank to rank. All meshes of actors on the processes are given their state so; a mesh
-            of actors of another class must be healed with ``copy``.
-        copy: the name of a method that returns the tensors of an actor, such as ``state_dict`` of its model: new
-            ones get those of one that lives, or of ``copy_from``, in place, as by ``copy_state``.
-        hosts: where ranks go whose host is lost: hosts that the mesh is not on yet, as many as were lost.
-        timeout: seconds for the new processes and actors to be there, and again for the state.
+        mesh: a mesh of processes or actors, or a slice of one; the whole process mesh is healed.
+        copy_from: for replicas: the rank of a living actor, or ``"peer"`` for any. ``__setstate__`` of each new actor
+            gets the result of ``__getstate__`` there; tensors in it go from rank to rank. This applies to all actor
+            meshes on the processes; heal a mesh whose class lacks these methods with ``copy``.
+        copy: the name of a method that returns the tensors of an actor, such as ``state_dict`` of its model: they are
+            copied in place from a living actor, or from ``copy_from``, as by ``copy_state``.
+        hosts: new hosts for ranks whose host is lost, one per lost host.
+        timeout: seconds for the new processes and actors, and again for the state.
 
     Returns:
-        The mesh, which is the same one.
+        The same mesh.
 
     Raises:
-        ArgumentError: it is no such mesh, its actors have no such methods, or ``copy_from`` is no rank of it.
-        SupervisionError: a state is to be copied, and no actor lives that has it.
-        StoppedError: it was stopped, or another process has spawned it, which may heal it.
-        SpawnError: its host is lost, too, and there is no other one in ``hosts``.
-        ActorError: the constructor of an actor raised, or a method that gives or takes the state.
+        ArgumentError: ``mesh`` is not such a mesh, its actors lack these methods, or ``copy_from`` is not a rank of it.
+        SupervisionError: no living actor has the state to copy.
+        StoppedError: the mesh was stopped, or another process spawned it; only that one may heal it.
+        SpawnError: a host is lost too, and ``hosts`` has no replacement.
+        ActorError: a constructor or a state method of an actor raised.
     """
     if not isinstance(mesh, (ProcMesh, ActorMesh)):
-        raise ArgumentError(f"heal_mesh takes a mesh of processes or of actors, and not {type(mesh).__name__}")
+        raise ArgumentError(f"heal_mesh: expected a mesh of processes or actors, got {type(mesh).__name__}")
     procs, node = mesh._state.procs, mesh._node
     if copy and (not isinstance(mesh, ActorMesh) or not callable(getattr(mesh._state.cls, copy, None))):
-        raise ArgumentError(f"copy names a method of the actors of a mesh, and {copy!r} is none of {mesh!r}")
+        raise ArgumentError(f"copy: expected the name of a method of {mesh!r}, got {copy!r}")
     numbered = isinstance(copy_from, int) and not isinstance(copy_from, bool) and 0 <= copy_from < len(mesh)
     if copy_from not in (None, "peer") and not numbered:
-        raise ArgumentError(f'copy_from is "peer" or a rank from 0 to {len(mesh) - 1}, and not {copy_from!r}')
+        raise ArgumentError(f'copy_from: expected "peer" or a rank from 0 to {len(mesh) - 1}, got {copy_from!r}')
     shared = meshes_of(node).shared_of(procs.uid, procs.name, "healed")
     if copy_from is not None and not copy:
-        # Before anything is done that could not be asked for again.
+        # Check before doing anything that cannot be repeated.
         givers = [mesh] if isinstance(mesh, ActorMesh) else actor_meshes_on(shared, node)
         StateTransfer.check(givers, isinstance(mesh, ActorMesh))
     if hosts is not None and not isinstance(hosts, HostMesh):
-        raise ArgumentError(f"hosts is a mesh of hosts, and not {type(hosts).__name__}")
+        raise ArgumentError(f"hosts: expected a mesh of hosts, got {type(hosts).__name__}")
     others = [hosts._hosts[rank] for rank in hosts._region.base_ranks()] if hosts is not None else []
     source = mesh._region.base_rank(copy_from) if isinstance(copy_from, int) else None
 
@@ -92,7 +90,7 @@ def _hand_over(
     copy: str,
     timeout: float,
 ) -> None:
-    """Return new actors the state that is to be copied."""
+    """Copy the state to new actors."""
     if copy and isinstance(mesh, ActorMesh):
         mine = [rank for each, rank in renewed if each._key == mesh._key]
         _copy(mesh, [*replaced, *mine], source, copy, timeout)
@@ -103,7 +101,7 @@ def _hand_over(
 
 
 def _copy(mesh: ActorMesh, new: list[int], source: int | None, method: str, timeout: float) -> None:
-    """Return new actors the tensors of one that has lived on."""
+    """Copy the tensors of a living actor to new ones."""
     from monarch._state.copy.copying import copy_state
 
     region = mesh._state.region

@@ -1,4 +1,4 @@
-"""Calls that wait behind another one of the same actor: those who wait for them are told which."""
+"""Reports to waiting callers which call of the same actor theirs is queued behind."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from monarch._node.node import Node
 
 SOON = 3.0
-"""Seconds that somebody has waited for a call when it is looked for what is in front of it."""
+"""Seconds of waiting for a call after which the ranks are asked what runs in front of it."""
 _MOST = 8
-"""Calls that are looked at, at a time."""
+"""Calls examined at a time."""
 _HEARING = 0.3
-"""Seconds for ranks to say at a timeout what they run."""
+"""Seconds for ranks to report what they run when a wait times out."""
 
 
 @service("behind.ahead", "quick")
 def ahead(key: str, src: str, port: int) -> tuple[str, float] | None:
-    """What an actor of this process runs while a call waits for its turn, and for how many seconds it has.
+    """Return what an actor of this process runs while a call is queued, and for how many seconds it has run.
 
     Args:
         key: of the actor's mesh.
-        src: proc that has called.
-        port: where it waits for the answer.
+        src: the calling proc.
+        port: the port at which the caller waits.
 
     Returns:
-        None if the call does not wait for its turn.
+        None if the call is not queued.
     """
     mailbox = waiting(key, src, port)
     front = (mailbox.turns.call or mailbox.running) if mailbox is not None else None
@@ -46,17 +46,17 @@ def ahead(key: str, src: str, port: int) -> tuple[str, float] | None:
 
 
 class Behind:
-    """Says of calls that somebody waits for what is in front of them. All of it is leader only."""
+    """Reports what runs in front of awaited calls. Leader only."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._first: dict[int, float] = {}
-        """By port, when somebody was first seen to wait for a call."""
+        """By port, when a wait for a call was first seen."""
         self._looks: dict[int, _Look] = {}
-        """By port, what ranks have said."""
+        """The answers of ranks, by port."""
 
     def tick(self, now: float) -> None:
-        """Look at the calls that are waited for; every second or so."""
+        """Examine the awaited calls; about every second."""
         waited = {each.port: each for each in _waited(self._node)}
         self._first = {port: self._first.get(port, now) for port in waited}
         for port in [port for port in self._looks if port not in waited]:
@@ -70,7 +70,7 @@ class Behind:
 
 
 class _Look:
-    """Asks the ranks that have not answered a call what they run instead of it."""
+    """Asks the ranks that owe an answer what they run instead."""
 
     def __init__(self, node: Node, gather: Gather[Any], tells: bool = False) -> None:
         self._tells = tells
@@ -81,14 +81,14 @@ class _Look:
         self._node = node
         self._said = False
         self.found: dict[int, tuple[str, float]] = {}
-        """By rank, what is in front, and for how many seconds. Leader only, but for a look at a timeout's end."""
+        """By rank, the running call and its seconds. Leader only, except at a timeout."""
         self.thread: Any = None
         asked = request(ahead, gather.actor, node.proc, gather.port)
         self._answers = Answers(node, sorted(self._pending), asked, self._heard)
 
     @property
     def done(self) -> bool:
-        """Whether all have said it; as a Waiter has it."""
+        """Whether all have answered; for Waiter."""
         return not self._pending
 
     def _heard(self, proc: str, answer: Any) -> None:
@@ -101,7 +101,7 @@ class _Look:
                 self.say()
 
     def say(self) -> None:
-        """Say it on stderr, once."""
+        """Print the result on stderr, once."""
         if self.found and not self._said:
             self._said = True
             tell(f"monarch: {self._label} waits: {describe_ahead(self.found, self._count)}")
@@ -112,7 +112,7 @@ class _Look:
 
 
 def _waited(node: Node) -> Iterator[Gather[Any]]:
-    """Calls of actors that a thread or an event loop waits for; cells say by themselves what they wait for."""
+    """Return actor calls that a thread or event loop waits for; cells report their own waits."""
     for each in list(node.ports.gathers.values()):
         waited = isinstance(each, Gather) and not each.done and (each.wanted or each._callbacks)
         if waited and each.actor and each.method != "__init__" and not _is_notebook(node, each.actor):
@@ -125,7 +125,7 @@ def _is_notebook(node: Node, key: str) -> bool:
 
 
 def ahead_now(gather: Gather[Any]) -> str:
-    """What runs in front of a call, in words; empty if nothing is known to. It may take a moment."""
+    """Describe what runs in front of a call; empty if nothing is known. May take a moment."""
     node = current_node()
     if node.closed or not gather.actor or node.receive_loop.receives_here():
         return ""
@@ -139,7 +139,7 @@ def ahead_now(gather: Gather[Any]) -> str:
 
 
 def describe_ahead(found: Mapping[int, tuple[str, float]], count: int) -> str:
-    """As in ``rank 0 still runs c.loop(), begun 12 s ago``."""
+    """Return text such as ``rank 0 still runs c.loop(), begun 12 s ago``."""
     groups: dict[str, list[int]] = {}
     for rank, (what, _) in sorted(found.items()):
         groups.setdefault(what, []).append(rank)

@@ -1,4 +1,4 @@
-"""Process groups that some ranks of a mesh were cut off from: all of its ranks hear of it, whoever was called."""
+"""Process groups that lost some ranks: all ranks of the mesh are told, called or not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monarch._node.services.registry import request
 
 
 class Addressed(Protocol):
-    """A call, as far as the mesh that it goes to."""
+    """A call with the mesh that it goes to."""
 
     view: Any
 
@@ -23,7 +23,7 @@ class Addressed(Protocol):
 
 
 def meshes_of_calls(node: NodeLike, calls: Iterable[Addressed]) -> set[Procs]:
-    """Return the meshes of processes that some calls went to."""
+    """Return the process meshes that some calls went to."""
     # A spawn has no view, and its mesh may be gone.
     known = meshes_of(node).actor_meshes
     views = [known.get(call.actor) if call.view is None else call.view for call in calls]
@@ -31,13 +31,13 @@ def meshes_of_calls(node: NodeLike, calls: Iterable[Addressed]) -> set[Procs]:
 
 
 def spoil_groups(node: NodeLike, meshes: Iterable[Procs], reason: str, number: int) -> None:
-    """Tell all ranks of some meshes that a generation of groups is broken; they hear it before later calls from here.
+    """Tell all ranks of some meshes, before later calls, that a generation of groups is broken.
 
     Args:
         node: of this process.
-        meshes: whose ranks have left a collective half way, or may have.
-        reason: for the errors of those that still wait in one.
-        number: of the generation; ranks that have a newer one keep it.
+        meshes: meshes whose ranks may have left a collective half way.
+        reason: for the errors of ranks that still wait in one.
+        number: of the generation; ranks with a newer one keep it.
     """
     ranks = [procs.proc(rank) for procs in meshes for rank in range(procs.size)]
     Answers(node, ranks, request(spoil_generation, reason, number)).close()

@@ -1,4 +1,4 @@
-"""Deaths in the meshes that this process owns: judged, started again, or told to all who wait."""
+"""Deaths in meshes that this process owns: judged, restarted, or reported to all waiting calls."""
 
 from __future__ import annotations
 
@@ -31,47 +31,47 @@ if TYPE_CHECKING:
 
 
 class _Death:
-    """What is known of the death of one rank."""
+    """The death of one rank."""
 
     def __init__(self, dead: m.Dead, latest: int) -> None:
         self.dead = dead
         self.latest = latest
-        """The last port that was given before it was known: calls that come after it know what there is."""
+        """The last port opened before the death was known: later calls know of it."""
         self.when = dead.when or time.time()
         self.calls: list[str] = []
 
 
 class Deaths:
-    """Does what ``Supervision`` says; its events come from several threads."""
+    """Executes the commands of ``Supervision``; its events come from several threads."""
 
     def __init__(self, node: Node, escalation: Escalation) -> None:
         self._node = node
         self._escalation = escalation
         self._lock = threading.RLock()
-        """Of all Supervision machines too; held for their steps alone."""
+        """Also guards all Supervision machines; held only for their steps."""
         self._known: dict[tuple[str, int], _Death] = {}
-        """By mesh and rank, the death of its last process. Lock: ``_lock``."""
+        """The latest death, by mesh and rank. Lock: ``_lock``."""
         self._collecting: dict[str, Hold[Promise[None]]] = {}
-        """By mesh, what keeps its verdict open until its deaths are collected. Lock: ``_lock``."""
+        """By mesh, the hold on its verdict until its deaths are collected. Lock: ``_lock``."""
         node.events.dying.subscribe(self.dies)
         node.events.died.subscribe(self.died)
         meshes_of(node).joined.subscribe(self.joined)
         meshes_of(node).left.subscribe(self.left)
 
     def joined(self, uid: str, rank: int, proc: str) -> None:
-        """A process has the place of this rank from now on."""
+        """Note that a process has taken this rank."""
         with self._lock:
             commands = meshes_of(self._node).own_procs[uid].supervision.joined(rank, proc)
         self._do(uid, commands)
 
     def left(self, uid: str, rank: int) -> None:
-        """A mesh has no such rank any more."""
+        """Note that a rank has left the mesh."""
         with self._lock:
             commands = meshes_of(self._node).own_procs[uid].supervision.left(rank)
         self._do(uid, commands)
 
     def dies(self, dead: m.Dead) -> None:
-        """A process has died, and nobody was told yet."""
+        """Handle a death before anybody is told."""
         uid, rank = split_proc(dead.proc)
         shared = meshes_of(self._node).own_procs.get(uid)
         if shared is None or self._node.closed:
@@ -88,18 +88,18 @@ class Deaths:
         self._do(uid, commands)
 
     def is_supervised(self, uid: str, key: str, rank: int) -> bool:
-        """Return whether a failure may be dealt with, so that calls which meet it wait for that."""
+        """Return whether a failure may be handled, so that calls that meet it wait."""
         shared = meshes_of(self._node).own_procs.get(uid)
         return shared is not None and bool(
             shared.supervision.restart or supervisors_of(self._node).asked_of(uid, key, rank)
         )
 
     def died(self, dead: m.Dead, calls: list[str]) -> None:
-        """Return those who waited for a process that has died were told: these calls."""
+        """Note the calls that were told of a death."""
         with self._lock:
             known = self._known.get(split_proc(dead.proc))
             if known is not None and known.dead is dead:
-                # ``latest`` stays as it was: by now one of them may have gone on, with a call that is not meant.
+                # Keep ``latest``: by now a caller may have gone on with a new call.
                 known.calls = calls
 
     def _do(self, uid: str, commands: list[Command]) -> None:
@@ -126,11 +126,11 @@ class Deaths:
         try:
             self._do(uid, commands)
         finally:
-            # Those who decide have holds of their own by now. If the rank was replaced meanwhile, nobody does.
+            # By now the deciders have their own holds, or the rank was replaced meanwhile.
             verdicts_of(self._node).release(uid, hold)
 
     def begin_again(self, uid: str, ranks: tuple[int, ...], otherwise: Callable[[], None]) -> None:
-        """Actors have failed in processes that live: they are made anew if the mesh has a rule that says so."""
+        """Recreate failed actors of living processes if the mesh has a restart rule."""
         shared = meshes_of(self._node).own_procs.get(uid)
         with self._lock:
             begin = shared.supervision.allow(ranks, time.monotonic()) if shared is not None else None
@@ -144,11 +144,11 @@ class Deaths:
             except MonarchError:
                 otherwise()
 
-        who = f"its restart rule makes the actors of {describe_ranks(ranks)} again, attempt {begin.attempt}"
+        who = f"its restart rule recreates the actors of {describe_ranks(ranks)}, attempt {begin.attempt}"
         verdicts_of(self._node).decide(uid, who, restart)
 
     def _heal(self, shared: ProcsState, begin: Begin) -> None:
-        """After the pause, if the mesh is still there by then."""
+        """Heal after the pause, unless the mesh was stopped."""
         from monarch._supervision.healing import heal
 
         node = self._node
@@ -166,7 +166,7 @@ class Deaths:
             self._heal(shared, begin)
         except MonarchError as error:
             if shared.stopped is not None or self._node.closed:
-                # It was stopped meanwhile, so that there is nothing to be told of.
+                # It was stopped meanwhile; nothing to report.
                 with self._lock:
                     for rank in begin.ranks:
                         shared.supervision.left(rank)
@@ -181,7 +181,7 @@ class Deaths:
                 commands = shared.supervision.not_restarted(begin.ranks)
             self._do(uid, commands)
             if not commands and not isinstance(error, StoppedError):
-                # The processes are there again, and an actor is not.
+                # The processes are back, but an actor is not.
                 owner = meshes_of(self._node).proc_meshes[uid][1]
                 latest = self._node.ports.last
                 self._escalation.judge(partial(self._failure, uid), uid, "", begin.ranks, owner, latest)
@@ -201,7 +201,7 @@ class Deaths:
             self._escalation.ask(self._failure(uid, (rank,)), asked, owner, judged)
 
     def _fail(self, uid: str, fail: Fail) -> None:
-        """Nobody handles it: all calls to the mesh fail, and if nobody has heard of it by a call the owner does."""
+        """Fail all calls to the mesh, since nobody handles the death; tell the owner if no call was told."""
         name, owner = meshes_of(self._node).proc_meshes[uid]
         kinds: dict[tuple[Cause, CellRef | None], list[int]] = {}
         waited, latest = False, 0

@@ -1,4 +1,4 @@
-"""The way of a failure: to those who supervise the mesh, to its owner, and if nobody handles it up to the program."""
+"""Escalation of a failure: to the supervisors of the mesh, to its owner, and finally to the program."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from monarch.exceptions import SupervisionError
 
 
 def default_fault_hook(failure: MeshFailure) -> None:
-    """Say on stderr what failed; calls to the mesh raise from then on."""
+    """Print the failure on stderr; later calls to the mesh raise."""
     print(describe_unhandled(failure), file=sys.stderr, flush=True)
 
 
 def describe_unhandled(failure: MeshFailure) -> str:
-    """What a person is told of a failure that nobody handles."""
+    """Return the text for an unhandled failure."""
     at = time.strftime("%H:%M:%S", time.localtime(failure.when)) if failure.when else ""
     return f"monarch: {f'{at} ' if at else ''}unhandled failure of {failure.report()}"
 
 
 class Escalation:
-    """Takes failures of one process's meshes to those who are to know. It has no state, and holds no lock."""
+    """Escalates failures of one process's meshes. It has no state and holds no lock."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -45,15 +45,15 @@ class Escalation:
         owner: str,
         latest: int,
     ) -> None:
-        """Ask everybody about the failure of some ranks, and tells of those that nobody handles.
+        """Ask the supervisors about failed ranks, and report those that nobody handles.
 
         Args:
-            made: the failure, as it is told of some of them.
-            uid: of the mesh of processes; empty if it is not known here.
-            actor: key of the actors that have failed; empty if it is not about some.
+            made: makes the failure for some of the ranks.
+            uid: of the process mesh; empty if unknown here.
+            actor: key of the failed actors; empty for processes.
             ranks: base ranks.
-            owner: key of the actor that owns the mesh; empty if none does.
-            latest: the last port that was given before it: calls that were made later are no concern of it.
+            owner: key of the actor that owns the mesh, or empty.
+            latest: the last port opened before the failure: later calls are unaffected.
         """
         supervisors = supervisors_of(self._node)
         asked = {rank: supervisors.asked_of(uid, actor, rank) for rank in ranks}
@@ -81,7 +81,7 @@ class Escalation:
     def ask(
         self, failure: MeshFailure, supervisors: Sequence[Judge], owner: str, judged: Callable[[bool], None]
     ) -> None:
-        """Ask who supervises, then the owner, whether a failure is handled; in a thread that may wait."""
+        """Ask the supervisors, then the owner, to handle a failure; in a thread that may wait."""
         for supervisor in supervisors:
             if supervisor.judge(failure):
                 judged(True)
@@ -93,30 +93,30 @@ class Escalation:
             judged(False)
 
     def up(self, failure: MeshFailure, owner: str) -> None:
-        """Nobody handles it: the owner has failed as well, and in a program its hook is called."""
+        """Fail the owner of an unhandled failure as well; in a program, call its hook."""
         node = self._node
         mailbox = actors_of(node).here.get(owner) if owner else None
         if mailbox is not None:
             mailbox.fail(_pack(failure))
         elif node.config is None:
-            # Not here: the hook may do anything, and this thread receives messages.
+            # In another thread, since the hook may do anything and this one receives messages.
             timer = Timer(0, call_hook, (failure,))
             timer.daemon = True
             timer.start()
         else:
-            # Its owner is gone, or was no actor: then the one that owns this process is next.
+            # Its owner is gone or was not an actor: the owner of this process is next.
             fault = m.Fault(node.proc, node.config.procs.uid, node.rank, _pack(failure))
             node.peers.get(node.config.owner).send(m.encode(fault))
 
 
 def call_hook(failure: MeshFailure) -> None:
-    """Call the hook of the program, which may be its own."""
+    """Call the program's hook, which may be user code."""
     module = sys.modules.get("monarch.actor")
     hook = getattr(module, "unhandled_fault_hook", None) or default_fault_hook
     try:
         hook(failure)
     except SystemExit:
-        # A hook of this kind means to end the program.
+        # Such a hook means to end the program.
         import _thread
 
         _thread.interrupt_main()

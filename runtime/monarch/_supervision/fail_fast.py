@@ -1,6 +1,6 @@
-"""Fail fast: when ranks of a call fail, those that wait for them in a collective are freed, so that the call ends.
+"""Fail fast: when ranks of a call fail, ranks that wait for them in a collective are freed, so that the call ends.
 
-It costs nothing as long as nothing fails. ``_core/fail_fast.py`` decides what to do.
+It costs nothing until something fails. ``_core/fail_fast.py`` makes the decisions.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from monarch._node.peers import Peer
 
 _AT_ONCE = 8
-"""Calls to one actor that are looked at at a time, the oldest first: it handles them in order, or a few at once."""
+"""Calls to one actor examined at a time, oldest first: it handles them in order, or a few at once."""
 
 
 class _Member:
-    """A call that a party watches over. One that has ended is not kept for that: nobody may want it any more."""
+    """A watched call. Weakly held once it has ended."""
 
     def __init__(self, call: Watched, first: int) -> None:
         self.first = first
         """The number of its first task."""
         self.actor, self.port, self.view = call.actor, call.port, call.view
         self.targets = call.targets
-        # A broadcast is kept by nobody else.
+        # Nobody else holds a broadcast.
         self.call: Callable[[], Watched | None] = ref(call) if call.port else lambda: call
 
     def waits_for(self) -> list[Peer]:
-        """Return the procs that have not answered, and live."""
+        """Return the living procs that have not answered."""
         call = self.call()
         return [peer for peer in call.waits_for() if peer.dead is None] if call is not None else []
 
@@ -50,13 +50,13 @@ class _Member:
 class CallGroup:
     """Calls whose ranks belong together.
 
-    Timers and replies run its methods, so none of them waits or runs code of the user.
+    Timers and replies run its methods, so none of them waits or runs user code.
 
     Args:
         calls: at least one.
-        on_failure: told once that ranks have failed while others still run, in the thread that receives.
-        alike: whether they are one call to the person, as those of a cell are: what a rank has left begun in one of
-            them, it joins in none of the others.
+        on_failure: called once, in the receiving thread, when ranks have failed while others still run.
+        alike: whether the user sees them as one call, as for a cell: a rank that fails in one of them joins no
+            collective in the others.
     """
 
     def __init__(
@@ -68,36 +68,36 @@ class CallGroup:
         # All of these with the lock.
         self._calls: list[_Member] = []
         self._by_call: dict[int, _Member] = {}
-        """The same by identity of the call, which another one may have once that is gone."""
+        """The same by identity of the call, which may be reused once the call is gone."""
         self._waiting: deque[_Member] = deque()
-        """Those that may have ranks that have not answered: one that has none will never have any."""
+        """Calls that may still have outstanding ranks."""
         self._tasks: list[tuple[_Member, int]] = []
-        """Each rank of each call, by the number that the machine knows it by."""
+        """Each rank of each call, by its number in the state machine."""
         self._machine: FailFast | None = None
-        """There once a rank has failed."""
+        """Set once a rank has failed."""
         self._failed: set[int] = set()
         self._answers: list[Answers] = []
         """Of the last look."""
         self._serial = 0
         """Of the timer that counts."""
         self._expected: set[int] = set()
-        """Those that were told that some are about to be freed."""
+        """Ranks told that others are about to be freed."""
         self._expecting: set[int] = set()
-        """Those of them that have not said that they know."""
+        """Those of them that have not confirmed."""
         self._announced: list[Answers] = []
         self._to_free: set[int] = set()
-        """Those that are freed once all know."""
+        """Ranks to free once all have confirmed."""
         self._alike = alike
         self.over = False
-        """Whether it watches no more. Set once; read without the lock."""
+        """Whether the watch is over. Set once; read without the lock."""
         self._take(calls)
 
     def join(self) -> None:
-        """Watch over the calls as one; some of their ranks may have failed by now."""
+        """Start the watch; some ranks may already have failed."""
         self._look_back([call for each in self._calls if (call := each.call()) is not None])
 
     def add(self, calls: Sequence[Watched]) -> bool:
-        """Watch over more calls; not if it is over."""
+        """Watch more calls, unless it is over."""
         with self._lock:
             if self.over:
                 return False
@@ -137,7 +137,7 @@ class CallGroup:
                 self.failed(call, position)
 
     def failed(self, call: Watched, position: int) -> None:
-        """The code of a rank has raised."""
+        """Note that the code of a rank has raised."""
         with self._lock:
             if self._machine is None:
                 if self.over or not self._waits():
@@ -150,31 +150,31 @@ class CallGroup:
             self._machine.failed(member.first + position)
 
     def _numbers(self) -> list[int]:
-        """Of each task, the number of its call."""
+        """Return the number of the call of each task."""
         if self._alike:
             return [0] * len(self._tasks)
         return [number for number, call in enumerate(self._calls) for _ in call.targets]
 
     @property
     def frees(self) -> bool:
-        """Whether ranks are about to be freed, or were and have not ended yet."""
+        """Whether ranks are about to be freed, or were freed and have not ended."""
         with self._lock:
             return self._machine is not None and self._machine.frees
 
     @property
     def cut_generation(self) -> int:
-        """The newest generation of groups that ranks were cut off from while others still run; 0 if there is none."""
+        """The newest generation of groups that lost ranks while others still run; 0 if none."""
         with self._lock:
             return self._machine.generation if self._machine is not None and self._machine.freed else 0
 
     def completed(self) -> None:
-        """One of the calls is about to end. Groups from which ranks were cut off are of no use to the others either."""
+        """Handle the end of a call: groups that lost ranks are broken for the others too."""
         with self._lock:
             if self._machine is not None and not self._waits():
                 self._finish()
 
     def _finish(self) -> None:
-        """Nobody is left to be freed; with the lock."""
+        """End the watch, since nobody is left to free; with the lock."""
         machine, self._machine = self._machine, None
         self.over = True
         self._forget()
@@ -195,14 +195,14 @@ class CallGroup:
 
     def _reason(self, freed: set[int]) -> str:
         failed, cut = ({self._proc(task) for task in tasks} for tasks in (self._failed, freed))
-        # What others have raised since they were freed is no cause, also where each failure is a call of its own.
+        # Errors of freed ranks are not causes, even if each is a separate call.
         ranks = sorted({split_proc(proc)[1] for proc in failed - cut or failed})
         return (
             f"the collective could not end, since {describe_ranks(ranks)} failed before joining it; "
-            f"use the group again to make it anew"
+            f"the next use of the group recreates it"
         )
 
-    # Looking
+    # Examining ranks
 
     def _schedule(self) -> None:
         assert self._machine is not None
@@ -217,7 +217,7 @@ class CallGroup:
             if machine is None or serial != self._serial or self._node.closed:
                 return
             self._note_ended(machine)
-            # Those that do not say that they know are not waited for any longer.
+            # Do not wait any longer for ranks that have not confirmed.
             self._expecting.clear()
             self._free()
             for command in machine.tick(time.monotonic()):
@@ -241,7 +241,7 @@ class CallGroup:
                     machine.ended(call.first + position)
 
     def _to_look_at(self, tasks: Sequence[int]) -> list[int]:
-        """Of many calls to one actor, those that it may handle now; of failures of calls that are over, one a proc."""
+        """Select the calls that an actor may be handling, and one failure per proc of finished calls."""
         seen: dict[tuple[bool, str, str], int] = {}
         kept: list[int] = []
         for task in tasks:
@@ -254,7 +254,7 @@ class CallGroup:
         return kept
 
     def _heard(self, task: int, standing: Any) -> None:
-        """A rank says where it is."""
+        """Take the position that a rank reports."""
         if not isinstance(standing, Standing):
             return
         with self._lock:
@@ -283,9 +283,9 @@ class CallGroup:
             self._tell(command.positions, interrupt, ())
 
     def _announce(self, machine: FailFast) -> None:
-        """Tell all that ranks are about to be freed, which may close the connections of the others.
+        """Announce to all that ranks are about to be freed, which may close the others' connections.
 
-        Connections are another way than messages, so nobody is freed before all know, or the next look is due.
+        Closed connections may overtake messages, so nobody is freed before all have confirmed or the next look is due.
         """
         tasks = self._to_look_at(machine.watched)
         living = {n for n in tasks if self._tasks[n][0].targets[self._tasks[n][1]].dead is None}
@@ -321,13 +321,13 @@ class CallGroup:
         args: tuple[Any, ...],
         heard: Callable[[int, Any], None] = lambda task, answer: None,
     ) -> list[Answers]:
-        """Ask the ranks of some tasks for a service that gets the call's actor, caller and port before other args."""
+        """Ask the ranks of tasks for a service that gets the call's actor, caller and port before other args."""
         made: list[Answers] = []
         places_of: dict[_Member, dict[str, int]] = {}
         for task in tasks:
             places_of.setdefault(self._tasks[task][0], {})[self._proc(task)] = task
         for call, places in places_of.items():
-            # Nobody waits for a broadcast, which may be of any process.
+            # A broadcast has no waiting caller and may come from any process.
             named = (call.actor, self._node.proc if call.port else "", call.port)
             made.append(
                 Answers(

@@ -1,4 +1,4 @@
-"""Actors that have failed where nobody waited: collected, told as one failure for each cause, and restarted by rule."""
+"""Faults: actors that failed while nobody waited, collected into one failure per cause, and restarted by rule."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Faults:
-    """Takes the faults of one process's meshes to those who are to know."""
+    """Reports the faults of one process's meshes."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -36,28 +36,28 @@ class Faults:
         self._deaths = Deaths(node, self._escalation)
         self._lock = threading.RLock()
         self._failed: list[m.Fault] = []
-        """Faults that are being collected. Lock: ``_lock``."""
+        """Faults being collected. Lock: ``_lock``."""
         self._latest = 0
-        """The last port that was given before the last of them. Lock: ``_lock``."""
+        """The last port opened before the last fault. Lock: ``_lock``."""
         self._collecting: dict[str, Hold[Promise[None]]] = {}
-        """By mesh of processes, what keeps its verdict open until its faults are collected. Lock: ``_lock``."""
+        """By process mesh, the hold on its verdict until its faults are collected. Lock: ``_lock``."""
         node.events.faulted.subscribe(self.on_fault)
         node.events.not_sent.subscribe(_not_sent)
         verdicts_of(node).settled.subscribe(partial(forsake, node))
 
     def on_fault(self, fault: m.Fault) -> None:
-        """An actor of a mesh has failed where nobody waited."""
+        """Collect the fault of an actor."""
         mesh = meshes_of(self._node).actor_meshes.get(fault.actor)
         uid = mesh._state.procs.uid if mesh is not None else ""
         awaited = bool(uid) and self._deaths.is_supervised(uid, fault.actor, fault.rank)
-        # What a process said before another one took its place says nothing of that, whichever is heard first.
+        # A fault of a replaced process does not count for its replacement, in whatever order they arrive.
         current = mesh is not None and mesh._state.procs.has(fault.src)
         if (
             mesh is not None
             and current
             and (awaited or not _was_not_made(mesh, fault.rank) or self._is_judged_by_owner(fault.actor))
         ):
-            # A constructor that nobody supervises is not called again by a heal that is about something else.
+            # A heal for another reason does not rerun an unsupervised constructor.
             mesh._state.failed.add(fault.rank)
         with self._lock:
             self._failed.append(fault)
@@ -74,7 +74,7 @@ class Faults:
         return mailbox is not None and mailbox.supervises()
 
     def flush(self) -> None:
-        """The program ends: tells its hook, in this thread, of constructors that have raised a moment ago."""
+        """Report recent constructor faults to the hook, in this thread, at the end of the program."""
         for mesh in list(meshes_of(self._node).actor_meshes.values()):
             birth = mesh._state.birth
             for fault in birth.untold() if birth is not None else ():
@@ -85,11 +85,11 @@ class Faults:
                 call_hook(self._failure(shared.procs.name, None, fault, (fault.rank,)))
 
     def _report_aside(self) -> None:
-        """Tracebacks are completed from source files, which the receiving thread does not read."""
+        """Report in another thread, since tracebacks read source files."""
         try:
             self._node.lanes.post("faults", self._report)
         except RuntimeError:
-            # The system starts no thread.
+            # The system cannot start a thread.
             self._report()
 
     def _report(self) -> None:
@@ -106,11 +106,11 @@ class Faults:
                 self._report_one(actor, several, latest)
         finally:
             for uid, hold in holds.items():
-                # Those who decide have holds of their own by now.
+                # By now the deciders have their own holds.
                 verdicts_of(self._node).release(uid, hold)
 
     def _report_one(self, actor: str, faults: list[m.Fault], latest: int) -> None:
-        """Actors of one mesh that failed alike."""
+        """Report actors of one mesh with the same failure."""
         node = self._node
         mesh = meshes_of(node).actor_meshes.get(actor)
         name = mesh._name if mesh is not None else meshes_of(node).proc_meshes.get(actor, (actor, ""))[0]
@@ -122,7 +122,7 @@ class Faults:
         self._deaths.begin_again(uid, ranks, judge)
 
     def _failure(self, name: str, mesh: ActorMesh | None, fault: m.Fault, ranks: tuple[int, ...]) -> MeshFailure:
-        """What is told of a fault, for some of its ranks."""
+        """Return the failure for some ranks of a fault."""
         failure = unpack_failure(fault.body)
         trace = "\n".join(with_source(failure.trace))
         text, port = f"{failure.kind}: {failure.text}\n{trace}", 0
@@ -139,11 +139,11 @@ class Faults:
 
 
 def _was_not_made(mesh: ActorMesh, rank: int) -> bool:
-    """Return whether it is its constructor that has raised."""
+    """Return whether the constructor raised."""
     birth = mesh._state.birth
     return birth is not None and rank in birth.raised
 
 
 def _not_sent(mesh: Any, ranks: tuple[int, ...], text: str) -> None:
-    """A broadcast was not sent after all, and nobody waits to be told."""
+    """Report a broadcast that was not sent."""
     call_hook(MeshFailure(mesh._name, mesh, ranks, text, when=time.time()))

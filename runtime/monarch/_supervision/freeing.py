@@ -1,7 +1,7 @@
-"""Services of a rank, for those who stop its code: where a call stands, and freeing it from what it waits in.
+"""Services of a rank for stopping its code: where a call stands, and freeing it from its waits.
 
-They run in the receiving thread, which also forms process groups: so a group that is made after a call has ended is not
-taken for one that this call waits in.
+They run in the receiving thread, which also forms process groups: so a group made after a call has ended is not
+mistaken for one that this call waits in.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from monarch._wire.messages import Call
 
 _DEPTH = 60
-"""Frames that are looked through at most."""
+"""The most frames to search."""
 _WAIT_DEPTH = 20
-"""Frames between the code that waits for an answer and what its thread does meanwhile, at most."""
+"""The most frames between code that waits for an answer and its thread's current frame."""
 
 
 def _is(call: Call | None, src: str, port: int) -> bool:
@@ -35,12 +35,12 @@ def _is(call: Call | None, src: str, port: int) -> bool:
 
 
 def running(key: str, src: str, port: int) -> tuple[Mailbox, Call] | None:
-    """Return the actor of this process that handles a call now, and the call; None if none does.
+    """Return the actor of this process that is handling a call, and the call; None if none is.
 
     Args:
         key: of the actor's mesh.
-        src: proc that has called; empty for any.
-        port: where it waits for the answer; 0 if nobody does.
+        src: the calling proc; empty for any.
+        port: the port at which the caller waits; 0 for a broadcast.
     """
     mailbox = actors_of(current_node()).here.get(key)
     calls = [mailbox.running, *list(mailbox.turns.tasks.values())] if mailbox is not None else []
@@ -50,14 +50,14 @@ def running(key: str, src: str, port: int) -> tuple[Mailbox, Call] | None:
 
 
 def waiting(key: str, src: str, port: int) -> Mailbox | None:
-    """Return the actor of this process that has a call in its queue; None if none has."""
+    """Return the actor of this process with a call in its queue; None if there is none."""
     mailbox = actors_of(current_node()).here.get(key)
     queued = list(mailbox.queue) if mailbox is not None else []
     return mailbox if any(_is(call, src, port) for call in queued) else None
 
 
 def _is_idle(key: str, src: str, port: int) -> bool:
-    """Return whether a call neither runs here nor waits; that of a constructor waits until the actor is made."""
+    """Return whether a call neither runs nor waits here; a constructor's waits until the actor exists."""
     mailbox = actors_of(current_node()).here.get(key)
     return mailbox is None or (not mailbox.is_coming and waiting(key, src, port) is None)
 
@@ -67,19 +67,19 @@ def _is_busy(mailbox: Mailbox) -> bool:
 
 
 def thread_of(mailbox: Mailbox) -> int:
-    """The thread that the code of an actor runs in."""
+    """Return the thread that runs an actor's code."""
     interrupts = mailbox.executor.interrupts
     return interrupts.ident if interrupts is not None else threading.main_thread().ident or 0
 
 
 @service("freeing.standing", "quick")
 def standing(key: str, src: str, port: int) -> Standing:
-    """Where a call stands among the process groups of this rank.
+    """Return where a call stands among this rank's process groups.
 
     Args:
         key: of the actor's mesh.
-        src: proc that has called.
-        port: where it waits for the answer.
+        src: the calling proc.
+        port: the port at which the caller waits.
     """
     from monarch._groups.rendezvous import uses_collectives
 
@@ -107,21 +107,21 @@ def standing(key: str, src: str, port: int) -> Standing:
 
 
 def _being_checked(frame: FrameType | None, rank: int, wait: Wait) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Return the group whose collective a thread is in, if collectives are checked before they are counted."""
-    # Nothing is imported in the thread that receives.
+    """Return the group whose collective a thread is checking, if checks run before collectives are counted."""
+    # The receiving thread must not import anything.
     checks = sys.modules.get("monarch._tensors.collectives.checks")
     waits = checks.waiting.waits_in(frame, rank, (), wait is Wait.OTHER) if checks is not None else None
     return {waits.group: (waits.members, waits.number)} if waits is not None and not waits.peers else {}
 
 
 def place_of(frame: FrameType | None) -> tuple[int, ...]:
-    """Where the code of a thread is: equal as long as it does not move. A wait for an answer counts as one place."""
+    """Return where a thread's code is: equal while it does not move. A wait for an answer is one place."""
     at = _caller_of_wait(frame) or frame
     return (id(at), at.f_lasti, at.f_lineno) if at is not None else ()
 
 
 def _caller_of_wait(frame: FrameType | None) -> FrameType | None:
-    """Return the frame that waits for an answer, whose thread receives meanwhile and so is never at one place."""
+    """Return the frame that waits for an answer; its thread receives meanwhile and so keeps moving."""
     for _ in range(_WAIT_DEPTH):
         if frame is None:
             return None
@@ -132,7 +132,7 @@ def _caller_of_wait(frame: FrameType | None) -> FrameType | None:
 
 
 def _makes_group(frame: FrameType | None) -> bool:
-    """Return whether code is in a function of torch that makes a process group."""
+    """Return whether a frame is in a torch function that makes a process group."""
     for _ in range(_DEPTH):
         if frame is None:
             return False
@@ -145,14 +145,14 @@ def _makes_group(frame: FrameType | None) -> bool:
 
 @service("freeing.expect", "quick")
 def expect(key: str, src: str, port: int, reason: str, number: int) -> None:
-    """Others of a call are about to be freed, which may close the connections of this rank's collectives.
+    """Prepare for the freeing of other ranks, which may close connections of this rank's collectives.
 
     Args:
         key: of the actor's mesh.
-        src: proc that has called.
-        port: where it waits for the answer.
-        reason: for the error that its collectives raise.
-        number: the newest generation of groups that the others have; a newer one works.
+        src: the calling proc.
+        port: the port at which the caller waits.
+        reason: for the error of its collectives.
+        number: the newest generation of groups of the others; a newer one works.
     """
     if local_rendezvous().generation <= number and running(key, src, port) is not None:
         _explain(reason)
@@ -160,19 +160,19 @@ def expect(key: str, src: str, port: int, reason: str, number: int) -> None:
 
 @service("freeing.free", "quick")
 def free(key: str, src: str, port: int, reason: str, number: int) -> Freed:
-    """Abort what a call of this rank waits in: its collectives, a socket, a condition.
+    """Abort the waits of a call of this rank: collectives, a socket, a condition.
 
-    The call goes on with an error, or with the interrupt that it has not taken yet.
+    The call goes on with an error or with its pending interrupt.
 
     Args:
         key: of the actor's mesh.
-        src: proc that has called.
-        port: where it waits for the answer.
-        reason: for the error that its collectives raise.
-        number: of the generation of groups that this rank had when it was asked; those of a newer one are left alone.
+        src: the calling proc.
+        port: the port at which the caller waits.
+        reason: for the error of its collectives.
+        number: the generation of groups at the time of the request; newer groups are left alone.
 
     Returns:
-        What was aborted.
+        A description of the aborted waits.
     """
     found = running(key, src, port)
     if found is None:
@@ -184,7 +184,7 @@ def free(key: str, src: str, port: int, reason: str, number: int) -> Freed:
         spoil_generation(reason, number)
         _shut_waited(what)
         return Freed.COLLECTIVE
-    # A thread that waits for something else, or sleeps, is in no collective; groups that work are kept.
+    # A thread in another wait, or asleep, is not in a collective; keep working groups.
     if _shut_waited(what):
         return Freed.CONNECTION
     if _wake(ident):
@@ -196,7 +196,7 @@ def free(key: str, src: str, port: int, reason: str, number: int) -> Freed:
 
 
 def _explain(reason: str) -> None:
-    """Whatever runs here and is in a collective learns why that broke: the call, or one that it waits for."""
+    """Tell calls in a collective here why it broke."""
     for mailbox in list(actors_of(current_node()).here.values()):
         for call in (mailbox.running, *list(mailbox.turns.tasks.values())):
             if call is not None:
@@ -204,7 +204,7 @@ def _explain(reason: str) -> None:
 
 
 def _shut_waited(what: Blocked) -> int:
-    """End the TCP connections that a thread waits for, such as one with torch's store."""
+    """Shut the TCP connections that a thread waits for, such as to torch's store."""
     if what.wait is not Wait.SOCKET or not what.files:
         return 0
     from monarch._tensors.collectives.connections import open_sockets, shut_down
@@ -213,10 +213,10 @@ def _shut_waited(what: Blocked) -> int:
 
 
 def _wake(ident: int) -> int:
-    """Wake a thread that waits in a condition, so that it takes the interrupt that was raised in it.
+    """Wake a thread from a condition, so that it takes its pending interrupt.
 
-    Python raises it between two steps of the thread's own code, of which a wait without a timeout makes none. A
-    condition may wake at any time, so whoever waits looks again; the lock is one that only this waiter has.
+    Python raises it between two bytecodes, which a wait without a timeout does not reach. A condition may wake
+    spuriously, so its waiter checks again; the lock belongs to this waiter alone.
     """
     frame = sys._current_frames().get(ident)
     if ident == threading.main_thread().ident or frame is None or frame.f_code is not threading.Condition.wait.__code__:

@@ -1,4 +1,4 @@
-"""New processes at the coordinates of those that have died, with their actors; the others lose nothing."""
+"""Healing: new processes, with actors, at the coordinates of dead ones; the others lose nothing."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from monarch._wire import messages as m
 from monarch.exceptions import MonarchError, SpawnError, StoppedError
 
 _TRIES = 5
-"""A new process may die as well while it is set up."""
+"""Attempts, since a new process may die during setup."""
 
 
 def heal(
     shared: ProcsState, node: Node, timeout: float, hosts: Sequence[str] = ()
 ) -> tuple[list[int], list[tuple[ActorMesh, int]]]:
-    """Put new processes in the place of those that have died, and new actors in that of those that have failed.
+    """Replace dead processes and failed actors.
 
     Args:
         shared: of the mesh.
         node: of this process, which owns it.
-        timeout: seconds for all of it.
-        hosts: ids of hosts that may take the place of those that are lost.
+        timeout: seconds for the whole heal.
+        hosts: ids of hosts that may replace lost ones.
 
     Returns:
-        The ranks with new processes; and the actors that were made anew where the process has lived on, by rank.
+        The ranks with new processes; and the actors recreated in living processes, by rank.
 
     Raises:
         StoppedError: the mesh was stopped meanwhile.
-        SpawnError: a host is lost too, or new processes die one after the other.
+        SpawnError: a host is lost too, or new processes keep dying.
         ActorError: the constructor of an actor raised.
-        SupervisionError: another heal or resize of the mesh is still under way when the time is over.
+        SupervisionError: another heal or resize of the mesh is still running at the timeout.
     """
     until = time.monotonic() + timeout
     with changing(shared, node, "healed", timeout):
@@ -80,7 +80,7 @@ def _replace(shared: ProcsState, node: Node, ranks: Sequence[int], timeout: floa
 
 
 def _replace_dead(shared: ProcsState, node: Node, until: float, hosts: Sequence[str]) -> set[int]:
-    """Return the ranks that have new processes."""
+    """Replace dead processes and return their ranks."""
     replaced: set[int] = set()
     for attempt in range(_TRIES):
         dead = dead_ranks(shared, node)
@@ -98,7 +98,7 @@ def _replace_dead(shared: ProcsState, node: Node, until: float, hosts: Sequence[
 
 
 def _renew_failed(shared: ProcsState, node: Node, until: float, replaced: set[int]) -> list[tuple[ActorMesh, int]]:
-    """Return the actors that were restarted in a process that lives on."""
+    """Recreate failed actors of living processes and return them."""
     renewed: list[tuple[ActorMesh, int]] = []
     for mesh in actor_meshes_on(shared, node):
         state = mesh._state
@@ -109,22 +109,21 @@ def _renew_failed(shared: ProcsState, node: Node, until: float, replaced: set[in
         state.failed -= failed
         birth = state.birth
         if birth is None or (birth.done and birth.raised.keys() <= failed | replaced):
-            # What is still being made, or was not made again, has its own to say.
+            # Actors under construction report their own errors.
             state.birth, state.initialized = None, Ready(node, mesh._name, True)
     return renewed
 
 
 def _move(shared: ProcsState, node: Node, dead: Sequence[int], hosts: Sequence[str]) -> dict[str, str]:
-    """Of the hosts that are lost, which ones take their place."""
+    """Choose replacements for lost hosts."""
     procs = shared.procs
     lost = [rank for rank in dead if not reaches(node, procs.host(rank))]
     gone = list(dict.fromkeys(procs.host(rank) for rank in lost))
     free = [host for host in dict.fromkeys(hosts) if host not in procs.hosts and reaches(node, host)]
     if len(free) < len(gone):
         raise SpawnError(
-            f"{describe_ranks(lost)} of {procs.name} cannot be replaced: their host is lost; give as many others as "
-            f"were lost that the mesh is not on yet, as in heal_mesh(mesh, hosts=...), or make a new mesh of the hosts "
-            f"that there are",
+            f"{describe_ranks(lost)} of {procs.name} cannot be replaced: their host is lost; pass one new host for "
+            f"each lost one, as in heal_mesh(mesh, hosts=...), or spawn a new mesh on the remaining hosts",
             mesh=procs.name,
             ranks=tuple(lost),
         )
@@ -132,7 +131,7 @@ def _move(shared: ProcsState, node: Node, dead: Sequence[int], hosts: Sequence[s
 
 
 def _first_error(made: list[Future[Any]], until: float) -> BaseException | None:
-    """Return the error of the first that has one, once all have ended."""
+    """Wait for all futures and return the first error."""
     first: BaseException | None = None
     for each in made:
         error = each.exception(max(0.0, until - time.monotonic()))
@@ -141,7 +140,7 @@ def _first_error(made: list[Future[Any]], until: float) -> BaseException | None:
 
 
 def _make_again(mesh: ActorMesh, rank: int, until: float) -> None:
-    """Return a failed actor whose process lives: it is ended, and another is made there."""
+    """End a failed actor in a living process and construct another."""
     node = mesh._node
     position = mesh._state.region.position_of(rank)
     if position is None:
@@ -151,9 +150,9 @@ def _make_again(mesh: ActorMesh, rank: int, until: float) -> None:
     ended: Gather[None] = Gather(
         node, peers, Extent((), ()), mesh._name, "stop", lambda _, __: None, mesh._key, patient=True
     )
-    peers[0].send(m.encode(m.Halt(node.proc, mesh._key, ended.port, member._view_bytes, "made anew, as it failed")))
+    peers[0].send(m.encode(m.Halt(node.proc, mesh._key, ended.port, member._view_bytes, "recreated, since it failed")))
     ended.check()
     with suppress(MonarchError):
-        # What its cleanup says does not matter: its state is not to be trusted.
+        # Ignore the result of its cleanup: its state may be broken.
         ended.get(max(0.0, until - time.monotonic()))
     create(mesh, rank).get(max(0.0, until - time.monotonic()))

@@ -1,4 +1,4 @@
-"""What supervisors and hooks are told of a failure."""
+"""Failures as supervisors and hooks receive them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from monarch._core.shapes.ranks import describe_ranks
 
 
 class MeshFailure:
-    """A failure in a mesh, as ``supervise``, ``__supervise__`` and ``unhandled_fault_hook`` are told of it.
+    """A failure in a mesh, as passed to ``supervise``, ``__supervise__`` and ``unhandled_fault_hook``.
 
     Attributes:
         mesh_name: name of the mesh.
-        mesh: the mesh itself, if this process still has it.
+        mesh: the mesh, if this process still has it.
         ranks: base ranks that failed.
         text: what happened, with the last lines of stderr or the traceback.
-        reason: the same in a line: the signal, the exit code or the exception, and in which line of which cell.
-        when: seconds since the epoch at which this process learned of it.
-        running: the calls that waited for these ranks, as in ``trainers.step()``.
-        port: number of the spawn whose constructors have raised, by which a notebook finds its cell; 0 for all else.
+        reason: the same in one line: signal, exit code or exception, and the cell line.
+        when: when this process learned of it, in seconds since the epoch.
+        running: the calls that waited for these ranks, such as ``trainers.step()``.
+        port: number of the spawn whose constructors raised, by which a notebook finds its cell; 0 otherwise.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class MeshFailure:
         self.port = port
 
     def report(self) -> str:
-        """What happened, to whom, and what they were doing."""
+        """Return the failed ranks, the cause, and the running calls."""
         head, newline, rest = f"{describe_ranks(self.ranks)} of {self.mesh_name}: {self.text}".partition("\n")
         doing = f", in {', '.join(self.running)}" if self.running else ""
         return f"{head}{doing}{newline}{rest}"

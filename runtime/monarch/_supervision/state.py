@@ -1,4 +1,4 @@
-"""The supervisors of one process: who is asked about failures in its meshes."""
+"""The supervisors of one process, which are asked about failures in its meshes."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ if TYPE_CHECKING:
     from monarch._supervision.mesh_failure import MeshFailure
 
 TOGETHER = 0.05
-"""Seconds for which failures are collected: those of one cause come together, and are told as one."""
+"""Seconds to collect failures, so that those of one cause are reported together."""
 
 
 class Judge(Protocol):
-    """Somebody who is asked about failures."""
+    """A handler of failures."""
 
     def covers(self, uid: str, key: str, rank: int) -> bool: ...
     def judge(self, failure: MeshFailure) -> bool: ...
 
 
 class Supervisors:
-    """The part of a node that knows its supervisors. Any thread may use it."""
+    """The part of a node with its supervisors. Any thread may use it."""
 
     def __init__(self, node: Node) -> None:
         self._lock = threading.RLock()
         self._supervisors: tuple[Judge, ...] = ()
-        """Those whose ``with`` block runs, outermost first. Replaced as a whole under ``_lock``."""
+        """Supervisors in their ``with`` block, outermost first. Replaced as a whole under ``_lock``."""
 
     def enter(self, supervisor: Judge) -> None:
-        """Ask a supervisor from now on, before those that are there."""
+        """Add a supervisor, to be asked before the others."""
         with self._lock:
             self._supervisors = (*self._supervisors, supervisor)
 
     def leave(self, supervisor: Judge) -> None:
-        """Ask a supervisor no more."""
+        """Remove a supervisor."""
         with self._lock:
             self._supervisors = tuple(each for each in self._supervisors if each is not supervisor)
 
     def asked_of(self, uid: str, key: str, rank: int) -> list[Judge]:
-        """Return the supervisors that are asked about a failure, innermost first."""
+        """Return the supervisors of a failure, innermost first."""
         return [each for each in reversed(self._supervisors) if each.covers(uid, key, rank)]
 
 

@@ -1,4 +1,4 @@
-"""``with supervise(mesh, on_failure=...)``: who is asked first what becomes of a failure in a mesh."""
+"""``with supervise(mesh, on_failure=...)``: the first handlers of failures in a mesh."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ if TYPE_CHECKING:
 
 
 def supervise(mesh: Any, on_failure: Callable[[MeshFailure], Any] | None = None) -> Supervisor:
-    """Handle the failures of a mesh for as long as a ``with`` block runs: ``with supervise(mesh, heal): ...``.
+    """Handle the failures of a mesh during a ``with`` block: ``with supervise(mesh, heal): ...``.
 
-    What is handled is told to nobody else, and calls to the ranks that live go on. A call that waited for a rank that
-    has died raises all the same, since nobody can answer it; a call made while ``on_failure`` still runs waits for
-    its end, so that a mesh which that heals can be used as if nothing had happened.
+    A handled failure goes no further, and calls to living ranks go on. A call that waited for a dead rank still raises,
+    since nobody can answer it. A call made while ``on_failure`` runs waits for its end, so a mesh that it heals can be
+    used as if nothing had happened.
 
     Args:
-        mesh: a mesh of processes or of actors, or a slice of one: whose failures it is for.
-        on_failure: called once for each rank that has died, and for each actor that has failed where nobody waited,
-            with a MeshFailure, in a thread of its own; sync or async. If what it returns is false, others are asked:
-            supervisors further out, then the actor that owns the mesh. Without it all failures count as handled.
+        mesh: a mesh of processes or actors, or a slice of one.
+        on_failure: called with a MeshFailure for each dead rank, and for each actor that failed while nobody waited, in
+            a separate thread; sync or async. If its result is false, others are asked: outer supervisors, then the
+            actor that owns the mesh. Without it all failures count as handled.
 
     Returns:
-        A context manager, for ``with`` and ``async with``; its ``failures`` are what has failed so far.
+        A context manager, for ``with`` and ``async with``; its ``failures`` lists the failures so far.
 
     Raises:
-        ArgumentError: it is no such mesh, or ``on_failure`` cannot be called.
-        StoppedError: another process has spawned the mesh, which may supervise it.
+        ArgumentError: ``mesh`` is not such a mesh, or ``on_failure`` is not callable.
+        StoppedError: another process spawned the mesh; only that one may supervise it.
     """
     if not isinstance(mesh, (ProcMesh, ActorMesh)):
-        raise ArgumentError(f"supervise takes a mesh of processes or of actors, and not {type(mesh).__name__}")
+        raise ArgumentError(f"supervise: expected a mesh of processes or actors, got {type(mesh).__name__}")
     if on_failure is not None and not callable(on_failure):
-        raise ArgumentError(f"on_failure is a function that takes a MeshFailure, and not {on_failure!r}")
+        raise ArgumentError(f"on_failure: expected a function of a MeshFailure, got {on_failure!r}")
     procs = mesh._state.procs
     meshes_of(mesh._node).shared_of(procs.uid, procs.name, "supervised")
     return Supervisor(mesh, on_failure)
 
 
 class Supervisor:
-    """What ``supervise`` gives: it handles failures of a mesh while its ``with`` block runs.
+    """The result of ``supervise``: handles failures of a mesh during its ``with`` block.
 
     Attributes:
-        failures: what has failed so far, in the order in which it was told.
+        failures: the failures so far, in order of their reports.
     """
 
     def __init__(self, mesh: ProcMesh | ActorMesh, on_failure: Callable[[MeshFailure], Any] | None) -> None:
@@ -69,12 +69,12 @@ class Supervisor:
         self.failures: list[MeshFailure] = []
 
     def covers(self, uid: str, key: str, rank: int) -> bool:
-        """Return whether it is to judge a failure: of a rank of a mesh, or of an actor with a key there."""
+        """Return whether it covers a failure of a rank, or of an actor with a key there."""
         mine = self._uid == uid and (not key or self._key in ("", key))
         return mine and self._mesh._region.position_of(rank) is not None
 
     def judge(self, failure: MeshFailure) -> bool:
-        """Return whether it handles a failure; in a thread that may wait."""
+        """Return whether it has handled a failure; in a thread that may wait."""
         self.failures.append(failure)
         if self._on_failure is None:
             return True
@@ -83,7 +83,7 @@ class Supervisor:
             if inspect.isawaitable(handled):
                 handled = asyncio.run(_wait(handled))
         except Exception:
-            print(f"monarch: on_failure for {failure.mesh_name} raised an error of its own:", file=sys.stderr)
+            print(f"monarch: on_failure for {failure.mesh_name} raised:", file=sys.stderr)
             traceback.print_exc()
             return False
         return bool(handled)
@@ -98,12 +98,12 @@ class Supervisor:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            # What on_failure has begun belongs to the block.
+            # The work of on_failure belongs to the block.
             verdicts_of(self._node).wait(self._uid, self._mesh._state.procs.name, "the end of supervise()")
         except SupervisionError as late:
             if error is None:
                 raise
-            # The error of the block is the one to be raised.
+            # Raise the error of the block instead.
             print(f"monarch: {late}", file=sys.stderr, flush=True)
         finally:
             self._entered -= 1

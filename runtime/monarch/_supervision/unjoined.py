@@ -1,6 +1,6 @@
-"""Tells those who wait for a call of ranks that wait in a collective for ranks that have finished it.
+"""Warns waiting callers of ranks that wait in a collective for ranks that have finished the call.
 
-Nothing is asked as long as all ranks of a mesh are busy, or all have finished. ``_core/unjoined.py`` decides.
+No requests are sent while all ranks of a mesh are busy, or all have finished. ``_core/unjoined.py`` decides.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from monarch._wire.receiving.aside import tell
 from monarch.config import COLLECTIVE_WAIT
 
 _SHARE = 0.5
-"""Of the limit that passes between two looks at ranks of which one waits."""
+"""Fraction of the limit between two looks while a rank waits."""
 
 
 @service("unjoined.waits", "threaded")
 def waits(key: str, src: str, port: int) -> Waits | None:
-    """Service: the collective that a call waits in here.
+    """Service: return the collective that a call waits in here.
 
     Args:
         key: of the actor's mesh.
-        src: proc that has called.
-        port: where it waits for the answer.
+        src: the calling proc.
+        port: the port at which the caller waits.
 
     Returns:
-        None if it waits in none.
+        None if it does not wait in a collective.
     """
     from monarch._groups.rendezvous import uses_collectives
 
@@ -54,10 +54,10 @@ def waits(key: str, src: str, port: int) -> Waits | None:
 
 
 class UnjoinedCollectives:
-    """The part of a node that looks for such ranks. All of it is leader only.
+    """The part of a node that looks for such ranks. Leader only.
 
     Attributes:
-        show: shows a finding, given the call of one of the waiting ranks, and how many ranks the mesh has. Set once.
+        show: shows a finding, given a call of a waiting rank and the size of the mesh. Set once.
     """
 
     def __init__(self, node: Node) -> None:
@@ -67,7 +67,7 @@ class UnjoinedCollectives:
         """By uid of the mesh."""
 
     def tick(self, now: float) -> None:
-        """Begin to look at meshes of which some ranks have finished; every second or so."""
+        """Look at meshes of which some ranks have finished; about every second."""
         for uid, calls in _under_way(self._node).items():
             if uid not in self._looks:
                 self._looks[uid] = _Look(self._node, uid, lambda *found: self.show(*found))
@@ -82,23 +82,23 @@ def _print(finding: Finding, call: Gather[Any], count: int) -> None:
 
 
 class _Look:
-    """Looks at one mesh, as long as a rank waits in a collective and others have finished."""
+    """Examines one mesh while a rank waits in a collective and others have finished."""
 
     def __init__(self, node: Node, uid: str, show: Callable[[Finding, Gather[Any], int], None]) -> None:
         self._node, self._uid, self._show = node, uid, show
         self._limit = COLLECTIVE_WAIT()
         self._machine = Unjoined(self._limit)
         self._calls: dict[str, Gather[Any]] = {}
-        """By proc, the oldest call that waits for it."""
+        """The oldest call that waits for each proc."""
         self._procs: Procs | None = None
         self._answers: list[Answers] = []
         self._pending: set[str] = set()
-        """Procs that have not answered in this look."""
+        """Procs that have not answered this look."""
         self._asked = 0.0
         self.over = False
 
     def begin(self, calls: dict[str, Gather[Any]]) -> None:
-        """Ask the ranks that owe an answer what they wait in, and the others of their groups where they stand."""
+        """Ask ranks that owe an answer for their collective, and the others for their positions."""
         self._close()
         self._calls = calls
         self._procs = _procs_of(calls.values())
@@ -113,13 +113,13 @@ class _Look:
         self._ask(rested, request(standing, "", "", 0), self._stands)
 
     def hurry(self, now: float) -> None:
-        """Go on without those that have not answered in time: C code may hold the GIL there."""
+        """Go on without late answers: C code may hold the GIL there."""
         if self._pending and now - self._asked >= self._limit:
             self._pending.clear()
             self._judge()
 
     def _finished(self) -> dict[int, str]:
-        """By rank, the living procs that owe nothing."""
+        """Return the living procs that owe nothing, by rank."""
         assert self._procs is not None
         known = self._node.peers.known
         procs = {rank: self._procs.proc(rank) for rank in range(self._procs.size)}
@@ -157,7 +157,7 @@ class _Look:
             self._machine.standing(answer.rank, answer)
 
     def _judge(self) -> None:
-        """Return all have answered: report what was found, and look again if a rank waits."""
+        """Report the finding after all answers, and look again if a rank waits."""
         assert self._procs is not None
         for finding in self._machine.findings(self._asked):
             call = self._calls.get(self._procs.proc(finding.waits.rank))
@@ -185,7 +185,7 @@ class _Look:
 
 
 def _under_way(node: Node) -> dict[str, dict[str, Gather[Any]]]:
-    """By mesh of processes, the procs that owe an answer to a call of an actor, and the oldest such call of each."""
+    """Return, by process mesh, the procs that owe an answer to an actor call, and the oldest such call of each."""
     found: dict[str, dict[str, Gather[Any]]] = {}
     for call in _calls(node):
         for peer in call.waits_for():

@@ -1,7 +1,7 @@
-"""Which calls of this process are watched over together: those to one mesh of processes, once a rank there has failed.
+"""Groups of calls that are watched together: those to one process mesh, once a rank there has failed.
 
-The ranks of one call wait for each other most often, and so do those of calls to single ranks, of a broadcast, of
-constructors. It costs nothing as long as nothing fails.
+Usually the ranks of one call wait for each other, and so do those of calls to single ranks, of a broadcast, and of
+constructors. It costs nothing until something fails.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from monarch._meshes.registry import meshes_of
 from monarch._node.node import Node
 from monarch._node.owed import Unanswered, Watched
 
-# Not when the first rank fails: that is noticed in the receiving thread, where an import would run import hooks.
+# Imported now: the first failure is handled in the receiving thread, where an import would run import hooks.
 from monarch._supervision.fail_fast import CallGroup
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """The parties of a process that calls have come into by failing, by mesh of processes.
+    """The call groups of a process with failures, by process mesh.
 
     Args:
         node: of this process.
@@ -35,14 +35,13 @@ class Watch:
         self._node = node
         self._lock = RLock()
         self._parties: dict[str, CallGroup] = {}
-        """Lock: ``_lock``, as the next one; a dict that is empty is seen so without it."""
+        """Lock: ``_lock``, as for the next one; emptiness is checked without it."""
         self._unread: dict[str, dict[str, ref[Watched]]] = {}
-        """Of each proc, the last call that has failed there, if nobody has read its error: calls that follow may wait
-        for it."""
+        """The last failed call of each proc whose error nobody has read: later calls may wait for it."""
         node.events.faulted.subscribe(self.faulted)
 
     def failed(self, call: Watched, position: int) -> None:
-        """The code of a rank of a call has raised; in the receiving thread."""
+        """Note that a rank of a call has raised; in the receiving thread."""
         self._node.part(Failures).hear(call.port, self._node.ports.last)
         if call.party is None and call.actor and call.watched:
             uid = _uid_of(call)
@@ -56,7 +55,7 @@ class Watch:
             call.party.failed(call, position)
 
     def sent(self, call: Watched) -> None:
-        """A call was sent just now; in the thread that sends."""
+        """Note a new call; in the sending thread."""
         if not self._unread:
             return
         uid = _uid_of(call)
@@ -67,13 +66,13 @@ class Watch:
             self._join(uid, [*calls, call])
 
     def ahead(self, call: Any) -> str:
-        """What runs in front of a call, in words; empty if nothing is known to. It may take a moment."""
+        """Describe what runs in front of a call; empty if nothing is known. May take a moment."""
         from monarch._supervision.behind import ahead_now
 
         return ahead_now(call)
 
     def faulted(self, fault: m.Fault) -> None:
-        """An actor has failed where nobody waits for an answer: others may wait for it; in the receiving thread."""
+        """Note the fault of an actor, for which others may wait; in the receiving thread."""
         mesh = meshes_of(self._node).actor_meshes.get(fault.actor)
         birth = mesh._state.birth if mesh is not None else None
         if mesh is None or (birth is not None and fault.rank in birth.raised):
@@ -86,7 +85,7 @@ class Watch:
             self._join(uid, [call, *self._under_way(uid)])
 
     def _join(self, uid: str, calls: list[Watched]) -> None:
-        """Watch over calls as one, beside those that are watched over already."""
+        """Watch calls as one, next to those already watched."""
         while True:
             with self._lock:
                 known = self._parties.get(uid)
@@ -99,7 +98,7 @@ class Watch:
                 return
 
     def _still_unread(self, uid: str) -> list[Watched]:
-        """Forget the others; with the lock."""
+        """Drop failed calls whose error was read; with the lock."""
         found = {proc: call for proc, known in self._unread.get(uid, {}).items() if (call := known()) and call.unread}
         if found:
             self._unread[uid] = {proc: ref(call) for proc, call in found.items()}
@@ -108,7 +107,7 @@ class Watch:
         return list(found.values())
 
     def _under_way(self, uid: str) -> Iterator[Watched]:
-        """Return the calls to a mesh that wait for answers, and that nothing else watches over."""
+        """Return the pending calls to a mesh that are not watched yet."""
         calls: list[Any] = list(self._node.ports.gathers.values())
         for call in calls:
             is_call = getattr(call, "party", self) is None and call.watched and call.actor

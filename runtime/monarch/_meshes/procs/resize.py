@@ -106,7 +106,7 @@ def _checked(mesh: ProcMeshLike, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _hosts(mesh: ProcMeshLike, new: Mapping[str, int], onto: Hosts | None) -> tuple[str, ...]:
-    """Return the hosts that it is to be on."""
+    """Return the hosts after the resize."""
     procs, node = mesh._state.procs, mesh._node
     if not procs.host_axes:
         if onto is not None:

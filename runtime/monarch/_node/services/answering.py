@@ -1,4 +1,4 @@
-"""Answers what other processes ask this one for, at once or in a thread."""
+"""Handling of service requests, at once or in a thread."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Answerer(NodeLike, Protocol):
 
 
 def on_ask(node: Answerer, ask: m.Ask) -> None:
-    """Have a service run: a quick one here, unless others of its module are still to run in their thread."""
+    """Run a service: a quick one here, unless earlier ones of its module wait for their thread."""
     service = known_service(ask.service)
     lane = f"service-{ask.service.partition('.')[0]}"
     if service is not None and service.kind == "quick" and node.lanes.is_idle(lane):
         _run(node, ask, service, loads_plain)
         return
-    # The first one of a module imports that, which may wait for another thread that imports.
+    # The first one of a module imports it, which may wait for an import in another thread.
     try:
         node.lanes.post(lane, partial(_run, node, ask, service))
     except RuntimeError as error:
@@ -42,7 +42,7 @@ def _run(node: Answerer, ask: m.Ask, service: Service | None, load: Callable[[by
         if service is None:
             service = service_of(ask.service)
         if service.kind not in ("quick", "threaded"):
-            raise ArgumentError(f"{ask.service!r} runs in an actor, and cannot be asked for by itself")
+            raise ArgumentError(f"{ask.service!r} runs only in an actor")
         body = dumps(service.function(*load(ask.body)))[0]
     except BaseException as error:
         _answer_error(node, ask, error)

@@ -1,4 +1,4 @@
-"""Asking processes for what they answer at once, whatever their actors do, and sending them signals."""
+"""Service requests, which processes answer even if their actors are busy, and signals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 def ask_proc(proc: str, service: Callable[P, R], *args: P.args, **named: P.kwargs) -> Future[R]:
-    """Ask one process for a service; the result is what it answers, or its error."""
+    """Ask one process for a service and return a future of its answer."""
     node = current_node()
     gather: Gather[R] = Gather(node, [node.peers.get(proc)], Extent((), ()), proc, "", lambda _, values: values[0])
     gather.targets[0].send(ask_frame(node, request(service, *args, **named), gather.port))
@@ -32,23 +32,23 @@ def ask_proc(proc: str, service: Callable[P, R], *args: P.args, **named: P.kwarg
 
 
 def tell_proc(node: NodeLike, proc: str, service: Callable[P, Any], *args: P.args, **named: P.kwargs) -> None:
-    """Have one process run a service; nobody waits for its answer, and what it raises counts as a mishap there."""
+    """Ask one process for a service without waiting; its error counts as a mishap there."""
     node.peers.get(proc).send(ask_frame(node, request(service, *args, **named), 0))
 
 
 def tell_agent(node: NodeLike, host: str, asked: AgentRequest) -> None:
-    """Have the agent of a host do something; nobody waits for its answer."""
+    """Send a request to the agent of a host without waiting."""
     node.peers.get(f"{host}/agent").send(asked.frame(node.proc, 0))
 
 
 class Answers:
-    """Asks some processes for a service, and has what each answers as it comes, however many of them are silent.
+    """Asks processes for a service and handles answers one by one, even if some never come.
 
     Args:
         node: of this process.
-        procs: whom to ask.
+        procs: the processes.
         asked: the service with its arguments.
-        heard: told of each answer, in the thread that received it; an error is a Failure.
+        heard: called with each answer in the receiving thread; an error is a Failure.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Answers:
                 peer.send(frame)
 
     def reply(self, reply: m.Reply, _: Any) -> None:
-        """One has answered."""
+        """Take an answer."""
         answer = self._load(reply.body) if reply.status == m.RESULT else unpack_failure(reply.body)
         self._heard(reply.src, answer)
 
@@ -83,7 +83,7 @@ class Answers:
 
 
 def send_signal(node: NodeLike, procs: Iterable[str], number: int) -> None:
-    """Send a signal to some processes, in one message for each host."""
+    """Send a signal to processes, with one message per host."""
     hosts: dict[str, list[str]] = {}
     for proc in procs:
         hosts.setdefault(host_of(proc), []).append(proc)

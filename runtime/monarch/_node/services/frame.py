@@ -1,4 +1,4 @@
-"""The message that asks for a service."""
+"""Service request messages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from monarch._wire.pickling import dumps
 
 
 def ask_frame(node: NodeLike, asked: Request, port: int, view: bytes = b"") -> bytes:
-    """Return the message that asks for a service, to be sent to one process or several.
+    """Return the request message for a service, for one or more processes.
 
     Args:
         node: of this process.
         asked: the service with its arguments.
-        port: that waits for the answer; 0 if nobody does.
-        view: packed, of the mesh whose positions the answers name.
+        port: the port for the answer; 0 for none.
+        view: the packed view whose positions the answers name.
     """
     return m.encode(m.Ask(node.proc, port, view, asked.name, dumps(asked.args)[0]))

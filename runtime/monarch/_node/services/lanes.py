@@ -1,4 +1,4 @@
-"""Threads for what must not run in the thread that receives: code of the user, and what may take long."""
+"""Threads for work that must not run in the receiving thread: user code and slow work."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from monarch._wire.receiving.leadership import Gate
 
 Action = Callable[[], None]
 _LINGER = 0.5
-"""Seconds for which the thread of a lane waits for more."""
+"""Seconds that the thread of a lane waits for more work."""
 
 
 class Lanes:
-    """Lanes by name: the actions of one lane run one after the other, in the order posted; lanes do not wait for
-    each other. A lane has a thread while it has something to do. Any thread may use this.
+    """Lanes by name: the actions of a lane run one by one in the order posted; lanes do not wait for each other. A
+    lane has a thread while it has work. Any thread may use this.
     """
 
     def __init__(self) -> None:
@@ -25,10 +25,10 @@ class Lanes:
         self._lanes: dict[str, _Lane] = {}
 
     def post(self, name: str, action: Action) -> None:
-        """Have an action run on a lane.
+        """Queue an action on a lane.
 
         Raises:
-            RuntimeError: the lane has no thread, and the system lets this process start none.
+            RuntimeError: the system cannot start a thread for the lane.
         """
         lane = self._lanes.get(name)
         if lane is None:
@@ -37,7 +37,7 @@ class Lanes:
         lane.post(action)
 
     def is_idle(self, name: str) -> bool:
-        """Return whether all that was posted to a lane has run."""
+        """Return whether all actions of a lane have run."""
         lane = self._lanes.get(name)
         return lane is None or not lane.pending
 
@@ -45,11 +45,11 @@ class Lanes:
 class _Lane:
     def __init__(self, name: str) -> None:
         self._name = name
-        # Guards all below; held for a few steps, and by a __del__ that runs in the middle of them once more.
+        # Guards all below; held briefly, and reentrantly by a __del__ that runs meanwhile.
         self._lock = threading.RLock()
         self._actions: deque[Action] = deque()
         self.pending = 0
-        """How many actions have not ended."""
+        """The number of actions that have not ended."""
         self._more = Gate()
         self._running = False
 
@@ -78,7 +78,7 @@ class _Lane:
                 try:
                     action()
                 except BaseException:
-                    # It answers for itself; this is a bug, and must not stop those behind it.
+                    # Actions handle their own errors; this is a bug and must not stop later ones.
                     traceback.print_exc()
                 del action
                 with self._lock:

@@ -1,8 +1,8 @@
-"""Functions of this package that processes of a session call in each other, by a name that stays when files move.
+"""Services: functions that processes of a session call in each other, by names that survive moves of files.
 
 A service is a function with a declaration: ``@service("groups.spoil", "quick")``. Callers pass the function itself, so
-that its arguments are checked and its uses are found; its name goes over the wire. The first part of the name says
-where it is (``monarch/_services.py``), so that a process imports a module when it is first asked for.
+type checkers check its arguments and searches find its uses; its name goes over the wire. The first part of the name
+tells the module (``monarch/_services.py``), which a process imports on first use.
 """
 
 from __future__ import annotations
@@ -48,11 +48,10 @@ def service(name: str, kind: Kind) -> Callable[[F], F]:
 
     Args:
         name: ``<where>.<function>``; ``monarch/_services.py`` has the first part.
-        kind: ``quick`` runs in the receiving thread: it returns at once, waits for nothing, runs no code of the
-            user, and neither gets nor returns objects of the user's classes. ``threaded`` runs in a thread of its
-            module, and may do all of that; services of one module run in the order in which they were asked for.
-            ``actor`` runs in an actor, in its turn, with the actor as first argument. ``local`` is called only within
-            the process, by rooms below this one.
+        kind: ``quick`` runs in the receiving thread: it returns at once, does not wait or run user code, and neither
+            takes nor returns objects of user classes. ``threaded`` runs in a thread of its module and may do all of
+            that; services of one module run in the order of their requests. ``actor`` runs in an actor, in its turn,
+            with the actor as first argument. ``local`` is called only within the process, by rooms below this one.
     """
 
     def declare(function: F) -> F:
@@ -64,7 +63,7 @@ def service(name: str, kind: Kind) -> Callable[[F], F]:
 
 
 def declared(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Declare a service by its signature, for callers in rooms below the one that has the function."""
+    """Declare a service by its signature, for callers in rooms below the function's."""
 
     def declare(signature: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(signature)
@@ -93,17 +92,17 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def set_modules(modules: Mapping[str, str]) -> None:
-    """Say where services are, by the first part of their names."""
+    """Set the modules of services, by the first part of their names."""
     _modules.update(modules)
 
 
 def known_service(name: str) -> Service | None:
-    """Return the service of a name, None if its module is not imported."""
+    """Return the service of a name; None if its module is not imported."""
     return _services.get(name)
 
 
 def service_of(name: str) -> Service:
-    """Return the service of a name, and import its module for that; not in the receiving thread.
+    """Return the service of a name, importing its module; not in the receiving thread.
 
     Raises:
         ArgumentError: no service has this name.
@@ -120,7 +119,7 @@ def service_of(name: str) -> Service:
 
 
 def function_of(name: str, kind: Kind = "actor") -> Callable[..., Any]:
-    """Return the function of a service of one kind; ArgumentError for any other name."""
+    """Return the function of a service of one kind; raise ArgumentError for other names."""
     found = service_of(name)
     if found.kind != kind:
         raise ArgumentError(f"{name!r} is a service of kind {found.kind!r}, not {kind!r}")

@@ -1,8 +1,8 @@
 """Checkpoints: the state of actors on disk, as versions in a folder, and back again on a mesh of any size.
 
-The program conducts: the actors take copies in the order of their calls, the ranks say what they have, the first of
-them puts that together and opens a version, all write their parts, and the first one makes the version visible. Only
-the copies wait for what the actors do, and no step needs a process group.
+The program coordinates: the actors copy their state in the order of their calls, the ranks report their parts, the
+first rank opens a version, all write their parts, and the first one publishes the version. Only the copies wait for
+busy actors, and no step needs a process group.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from monarch._state.checkpoint.worker import method_of
 from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError
 
 _ENDING = 5.0
-"""Seconds to remove what is not to be."""
+"""Seconds to remove an incomplete version."""
 _lock = threading.Lock()
 _last: dict[str, Promise[str]] = {}
-"""Of each folder the checkpoint that was begun last and has not ended; the next waits for it."""
+"""The last unfinished checkpoint of each folder; the next one waits for it."""
 
 
 def checkpoint(
@@ -42,33 +42,33 @@ def checkpoint(
     keep: int = 2,
     timeout: float = 600.0,
 ) -> Future[str]:
-    """Write the state of actors to disk, as a new version in a folder, while they go on with their work.
+    """Write the state of actors to disk as a new version in a folder, while they go on working.
 
-    Each actor takes a copy of its state, in memory of the CPU, when it comes to this among its calls, and goes on at
-    once; its rank writes the copy in a thread. A version is there as a whole or not at all: whatever dies, those before
-    it stay usable. A second checkpoint to the same folder takes its copies at once, and is written after the first.
-    An endpoint of these actors must not wait for it, since its own actor would have to take a copy meanwhile.
+    Each actor copies its state into CPU memory when it reaches this call in its queue, and goes on at once; its rank
+    writes the copy in a thread. Versions are atomic: whatever dies, earlier ones stay usable. A second checkpoint to
+    the same folder copies the state at once and is written after the first.
+    An endpoint of these actors must not wait for it, since its own actor must copy its state meanwhile.
 
     Args:
         mesh: actors, all of a mesh or a slice.
-        path: of the folder, which all hosts of the mesh see; it is made if it is not there.
+        path: the folder, visible to all hosts of the mesh; created if missing.
         state: a method of the actors, endpoint or not, that returns a nested dict of tensors, DTensors and values that
             can be pickled. A key of several ranks counts as replicated, unless it is a DTensor: one copy is kept.
         keep: how many versions stay in the folder.
         timeout: seconds for all of it.
 
     Returns:
-        The path of the version, once it is complete. Its errors: ActorError for a state that cannot be saved or a disk
-        that is full, SupervisionError if a rank dies, DeviceMeshError if another program writes there at the time, and
+        A future of the path of the complete version. Its errors: ActorError for a state that cannot be saved or a full
+        disk, SupervisionError if a rank dies, DeviceMeshError if another program is writing there, and
         CallTimeoutError.
 
     Raises:
-        ArgumentError: these are no actors, or they have no such method.
+        ArgumentError: ``mesh`` is not an actor mesh, or its class has no such method.
         StoppedError, SupervisionError: the mesh was stopped, or ranks of it have died.
     """
     actors = _check(mesh, timeout, state)
     if type(keep) is not int or keep < 1:
-        raise ArgumentError(f"keep is how many versions stay, at least 1, and not {keep!r}")
+        raise ArgumentError(f"keep: expected a number of versions of at least 1, got {keep!r}")
     return Save(actors, folder_of(path), state, (), keep, timeout).future
 
 
@@ -81,11 +81,11 @@ def restore(
     version: str | int | None = None,
     timeout: float = 600.0,
 ) -> Future[str]:
-    """Read a version that ``checkpoint`` has written into actors, of a mesh of any size and layout.
+    """Read a version of ``checkpoint`` into the actors of a mesh of any size and layout.
 
     Each actor does so when it comes to this among its calls: what ``state`` returns says what is read, tensors are read
-    in place, and ``load`` is called with all of it. What the state does not name is not read: an optimizer that has
-    made no step yet names nothing, so take its state by torch.distributed.checkpoint.state_dict.
+    in place, and ``load`` is called with all of it. Names missing in the state are not read: an optimizer that has
+    made no step yet has none, so take its state by torch.distributed.checkpoint.state_dict.
 
     Args:
         mesh: actors, all of a mesh or a slice.
@@ -100,7 +100,7 @@ def restore(
         has, ActorError, SupervisionError and CallTimeoutError.
 
     Raises:
-        ArgumentError: these are no actors, they have no such method, or there is no such version.
+        ArgumentError: ``mesh`` is not an actor mesh, its class has no such method, or the version does not exist.
         StoppedError, SupervisionError: the mesh was stopped, or ranks of it have died.
     """
     actors = _check(mesh, timeout, state, load)
@@ -116,7 +116,7 @@ def restore(
 
 
 def folder_of(path: str | os.PathLike[str]) -> str:
-    """Return a path as all ranks understand it, whatever folder they are in."""
+    """Return an absolute path, which is the same for all ranks."""
     return os.path.abspath(os.path.expanduser(os.fspath(path)))
 
 
@@ -127,18 +127,18 @@ def find(mesh: ActorMesh, path: str, version: str | int | None, timeout: float) 
 
 
 def send(mesh: ActorMesh, what: str, function: Callable[..., Any], *args: Any) -> Future[Any]:
-    """Have all actors of a mesh call a function with themselves, in the order of their calls."""
+    """Make all actors of a mesh call a function with themselves, in the order of their calls."""
     mesh._check_alive(what)
     answer = endpoint_of(mesh, function).call(*args)
     if isinstance(answer, Gather):
-        # Errors are to say what the person has called.
+        # Errors name the user's call.
         answer.method = what
     return answer
 
 
 def _check(mesh: Any, timeout: float, *methods: str) -> ActorMesh:
     if not isinstance(mesh, ActorMesh):
-        raise ArgumentError(f"checkpoints are of a mesh of actors, and not of {type(mesh).__name__}")
+        raise ArgumentError(f"mesh: expected a mesh of actors, got {type(mesh).__name__}")
     for method in methods:
         method_of(mesh._state.cls, method)
     if not timeout > 0:
@@ -147,7 +147,7 @@ def _check(mesh: Any, timeout: float, *methods: str) -> ActorMesh:
 
 
 class Save:
-    """One checkpoint, as the program conducts it; the copies are asked for at once.
+    """One checkpoint, coordinated by the program; the copies are requested at once.
 
     Args:
         mesh: the actors.
@@ -198,12 +198,12 @@ class Save:
             written = self._all("write", lambda place: (folder, plans[place]))
             return self._get(self._steps(first, "finish", lambda _: (written, self._keep)))[0]
         except BaseException:
-            # Who tries again finds the folder free. If the first rank is dead, it is.
+            # A retry finds the folder free; if the first rank is dead, it is free anyway.
             with contextlib.suppress(MonarchError):
                 self._steps(first, "give up", lambda _: ()).get(_ENDING)
             raise
         finally:
-            # What is copied after the end would stay, so this comes after that.
+            # After the copies, since copies made after the end would stay.
             self._copies._when_done(self._end)
 
     def _get(self, future: Future[Any]) -> Any:
@@ -227,7 +227,7 @@ class Save:
         return _steps(mesh, "checkpoint", self._token, step, args)
 
     def _end(self, _: object) -> None:
-        # What was stopped or has died meanwhile has ended that too.
+        # A stop or death meanwhile has ended it too.
         with contextlib.suppress(MonarchError):
             ask(self._mesh, worker.abandon, self._token)
 
@@ -240,7 +240,7 @@ class Save:
 def _steps(
     mesh: ActorMesh, what: str, token: str, step: str, args: Callable[[int], tuple[Any, ...]]
 ) -> Future[list[Any]]:
-    """Have the ranks of a mesh do a step beside their actors; what each answered, by position.
+    """Run a step on the ranks of a mesh, outside their actors; return the answers by position.
 
     Args:
         mesh: its actors.
@@ -253,7 +253,7 @@ def _steps(
     targets = mesh._members_at()
     gather: Gather[Any] = Gather(node, targets.peers, mesh.extent, mesh._name, what, lambda _, values: list(values))
     for place, peer in enumerate(targets.peers):
-        # In one piece: a service gets nothing beside its message.
+        # In one piece: a service gets no separate buffers.
         port = Port(node, node.proc, gather.port)
         peer.send(ask_frame(node, request(worker.step, port, place, token, step, *args(place)), 0))
     gather.check()

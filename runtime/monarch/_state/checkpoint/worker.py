@@ -1,4 +1,4 @@
-"""What ranks do for checkpoints: take a copy of a state in the order of their messages, and write it meanwhile."""
+"""The checkpoint worker of a rank: copy a state in the order of messages, and write it in the background."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class _Saving:
         self.conductor = conductor
         self.copy = copy
         self.version: NewVersion | None = None
-        """In the first rank: what all of them write."""
+        """In the first rank: the parts of all ranks."""
         self.whole: Whole | None = None
 
 
 class _Savings:
-    """The part of a node that has the checkpoints it takes part in.
+    """The part of a node with its unfinished checkpoints.
 
     Args:
         node: of this process.
@@ -43,7 +43,7 @@ class _Savings:
     def __init__(self, node: Node) -> None:
         self.open: dict[str, _Saving] = {}
         """By the token of the checkpoint; single operations only, which are atomic."""
-        # Without the process that conducts it, a checkpoint comes to no end.
+        # Without its coordinator a checkpoint cannot end.
         node.events.proc_died.subscribe(self._died)
 
     def _died(self, proc: str) -> None:
@@ -61,11 +61,11 @@ def _open() -> dict[str, _Saving]:
 
 @service("checkpoint.stage", "actor")
 def stage(actor: Any, conductor: str, token: str, state: str, args: tuple[Any, ...]) -> Any:
-    """In an actor: takes a copy of its state, and keeps it until ``abandon``; the names at its top.
+    """Copy the state of an actor, keep it until ``abandon``, and return its top-level names.
 
     Args:
         actor: the actor.
-        conductor: proc id of who conducts the checkpoint.
+        conductor: proc id of the coordinator.
         token: of the checkpoint.
         state: a method of the actor, or a function as ``module:name`` that gets the actor.
         args: more arguments.
@@ -89,7 +89,7 @@ def _keep(state: Any, conductor: str, token: str) -> list[str]:
 
 @service("checkpoint.load", "actor")
 def load(actor: Any, folder: str, state: str, load: str) -> Any:
-    """In an actor: reads a version into the state that one of its methods gives, and has another take it."""
+    """Read a version into the state that a method of an actor returns, and pass it to another method."""
     from monarch._tensors.checkpoints.restores import Version
 
     version = Version(folder)
@@ -115,7 +115,7 @@ def _call(actor: Any, method: str, *args: Any) -> Any:
 
 
 def method_of(cls: type, name: str) -> Callable[..., Any]:
-    """Return a method of a class of actors, endpoint or not; ArgumentError if there is none."""
+    """Return a method of an actor class, endpoint or not; raise ArgumentError if it does not exist."""
     found = getattr(cls, name, None)
     found = getattr(found, "method", found)
     if not callable(found):
@@ -128,7 +128,7 @@ def method_of(cls: type, name: str) -> Callable[..., Any]:
 
 @service("checkpoint.step", "quick")
 def step(port: Port[Any], place: int, token: str, name: str, *args: Any) -> None:
-    """Service: does a step in a thread, and answers when it is done.
+    """Service: run a step in a thread, and answer when it is done.
 
     Args:
         port: for the answer.
@@ -204,13 +204,13 @@ def _saving(token: str) -> _Saving:
 
 @service("checkpoint.abandon", "quick")
 def abandon(token: str) -> None:
-    """Service: a checkpoint is complete, or is not to be; the copy is let go of, and what is incomplete removed."""
+    """Service: end a checkpoint: release the copy and remove incomplete files."""
     if token in _open():
-        # To remove files may take long, and this thread receives messages.
+        # Removal may be slow, and this thread receives messages.
         threading.Thread(target=_give_up, args=(token,), name="monarch-checkpoint", daemon=True).start()
 
 
 @service("checkpoint.still_open", "quick")
 def still_open() -> int:
-    """Service: how many checkpoints this process has a copy for."""
+    """Service: return the number of checkpoints with a copy here."""
     return len(_open())

@@ -1,4 +1,4 @@
-"""Copying a state from the actors that have it to the actors that want it, whatever their numbers and layouts."""
+"""Copies of a state between actors of any number and layout."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError
 
 @dataclass(frozen=True)
 class CopyReport:
-    """What a copy has moved."""
+    """The statistics of a copy."""
 
     tensors: int
     bytes: int
-    """All that targets have written."""
+    """Bytes written by targets."""
     bytes_between_hosts: dict[str, int]
-    """Of each host, what it has received from others."""
+    """Bytes received from other hosts, by host."""
     seconds: float
 
 
@@ -50,7 +50,7 @@ def copy_state(source: Any, target: Any, *, timeout: float = 60.0) -> Future[Cop
         A CopyReport. Its errors say what is partly written: TransferError, ActorError or SupervisionError.
 
     Raises:
-        ArgumentError: these are no methods of actors.
+        ArgumentError: ``source`` or ``target`` is not a method of a mesh of actors.
     """
     _check(source, target, timeout)
     return in_thread(current_node(), "copy_state", lambda: _Copy(source, target, timeout).run())
@@ -60,13 +60,13 @@ def _check(source: Any, target: Any, timeout: float) -> None:
     for what, side in (("source", source), ("target", target)):
         if isinstance(side, (Endpoint, Undecorated)) or (what == "source" and isinstance(side, Mapping)):
             continue
-        raise ArgumentError(f"{what} is a method of a mesh of actors, as in trainers.weights, and not {side!r}")
+        raise ArgumentError(f"{what}: expected a method of a mesh of actors, such as trainers.weights, got {side!r}")
     if not timeout > 0:
         raise ArgumentError(f"timeout is a number of seconds above 0, and not {timeout!r}")
 
 
 class _Copy:
-    """One copy, as the program conducts it."""
+    """One copy, coordinated by the program."""
 
     def __init__(self, source: Any, target: Any, timeout: float) -> None:
         self._source = source
@@ -124,7 +124,7 @@ class _Copy:
             answers.append(endpoint_of(mesh._member(index), fetch).call_one(self._here, orders, self._timeout))
         failures: list[BaseException] = []
         for answer in answers:
-            # Each is heard, so that nobody fetches any more when this ends.
+            # Wait for each answer, so that nobody fetches after this ends.
             error = answer.exception(self._timeout + 5.0)
             if error is not None:
                 failures.append(error)
@@ -135,14 +135,14 @@ class _Copy:
         if isinstance(self._source, Mapping):
             end(self._there)
         for mesh, token, answer in self._sharing:
-            # What is shared after the end would stay so: it comes after the sharing, even if that takes longer.
+            # After the exports, however long they take, since later exports would stay.
             with contextlib.suppress(CallTimeoutError):
                 answer.exception(self._timeout)
             answer._when_done(partial(_tell_end, mesh, token))
 
 
 def _tell_end(mesh: ActorMesh, token: str, _: object) -> None:
-    # What was stopped or has died meanwhile has ended that too.
+    # A stop or death meanwhile has ended it too.
     with contextlib.suppress(MonarchError):
         ask(mesh, end, token)
 

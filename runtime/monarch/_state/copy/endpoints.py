@@ -1,4 +1,4 @@
-"""What ranks do when a state is copied: share their tensors, and fetch what they are told."""
+"""The endpoints of a copy on ranks: export tensors, and fetch assigned parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from monarch.exceptions import ArgumentError
 
 
 class Shared(NamedTuple):
-    """One tensor that a process has shared."""
+    """An exported tensor."""
 
     remote: Remote
     box: Box
@@ -31,19 +31,19 @@ class Shared(NamedTuple):
 
 
 class CopyEndpoint(NamedTuple):
-    """All that a process has shared of its state."""
+    """The exported tensors of a process."""
 
     host: str
     tensors: dict[str, Shared]
 
 
 _open: dict[str, tuple[dict[str, Local], list[int]]] = {}
-"""By the token of the copy: the tensors, and the keys under which they are shared."""
+"""By the token of the copy: the tensors, and the keys of their exports."""
 
 
 @service("copy.share", "actor")
 def share(actor: Any, method: str, token: str) -> Any:
-    """In an actor: shares the tensors that one of its methods returns."""
+    """Export the tensors that a method of an actor returns."""
     function = getattr(type(actor), method, None)
     function = getattr(function, "method", function)
     if not callable(function):
@@ -59,7 +59,7 @@ async def _share_awaited(state: Any, token: str) -> CopyEndpoint:
 
 
 def share_state(state: Any, token: str) -> CopyEndpoint:
-    """Share the tensors of a state until ``end``."""
+    """Export the tensors of a state until ``end``."""
     tensors = locals_of(state)
     here = plane()
     shared: dict[str, Shared] = {}
@@ -72,7 +72,7 @@ def share_state(state: Any, token: str) -> CopyEndpoint:
 
 @service("copy.fetch", "actor")
 def fetch(actor: Any, token: str, fetches: list[tuple[Fetch, Remote, Box]], timeout: float) -> int:
-    """In an actor: copies parts of tensors from elsewhere into its own; how many bytes."""
+    """Copy remote parts of tensors into an actor's tensors and return the number of bytes."""
     tensors = _open[token][0]
     moves: list[Move] = []
     for wanted, remote, there in fetches:
@@ -91,7 +91,7 @@ def _move(part: Box, remote: Remote, there: Box, memory: Memory, here: Box, widt
 
 @service("copy.end", "threaded")
 def end(token: str) -> None:
-    """Service: what was shared for a copy is not shared any more."""
+    """Service: end the exports of a copy."""
     _, keys = _open.pop(token, ({}, []))
     drop: Callable[[int], bool] = plane().drop
     for key in keys:
@@ -100,5 +100,5 @@ def end(token: str) -> None:
 
 @service("copy.still_open", "quick")
 def still_open() -> int:
-    """Service: how many copies this process shares something for."""
+    """Service: return the number of copies with exports here."""
     return len(_open)

@@ -1,4 +1,4 @@
-"""Handing the state of one actor to others, on the ranks: its tensors go by one-sided reads."""
+"""State transfer between actors, on the ranks: tensors are moved by one-sided reads."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from monarch._tensors.transports.base import Move
 from monarch._wire.pickling import dumps, loads
 
 Packed = tuple[bytes, list[tuple[Any, ...]]]
-"""A pickled state, and where the large memory in it is to be read."""
+"""A pickled state, with the locations of its large buffers."""
 
 _given: dict[str, tuple[list[memoryview], list[int]]] = {}
-"""By token: the memory that others read here, and the keys that it has."""
+"""By token: exported memory and its keys."""
 
 
-# On the rank that has the state
+# On the sender's rank
 
 
 @service("handoff.state_of", "actor")
 def state_of(actor: Any) -> Any:
-    """Return the state, and nothing more to say."""
+    """Return the state without a report."""
     state = actor.__getstate__()
     if inspect.isawaitable(state):
         return _with_nothing(state)
@@ -38,7 +38,7 @@ async def _with_nothing(state: Any) -> tuple[Any, None]:
 
 @service("handoff.pack", "actor")
 def pack(actor: Any, token: str, give: str, args: tuple[Any, ...]) -> Any:
-    """In the actor: its state, with large memory shared until ``end``."""
+    """Return the state of an actor, with large buffers exported until ``end``."""
     found = function_of(give)(actor, *args)
     return _pack_awaited(found, token) if inspect.isawaitable(found) else _pack(found, token)
 
@@ -58,7 +58,7 @@ def _pack(found: tuple[Any, Any], token: str) -> tuple[Packed, Any]:
 
 @service("handoff.end", "threaded")
 def end(token: str) -> None:
-    """Service: nobody reads here any more."""
+    """Service: end the exports of a transfer."""
     _, keys = _given.pop(token, ([], []))
     drop: Callable[[int], object] = plane().drop
     for key in keys:
@@ -67,22 +67,22 @@ def end(token: str) -> None:
 
 @service("handoff.still_given", "quick")
 def still_given() -> int:
-    """Service: how many states this process shares."""
+    """Service: return the number of exported states."""
     return len(_given)
 
 
-# On those that take it
+# On the receivers
 
 
 @service("handoff.set_state", "actor")
 def set_state(actor: Any, state: Any) -> Any:
-    """By the actor's own method."""
+    """Set the state by the actor's own method."""
     return actor.__setstate__(state)
 
 
 @service("handoff.unpack", "actor")
 def unpack(actor: Any, packed: Packed, take: str, timeout: float) -> Any:
-    """In the actor: reads what is large, and takes the state."""
+    """Read the large buffers and set the state of an actor."""
     import numpy
 
     body, remotes = packed

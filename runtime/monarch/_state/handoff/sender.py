@@ -1,4 +1,4 @@
-"""Handing the state of one actor to others of its mesh, as the program conducts it: it needs no torch for that."""
+"""State transfer from one actor to others of its mesh, coordinated by the program without torch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _HOOKS = ("__getstate__", "__setstate__")
 
 
 class StateTransfer:
-    """Gives the state of an actor to others.
+    """Copies the state of an actor to others.
 
     Args:
         mesh: of the actors.
-        new: base ranks of those that are to have it; those without an actor of the mesh are left out.
-        source: base rank of the one that has it; None for any that is not among ``new``.
+        new: base ranks of the receivers; ranks without an actor of the mesh are ignored.
+        source: base rank of the sender; None for any not in ``new``.
     """
 
     def __init__(self, mesh: ActorMesh, new: Sequence[int], source: int | None) -> None:
@@ -33,7 +33,7 @@ class StateTransfer:
 
     @staticmethod
     def check(meshes: Sequence[ActorMesh], named: bool) -> None:
-        """ArgumentError for a class without the two methods: if it was named, or if none has them."""
+        """Raise ArgumentError for a class without the two methods."""
         able = [mesh for mesh in meshes if has_hooks(mesh._state.cls)]
         if not able or (named and len(able) < len(meshes)):
             raise ArgumentError(
@@ -48,13 +48,13 @@ class StateTransfer:
         take: Callable[..., Any] = receiver.set_state,
         *args: Any,
     ) -> Any:
-        """Do it; what ``give`` had to say beside the state is returned.
+        """Run the transfer and return the report of ``give``.
 
         Args:
             timeout: seconds for each step.
-            give: service that gets the actor and ``args``, and returns the state and what it has to say.
-            take: one that gets the actor and the state.
-            args: for the first.
+            give: service that gets the actor and ``args``, and returns the state and a report.
+            take: service that gets the actor and the state.
+            args: for ``give``.
         """
         if not self._new or (give is receiver.state_of and not has_hooks(self._mesh._state.cls)):
             return None
@@ -77,20 +77,19 @@ class StateTransfer:
 
 
 def giver_of(mesh: ActorMesh, new: Sequence[int], source: int | None) -> int:
-    """Return the base rank of the actor that new ones get their state from; SupervisionError if none has lived on.
+    """Return the base rank of the sender; raise SupervisionError if no actor has survived.
 
     Args:
         mesh: of the actors.
-        new: base ranks of those that are to have it.
-        source: the one that was named; None for any other.
+        new: base ranks of the receivers.
+        source: the requested sender; None for any other.
     """
     living = [rank for rank in mesh._state.region.base_ranks() if rank not in new]
     if living and (source is None or source in living):
         return living[0] if source is None else source
-    whose = "no actor of it has" if source is None else f"rank {source} has not"
+    whose = "none of its actors survived" if source is None else f"rank {source} did not survive"
     raise SupervisionError(
-        f"{mesh._name} is healed, but {whose} lived on, so that there is no state to be copied to "
-        f"{describe_ranks(new)}",
+        f"{mesh._name} is healed, but {whose}, so there is no state to copy to {describe_ranks(new)}",
         mesh=mesh._name,
         ranks=tuple(new),
     )
@@ -105,5 +104,5 @@ def member_of(mesh: ActorMesh, rank: int) -> ActorMesh:
 
 
 def has_hooks(cls: type) -> bool:
-    """Return whether a class says what of its state a replica needs, and takes it."""
+    """Return whether a class has the two methods."""
     return all(any(name in each.__dict__ for each in cls.__mro__ if each is not object) for name in _HOOKS)

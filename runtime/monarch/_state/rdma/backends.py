@@ -1,4 +1,4 @@
-"""What this machine has for transfers, in the words of programs that ask."""
+"""Queries of the transports that this machine has."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def is_ibverbs_available() -> bool:
 
 
 def is_rdma_available() -> bool:
-    """True: there is always a transport; ``RDMABuffer.backend`` says which one is used, and ``transports`` why."""
+    """Return True: there is always a transport; ``RDMABuffer.backend`` names it, and ``transports`` says why."""
     return True
 
 
 def get_rdma_backend() -> str:
-    """What is used between hosts: ``ibverbs`` if NIXL is installed and has a device, else ``nixl`` or ``tcp``."""
+    """Return the transport between hosts: ``ibverbs`` if NIXL has a device, else ``nixl`` or ``tcp``."""
     if not is_installed():
         return "tcp"
     return "ibverbs" if is_ibverbs_available() else "nixl"

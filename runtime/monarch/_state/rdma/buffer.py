@@ -84,7 +84,7 @@ class RDMABuffer:
         return plane().way_to(self._remote, self._local_device()).name
 
     def transports(self) -> dict[str, str]:
-        """Return the transports considered from here, best first, each with why it is not used; empty for the one in use."""
+        """Return the transports considered, best first, each with why it is not used; empty for the one in use."""
         return dict(plane().reasons(self._remote, self._local_device()))
 
     def _local_device(self) -> str:
@@ -137,13 +137,13 @@ class RDMABuffer:
         return submit([], [self.writing(src)], timeout)
 
     def reading(self, dst: Any) -> Move:
-        """What is to be moved for a read; ArgumentError if it does not fit."""
+        """Return the moves for a read; raise ArgumentError if it does not fit."""
         local = memory_of(dst, "the destination")
         check_fit(local, self._remote.size, self._remote.dtype, False)
         return Move(self._remote, local.part(0, self._remote.size))
 
     def writing(self, src: Any) -> Move:
-        """What is to be moved for a write; ArgumentError if it does not fit."""
+        """Return the moves for a write; raise ArgumentError if it does not fit."""
         local = memory_of(src, "the source")
         check_fit(local, self._remote.size, self._remote.dtype, True)
         if self._remote.readonly:
@@ -151,7 +151,7 @@ class RDMABuffer:
         return Move(self._remote, local)
 
     def drop(self) -> Future[None]:
-        """Let go of the memory, in its owner; any holder of a handle may. Reads and writes fail from then on."""
+        """Release the memory in its owner; any holder of a handle may do so. Later reads and writes fail."""
         node = current_node()
         remote = self._remote
         if remote.proc == node.proc:
@@ -170,7 +170,7 @@ class RDMABuffer:
 
 
 def submit(reads: Sequence[Move], writes: Sequence[Move], timeout: float) -> Future[None]:
-    """Move bytes, reads before writes; a future of when all are there."""
+    """Move bytes, reads before writes; return a future that is done when all have arrived."""
     if not timeout > 0:
         raise ArgumentError(f"timeout is a number of seconds above 0, and not {timeout!r}")
     here = plane()
