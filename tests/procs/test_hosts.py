@@ -533,7 +533,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_silent_host_is_lost_after_lease(program: Callable[..., Any]) -> None:
-    said = "silence is a number of seconds from 0.1 to 3600"
+    said = "silence: expected a number of seconds from 0.1 to 3600"
     assert program(SILENT, timeout=60).ok().splitlines() == [said, said, said, "True True"]
 
 

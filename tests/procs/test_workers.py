@@ -104,7 +104,7 @@ def test_worker_that_cannot_listen_says_so(workers: Workers) -> None:
         # It is reported in one line, without internals.
         assert errors == f"monarch.worker: a worker cannot listen at {where}: {why}; name another address or port\n"
     other, _ = workers.start("127.0.0.1:1")
-    assert "like tcp://node1:22222" in other.communicate(timeout=60)[1]
+    assert "such as tcp://node1:22222" in other.communicate(timeout=60)[1]
     # The first one has not noticed.
     assert first.poll() is None
 
@@ -113,11 +113,11 @@ def test_worker_command_serves_a_program(tmp_path: Path, capsys: pytest.CaptureF
     key = str(tmp_path / "key")
     assert main(["--new-key", key]) == 0 and key in capsys.readouterr().out
     assert os.stat(key).st_mode & 0o777 == 0o600
-    assert main(["--new-key", key]) == 1 and "is there already" in capsys.readouterr().err
+    assert main(["--new-key", key]) == 1 and "already exists" in capsys.readouterr().err
     assert main(["tcp://127.0.0.1:1", "--key", str(tmp_path / "none")]) == 1
     assert "is not a key file" in capsys.readouterr().err
     assert main(["tcp://127.0.0.1:1", "--key", key, "--silence", "0"]) == 1
-    assert "silence is a number of seconds" in capsys.readouterr().err
+    assert "silence: expected a number of seconds" in capsys.readouterr().err
     for wrong in ([], ["tcp://127.0.0.1:1"], ["--key", key], ["tcp://127.0.0.1:1", "--new-key", key]):
         with pytest.raises(SystemExit) as ended:
             main(wrong)

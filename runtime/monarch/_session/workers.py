@@ -236,7 +236,7 @@ def _checked(silence: float | None) -> float:
     if silence is None:
         return LEASE_S
     if not 0.1 <= silence <= _LONGEST:
-        raise ArgumentError(f"silence is a number of seconds from 0.1 to {_LONGEST:g}, and not {silence!r}")
+        raise ArgumentError(f"silence: expected a number of seconds from 0.1 to {_LONGEST:g}, got {silence!r}")
     return float(silence)
 
 
