@@ -79,7 +79,7 @@ def test_what_the_readme_imports_is_exported() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_page_names_is_there(page: Path) -> None:
+def test_paths_named_in_pages_exist(page: Path) -> None:
     """Links between pages, headings that they lead to, and paths to files of the source."""
     text = page.read_text(encoding="utf-8")
     missing: list[str] = []

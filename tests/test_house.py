@@ -146,7 +146,7 @@ def in_packages(module: str, packages: set[str]) -> bool:
     return top in packages
 
 
-def test_there_is_something_to_look_at() -> None:
+def test_house_test_sees_files() -> None:
     assert {"monarch", "monarch.actor", "monarch.exceptions"} <= set(PUBLIC)
     assert len(FILES) > len(PUBLIC)
 

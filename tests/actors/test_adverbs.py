@@ -140,6 +140,6 @@ def test_an_endpoint_says_how_it_is_to_be_used(workers: Any) -> None:
     assert repr(workers.where) == "<endpoint where of workers>"
 
 
-def test_a_call_that_nobody_reads_is_made_all_the_same(workers: Any) -> None:
+def test_unread_call_still_runs(workers: Any) -> None:
     workers.note.call("unread")
     assert list(workers.all_seen.call().get(timeout=20).values()) == [["unread"]] * 4

@@ -136,7 +136,7 @@ def test_spawn_whose_constructors_raise_reaches_the_hook_once(
 
 
 @pytest.mark.parametrize("hears_first", [False, True])
-def test_constructors_that_raise_later_are_told_as_well(
+def test_later_constructor_errors_are_reported_too(
     procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any, hears_first: bool
 ) -> None:
     late = procs(4).spawn("late", Staggered, str(tmp_path / "go"))
@@ -189,7 +189,7 @@ def stop(picky: Any) -> None:
 
 
 @pytest.mark.parametrize("hear", [read, read_exception, wait_in_loop, call, call_one_by_one, stop])
-def test_error_that_somebody_was_told_of_is_not_told_again(
+def test_read_error_is_not_reported_again(
     procs: Callable[..., Any], told: list[MeshFailure], hear: Callable[[Any], None]
 ) -> None:
     mesh = procs(2)
@@ -199,7 +199,7 @@ def test_error_that_somebody_was_told_of_is_not_told_again(
         assert nothing_comes(told) and not watch.failures
 
 
-def test_call_that_is_kept_counts_as_told(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
+def test_held_call_counts_as_read(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
     picky = procs(2).spawn("picky", Picky)
     # Under way as the constructors raise, and read when it pleases.
     future = picky.rank.call()
@@ -208,7 +208,7 @@ def test_call_that_is_kept_counts_as_told(procs: Callable[..., Any], told: list[
         future.get(20)
 
 
-def test_call_that_nobody_keeps_does_not_count(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
+def test_dropped_call_does_not_count_as_read(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
     procs(1).spawn("picky", Picky).rank.call()
     assert wait_until(lambda: bool(told))
 
@@ -269,7 +269,7 @@ def test_supervisors_are_asked(procs: Callable[..., Any], told: list[MeshFailure
         assert nothing_comes(told) if handles else wait_until(lambda: len(told) == 1)
 
 
-def test_supervisor_that_heals_has_the_actor_made_again(procs: Callable[..., Any], tmp_path: Any) -> None:
+def test_healing_supervisor_recreates_the_actor(procs: Callable[..., Any], tmp_path: Any) -> None:
     mesh, path = procs(2), tmp_path / "weights"
 
     def mend(failure: MeshFailure) -> Any:
@@ -305,9 +305,7 @@ def test_owning_actor_is_asked(procs: Callable[..., Any], told: list[MeshFailure
         assert wait_until(lambda: bool(told)) and told[0].mesh_name == "owner" and "picky" in told[0].text
 
 
-def test_heal_of_something_else_does_not_call_a_failed_constructor(
-    procs: Callable[..., Any], told: list[MeshFailure]
-) -> None:
+def test_unrelated_heal_does_not_rerun_failed_constructor(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
     mesh = procs(2)
     good = mesh.spawn("good", Picky, "/")
     mesh.spawn("picky", Picky, "/nowhere", 0)
@@ -341,7 +339,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("args", [(), ("hook",), ("soon",)])
-def test_program_that_does_not_look_is_told(program: Callable[..., Any], args: tuple[str, ...]) -> None:
+def test_program_that_ignores_errors_is_told(program: Callable[..., Any], args: tuple[str, ...]) -> None:
     ran = program(SILENT, *args)
     out = ran.ok()
     if "hook" in args:

@@ -115,14 +115,14 @@ def test_ranked_receivers_tell_who_sent(tellers: Any) -> None:
     receiver.close()
 
 
-def test_a_port_with_no_receiver_any_more_is_no_error(tellers: Any) -> None:
+def test_sending_to_a_closed_receiver_is_no_error(tellers: Any) -> None:
     port, receiver = Channel.open()
     receiver.close()
     tellers.tell.call(port, [1]).get(timeout=20)
     port.send(2)
 
 
-def test_what_cannot_be_pickled_is_said_to_the_sender(channel: Any) -> None:
+def test_unpicklable_value_raises_at_the_sender(channel: Any) -> None:
     port, _ = channel
     with pytest.raises(SerializationError, match="lock"):
         port.send(threading.Lock())

@@ -74,7 +74,7 @@ def test_functions_and_classes_of_cells_as_arguments(procs: Any, notebook: Any) 
     assert model.make.call_one(cell["Base"]).get(timeout=20)[0] == "base 3"
 
 
-def test_an_object_of_a_cells_class_comes_back_as_one_of_it(procs: Any, notebook: Any) -> None:
+def test_object_of_a_cell_class_round_trips(procs: Any, notebook: Any) -> None:
     cell = notebook(
         """
 import dataclasses
@@ -139,7 +139,7 @@ if __name__ == "__main__":
     assert out == "('mine', 42, '__main__')\n"
 
 
-def test_a_program_without_a_guard_does_not_spawn_itself_again(program: Any) -> None:
+def test_program_without_main_guard_does_not_respawn(program: Any) -> None:
     out = program(
         """
 from monarch.actor import Actor, endpoint, this_host

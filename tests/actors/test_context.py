@@ -97,7 +97,7 @@ def test_one_member_is_a_point_without_axes(where: Any) -> None:
     assert chosen["message"] == {} and chosen["size"] == {}
 
 
-def test_renamed_flattened_and_split_views_are_what_the_actor_sees(where: Any) -> None:
+def test_actor_sees_renamed_flattened_and_split_views(where: Any) -> None:
     renamed = where.rename(hosts="rows", gpus="columns").here.call().get(timeout=20)
     assert renamed["rows", 1, "columns", 2]["message"] == {"rows": 1, "columns": 2}
     flat = where.flatten("all").here.call().get(timeout=20)

@@ -72,7 +72,7 @@ def test_the_program_and_ranks_share_one(procs: Any, name: str, stop: Any) -> No
     assert get_or_spawn_controller(name, Tally, 99).get(timeout=20).add.call_one(0).get(timeout=20) == 13
 
 
-def test_two_ranks_that_ask_at_once_make_one(procs: Any, name: str, stop: Any) -> None:
+def test_concurrent_requests_make_one_controller(procs: Any, name: str, stop: Any) -> None:
     users = procs(2).spawn("user", AsyncUser)
     assert sorted(users.use.call(name).get(timeout=20).values()) == [101, 102]
     assert sorted(users.use.call(name).get(timeout=20).values()) == [103, 104]
@@ -92,7 +92,7 @@ def test_a_controller_may_ask_for_another(host: Any, name: str, stop: Any) -> No
     nested.stop().get(timeout=20)
 
 
-def test_one_whose_constructor_raises_is_an_error_and_can_be_tried_again(procs: Any, name: str, stop: Any) -> None:
+def test_controller_can_be_retried_after_constructor_error(procs: Any, name: str, stop: Any) -> None:
     with pytest.raises(ActorError, match="no controller today"):
         get_or_spawn_controller(name, Fails).get(timeout=20)
     users = procs(1).spawn("user", User)

@@ -133,7 +133,7 @@ def test_two_that_call_each_other_at_once(procs: Any) -> None:
         assert one.fine.call_one().get(timeout=20) == "1" and two.fine.call_one().get(timeout=20) == "2"
 
 
-def test_a_long_wait_is_no_circle(procs: Any, tmp_path: Any) -> None:
+def test_long_wait_is_no_deadlock(procs: Any, tmp_path: Any) -> None:
     one, two = procs(1).spawn("one", Link, "1"), procs(1).spawn("two", Link, "2")
     busy = two.sleep_on.call_one(str(tmp_path / "go"))
     waiting = [one.follow.call_one([two]) for _ in range(3)]
@@ -144,7 +144,7 @@ def test_a_long_wait_is_no_circle(procs: Any, tmp_path: Any) -> None:
     assert [future.get(timeout=20) for future in waiting] == ["12"] * 3
 
 
-def test_concurrent_endpoints_wait_in_circles_without_harm(procs: Any) -> None:
+def test_concurrent_endpoints_in_a_circle_do_not_deadlock(procs: Any) -> None:
     one, two = procs(1).spawn("one", AsyncLink), procs(1).spawn("two", AsyncLink)
     assert one.overlap.call_one([two, one, two, one]).get(timeout=20) == 5
     assert one.overlap.call_one([one, one]).get(timeout=20) == 3
@@ -163,13 +163,13 @@ def test_async_endpoints_that_await_in_a_circle_raise(procs: Any) -> None:
     assert one.follow.call_one([two]).get(timeout=20) == 2
 
 
-def test_an_async_endpoint_that_can_go_on_is_in_no_circle(procs: Any) -> None:
+def test_async_endpoint_that_can_go_on_is_no_deadlock(procs: Any) -> None:
     one, two = procs(1).spawn("one", AsyncLink), procs(1).spawn("two", AsyncLink)
     assert one.follow_one.call_one([two, one]).get(timeout=20) == 1
     assert two.fine.call_one().get(timeout=20) == 1
 
 
-def test_a_death_in_the_middle_of_a_chain_is_no_hang(procs: Any) -> None:
+def test_death_in_a_chain_of_calls_raises(procs: Any) -> None:
     class Dies(Actor):
         @endpoint
         def follow(self, chain: list[Any]) -> str:

@@ -166,7 +166,7 @@ def test_a_grown_rank_dies_and_is_healed(procs: Callable[..., Any]) -> None:
     assert values(members.add.call()) == [3, 3, 2, 1]
 
 
-def test_what_cannot_be_resized(procs: Callable[..., Any]) -> None:
+def test_invalid_resizes_are_refused(procs: Callable[..., Any]) -> None:
     mesh = procs(3, name="mesh")
     picky = mesh.spawn("picky", Picky)
     picky.initialized.get(30)
@@ -184,7 +184,7 @@ def test_what_cannot_be_resized(procs: Callable[..., Any]) -> None:
         mesh.resize(gpus=2)
 
 
-def test_what_a_supervisor_waits_for_does_not_wait_for_its_verdict(procs: Callable[..., Any]) -> None:
+def test_calls_of_a_supervisor_skip_its_verdict(procs: Callable[..., Any]) -> None:
     """Also where threads do it: a heal that meets one more that has died, say."""
     mesh = procs(3, name="mesh")
     members = mesh.spawn("members", Member)
@@ -244,7 +244,7 @@ def test_an_interrupt_leaves_nothing_half_done(procs: Callable[..., Any], tmp_pa
     assert values(members.told.call()) == [[({"gpus": 2}, {"gpus": 3})]] * 2 + [[]]
 
 
-def test_ranks_that_die_are_started_again(procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_ranks_are_restarted(procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[MeshFailure] = []
     monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", told.append)
     mesh = procs(2, name="mesh", restart=Restart(most=2, within=600.0, backoff=0.01))
@@ -263,7 +263,7 @@ def test_ranks_that_die_are_started_again(procs: Callable[..., Any], monkeypatch
         members.add.call().get(30)
 
 
-def test_actors_that_fail_are_made_anew(procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_actors_are_recreated(procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[MeshFailure] = []
     monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", told.append)
     mesh = procs(2, name="mesh", restart=Restart(most=1, within=600.0, backoff=0.01))
@@ -280,7 +280,7 @@ def test_actors_that_fail_are_made_anew(procs: Callable[..., Any], monkeypatch: 
     assert told[0].ranks == (1,) and "on purpose" in told[0].text
 
 
-def test_a_restart_that_fails_is_for_the_supervisors(procs: Callable[..., Any], tmp_path: Any) -> None:
+def test_failed_restart_goes_to_supervisors(procs: Callable[..., Any], tmp_path: Any) -> None:
     path = tmp_path / "once"
     mesh = procs(1, name="mesh", restart="on-failure")
     fragile = mesh.spawn("fragile", Once, str(path))
@@ -351,7 +351,7 @@ def test_spares_are_a_number(procs: Callable[..., Any]) -> None:
             procs(1, spares=wrong)
 
 
-def test_ranks_that_differ(procs: Callable[..., Any]) -> None:
+def test_roles_differ_by_env_and_device(procs: Callable[..., Any]) -> None:
     mesh = procs({}, name="mesh", roles={"train": Role(2), "load": Role(1, device="cpu", env={"WHAT": "loads"})})
     members = mesh.spawn("members", Member)
     assert mesh.sizes == {"procs": 3}

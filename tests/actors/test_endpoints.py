@@ -153,7 +153,7 @@ def test_explicit_ports_answer_when_they_like(procs: Any) -> None:
     assert isinstance(caught.value.exception, ValueError)
 
 
-def test_a_response_port_that_is_let_go_of_is_an_error_and_no_hang(procs: Any) -> None:
+def test_dropped_response_port_raises(procs: Any) -> None:
     kinds = procs(1).spawn("kinds", Kinds)
     with pytest.raises(Exception, match=r"kinds\[gpus=0\].drops_port\(\) dropped its response port without a reply"):
         kinds.drops_port.call_one().get(timeout=20)
@@ -186,7 +186,7 @@ def test_methods_without_a_decorator(procs: Any) -> None:
     assert as_endpoint(one.bare).call_one(9).get(timeout=20) == 9
 
 
-def test_an_async_method_without_a_decorator_on_a_sync_actor_says_so(procs: Any) -> None:
+def test_undecorated_async_method_on_sync_actor_is_an_error(procs: Any) -> None:
     class Sync(Actor):
         @endpoint
         def f(self) -> int:
@@ -202,13 +202,13 @@ def test_an_async_method_without_a_decorator_on_a_sync_actor_says_so(procs: Any)
 
 
 @pytest.mark.parametrize("name", ["slice", "stop", "size", "flatten", "extent", "initialized", "rename", "to_table"])
-def test_an_endpoint_cannot_have_the_name_of_what_each_mesh_has(procs: Any, name: str) -> None:
+def test_endpoint_named_like_a_mesh_attribute_is_refused(procs: Any, name: str) -> None:
     cls = type("Taken", (Actor,), {name: endpoint(lambda self: 1)})
     with pytest.raises(ValueError, match=f"endpoint named '{name}'"):
         procs(1).spawn("taken", cls)
 
 
-def test_what_cannot_be_an_endpoint_or_an_actor(procs: Any) -> None:
+def test_invalid_endpoints_and_actors_are_refused(procs: Any) -> None:
     with pytest.raises(ValueError, match="async"):
 
         class _A(Actor):

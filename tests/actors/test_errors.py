@@ -171,7 +171,7 @@ def line_of(function: Any, text: str) -> int:
     return start + next(index for index, line in enumerate(lines) if text in line)
 
 
-def test_the_users_frames_come_first_and_ours_do_not_show(fails: Any) -> None:
+def test_tracebacks_show_only_user_frames(fails: Any) -> None:
     with pytest.raises(ActorError) as caught:
         fails.plain.call().get(timeout=20)
     error = caught.value
@@ -197,7 +197,7 @@ def test_one_rank_among_many(fails: Any) -> None:
     assert error.results["hosts", 1, "gpus", 0] == 20
 
 
-def test_equal_errors_are_one_and_different_ones_are_told_apart(fails: Any) -> None:
+def test_equal_errors_fold_and_different_ones_do_not(fails: Any) -> None:
     text = str(fails.on.call(0, 1, 3).exception(timeout=20))
     assert text.count("ValueError: bad weights") == 2  # the summary and one traceback
     assert "ranks 0-1, 3" in text.splitlines()[0] or "ranks 0-1,3" in text.splitlines()[0]
@@ -213,7 +213,7 @@ def test_in_a_slice_ranks_are_those_of_the_slice(fails: Any) -> None:
     assert list(error.results.values()) == [0, None]
 
 
-def test_exceptions_that_do_not_survive_pickling(fails: Any) -> None:
+def test_unpicklable_exceptions_arrive_as_text(fails: Any) -> None:
     one = fails.slice(hosts=0, gpus=0)
     error = one.odd.call_one().exception(timeout=20)
     assert isinstance(error, ActorError) and "Odd: code 3 because of the weather" in str(error)
@@ -224,7 +224,7 @@ def test_exceptions_that_do_not_survive_pickling(fails: Any) -> None:
     assert "made in a function" in str(one.local_class.call_one().exception(timeout=20))
 
 
-def test_causes_are_told(fails: Any) -> None:
+def test_causes_are_reported(fails: Any) -> None:
     text = str(fails.slice(hosts=0, gpus=0).chained.call_one().exception(timeout=20))
     assert "OSError: cannot load" in text and "KeyError: 'missing'" in text and "direct cause" in text
 
@@ -246,7 +246,7 @@ def test_recursion_and_a_huge_text(fails: Any) -> None:
     assert "ValueError: xxx" in str(error) and len(str(error)) < 1_000_000
 
 
-def test_arguments_that_cannot_be_pickled(fails: Any) -> None:
+def test_unpicklable_arguments_raise(fails: Any) -> None:
     with pytest.raises(
         SerializationError, match=r"fails\.takes\(\) was not sent: args\[0\]\['a'\]\[1\].*lock"
     ) as caught:
@@ -256,17 +256,17 @@ def test_arguments_that_cannot_be_pickled(fails: Any) -> None:
         fails.takes.broadcast(x=threading.Lock())
 
 
-def test_arguments_that_cannot_be_unpickled(fails: Any) -> None:
+def test_arguments_that_fail_to_unpickle_raise(fails: Any) -> None:
     error = fails.takes.call(Unloadable()).exception(timeout=20)
     assert "not here" in str(error) and "cannot be unpickled" in str(error)
 
 
-def test_results_that_cannot_be_sent(fails: Any) -> None:
+def test_unpicklable_results_raise(fails: Any) -> None:
     error = fails.lock.call().exception(timeout=20)
     assert "the result of fails[hosts=0, gpus=0].lock() cannot be sent: " in str(error) and "weights" in str(error)
 
 
-def test_results_that_cannot_be_unpickled(fails: Any) -> None:
+def test_results_that_fail_to_unpickle_raise(fails: Any) -> None:
     values = fails.not_loaded.call().get(timeout=20)
     assert "not readable" in repr(values)
     with pytest.raises(SerializationError, match="not here"):
@@ -296,6 +296,6 @@ def test_base_exception_in_pickling_is_answered(cls: type[Fails], procs: Any) ->
         assert actor.fine.call_one().get(timeout=20) == 1
 
 
-def test_endpoints_that_are_not_there(fails: Any) -> None:
+def test_missing_endpoints_raise(fails: Any) -> None:
     with pytest.raises(ArgumentError, match=r"has no endpoint 'plane'; it has .*plain"):
         fails.plane.call()

@@ -124,7 +124,7 @@ def test_calls_in_flight_are_bounded_too(procs: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cls", [Floods, FloodsAsync])
-def test_two_that_flood_each_other_do_not_hang(procs: Any, cls: type) -> None:
+def test_actors_that_flood_each_other_do_not_hang(procs: Any, cls: type) -> None:
     one, two = procs(1).spawn("one", cls), procs(1).spawn("two", cls)
     one.meet.call_one(two).get(timeout=20)
     two.meet.call_one(one).get(timeout=20)
@@ -135,14 +135,14 @@ def test_two_that_flood_each_other_do_not_hang(procs: Any, cls: type) -> None:
         assert wait_until(lambda each=each: each.count.call_one().get(timeout=60) == 50_000, 60)
 
 
-def test_one_that_floods_itself_does_not_hang(procs: Any) -> None:
+def test_actor_that_floods_itself_does_not_hang(procs: Any) -> None:
     one = procs(1).spawn("one", Floods)
     one.meet.call_one(one).get(timeout=20)
     assert one.flood.call_one(40_000).get(timeout=60) == 40_000
     assert one.count.call_one().get(timeout=60) == 40_000
 
 
-def test_a_death_sets_a_sender_free_that_waits_for_room(procs: Any) -> None:
+def test_death_frees_a_sender_that_waits_for_room(procs: Any) -> None:
     class Stuck(Actor):
         @endpoint
         def take(self, number: int) -> None:

@@ -70,7 +70,7 @@ def test_a_timeout_leaves_the_call_as_it_is(gate: Any) -> None:
 
 
 @pytest.mark.parametrize("timeout", [-1, -0.001, float("nan"), float("inf")])
-def test_a_timeout_that_is_no_number_of_seconds(gate: Any, timeout: float) -> None:
+def test_invalid_timeout_is_refused(gate: Any, timeout: float) -> None:
     future = gate.value.call_one()
     with pytest.raises(ValueError, match="not negative"):
         future.get(timeout=timeout)
@@ -175,7 +175,7 @@ def test_get_where_a_loop_runs_as_in_a_notebook_cell(gate: Any) -> None:
     assert asyncio.run(cell()) == (5, 5, 5)
 
 
-def test_cancelling_who_waits_cancels_no_call(gate: Any) -> None:
+def test_cancelling_a_waiter_does_not_cancel_the_call(gate: Any) -> None:
     async def main() -> None:
         late = gate.wait.call_one()
         waiter = asyncio.ensure_future(late.as_asyncio())
@@ -196,7 +196,7 @@ def test_as_asyncio_needs_a_loop(gate: Any) -> None:
     assert future.get(timeout=20) == 5
 
 
-def test_a_loop_that_ends_before_the_answer_harms_nobody(gate: Any) -> None:
+def test_closed_loop_ignores_late_answer(gate: Any) -> None:
     late = gate.wait.call_one()
 
     async def main() -> None:
@@ -218,7 +218,7 @@ def test_callbacks_run_once_before_or_after(gate: Any) -> None:
     assert called == [late, late]
 
 
-def test_an_answer_comes_where_only_the_background_listens(gate: Any) -> None:
+def test_background_thread_receives_answers(gate: Any) -> None:
     late = gate.wait.call_one()
     event = threading.Event()
     late.add_done_callback(lambda _: event.set())

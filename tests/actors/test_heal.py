@@ -84,7 +84,7 @@ def kill(mesh: Any, *ranks: int) -> list[int]:
     return pids
 
 
-def test_only_what_is_dead_is_replaced(procs: Callable[..., Any]) -> None:
+def test_only_dead_ranks_are_replaced(procs: Callable[..., Any]) -> None:
     counters = procs(4).spawn("counters", Counter, 10)
     assert values(counters.add.call()) == [11] * 4
     before = kill(counters, 2)
@@ -135,7 +135,7 @@ def test_references_lead_to_the_new_ones(procs: Callable[..., Any]) -> None:
     assert values(beside.ask.call(counters)) == [[0, 1], [0, 1]]
 
 
-def test_a_view_that_is_looked_up_while_its_rank_is_replaced(
+def test_view_lookup_during_replacement_is_consistent(
     procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counters = procs(2).spawn("counters", Counter, 0)
@@ -176,7 +176,7 @@ def test_actors_that_are_spawned_while_a_rank_is_replaced(
     assert values(late.add.call()) == [8, 8]
 
 
-def test_actors_of_which_only_views_and_references_are_kept(procs: Callable[..., Any]) -> None:
+def test_actors_are_healed_when_only_views_are_held(procs: Callable[..., Any]) -> None:
     mesh = procs(2)
     view = mesh.spawn("viewed", Counter, 5).rename(gpus="ranks")
     user, other = mesh.spawn("user", Counter, 0), mesh.spawn("other", Counter, 0)
@@ -188,7 +188,7 @@ def test_actors_of_which_only_views_and_references_are_kept(procs: Callable[...,
     assert user.slice(gpus=1).ask.call_one(None).get(20) == [0, 1]
 
 
-def test_process_groups_are_made_anew(procs: Callable[..., Any]) -> None:
+def test_process_groups_are_recreated_after_a_heal(procs: Callable[..., Any]) -> None:
     counters = procs(3).spawn("counters", Counter, 0)
     assert values(counters.total.call()) == [3.0] * 3
     kill(counters, 0)
@@ -272,7 +272,7 @@ def test_a_constructor_that_fails(procs: Callable[..., Any], tmp_path: Any) -> N
     assert [rank for rank, _ in values(counters.who.call())] == [0, 1]
 
 
-def test_what_cannot_be_healed(procs: Callable[..., Any]) -> None:
+def test_invalid_heals_are_refused(procs: Callable[..., Any]) -> None:
     mesh = this_host().spawn_procs({"gpus": 1})
     counters = mesh.spawn("counters", Counter, 0)
     counters.add.call().get(20)
@@ -333,7 +333,7 @@ class Replica(Actor):
         return self.model["w"].sum().item()
 
 
-def test_replicas_get_the_tensors_of_one_that_lives(procs: Callable[..., Any]) -> None:
+def test_replicas_get_tensors_of_a_living_rank(procs: Callable[..., Any]) -> None:
     mesh = procs(4)
     replicas = mesh.slice(gpus=slice(1, 4)).spawn("replicas", Replica)
     for _ in range(3):
@@ -493,7 +493,7 @@ with local_hosts(2) as hosts:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_calls_that_are_faster_than_the_process_they_are_for(program: Callable[..., Any]) -> None:
+def test_calls_may_precede_their_process(program: Callable[..., Any]) -> None:
     lines = program(EARLY, timeout=100).ok().splitlines()
     assert lines == ["True True [0, 1, 2, 3]"] * 2
 
@@ -576,7 +576,7 @@ def test_replicas_by_their_own_hooks(procs: Callable[..., Any]) -> None:
     assert [log for _, log, _ in values(hooked.what.call())] == [3, 3, 2]
 
 
-def test_states_that_cannot_be_copied(procs: Callable[..., Any]) -> None:
+def test_invalid_state_copies_are_refused(procs: Callable[..., Any]) -> None:
     mesh = procs(2)
     plain = mesh.spawn("plain", Counter, 0)
     for wrong in (2, -1, True, "other"):

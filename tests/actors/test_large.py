@@ -139,7 +139,7 @@ def test_writing_reaches_nobody_else(large: Any) -> None:
     large.keep.call(None).get(timeout=30)
 
 
-def test_what_was_sent_is_what_it_was_when_it_was_sent(large: Any) -> None:
+def test_sent_values_are_snapshots(large: Any) -> None:
     array = numpy.zeros(MB, numpy.float64)
     futures = []
     for number in range(10):
@@ -208,7 +208,7 @@ def test_nothing_stays_in_use(large: Any) -> None:
     assert wait_until(lambda: large.memory.call().get(timeout=30) and live_segments() == 0)
 
 
-def test_results_that_nobody_holds_are_given_back(large: Any) -> None:
+def test_unheld_results_are_released(large: Any) -> None:
     results = large.make.call(4 * MB).get(timeout=20)
     one = large.slice(gpus=0)
     assert one.live_bytes.call_one().get(timeout=20) >= 4 * MB

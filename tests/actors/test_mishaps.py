@@ -96,7 +96,7 @@ def test_a_handler_that_raises_answers_the_caller(echo: Any, kind: str) -> None:
     assert wait_until(lambda: peer.dead is not None)
 
 
-def test_a_view_that_is_none_fails_at_the_caller(echo: Any) -> None:
+def test_malformed_view_fails_at_the_caller(echo: Any) -> None:
     answers = waiting(echo)
     echo._members_at().peers[0].send(
         m.encode(m.Call(current_node().proc, echo._key, "say", answers.port, b"\x00", "", 0, NOTHING, None, 0, 0))
@@ -122,7 +122,7 @@ def test_a_rank_outside_the_view_answers_with_an_error(procs: Any) -> None:
 
 
 @pytest.mark.parametrize("rank", [-1, -7, 2, 99])
-def test_an_answer_from_no_position_is_an_error_and_no_hang(procs: Any, rank: int) -> None:
+def test_answer_from_unknown_position_raises(procs: Any, rank: int) -> None:
     mesh, node = procs(2).spawn("echo", Echo), current_node()
     one, two = mesh._members_at().peers
     answers = waiting(mesh)
@@ -154,7 +154,7 @@ def test_an_error_that_cannot_be_read_is_a_protocol_error(echo: Any, body: bytes
         answers.get(timeout=20)
 
 
-def test_frames_that_are_none_are_told_of_seldom(echo: Any, shown: Callable[[], list[str]]) -> None:
+def test_undecodable_frames_are_reported_rarely(echo: Any, shown: Callable[[], list[str]]) -> None:
     node, peer = current_node(), echo._members_at().peers[0]
     for proc in (peer.proc, node.proc):
         link = Link(node.hosts.context, ipc_address(node.folder, proc), node.hosts.hello)
@@ -176,7 +176,7 @@ def test_frames_that_are_none_are_told_of_seldom(echo: Any, shown: Callable[[], 
     assert all(len(line) < 800 for line in lines)
 
 
-def test_what_goes_wrong_where_nobody_waits_is_shown_once(echo: Any, shown: Callable[[], list[str]]) -> None:
+def test_unawaited_mishap_is_shown_once(echo: Any, shown: Callable[[], list[str]]) -> None:
     node, peer = current_node(), echo._members_at().peers[0]
     echo.break_handler.call_one("Probe").get(timeout=20)
     for _ in range(5):
@@ -190,7 +190,7 @@ def test_what_goes_wrong_where_nobody_waits_is_shown_once(echo: Any, shown: Call
     assert "Ask was dropped: ArgumentError" in shown()[1]
 
 
-def test_a_part_of_a_batch_that_is_none_loses_no_other(procs: Any, shown: Callable[[], list[str]]) -> None:
+def test_malformed_part_of_a_batch_spares_the_others(procs: Any, shown: Callable[[], list[str]]) -> None:
     mesh, node = procs(2).spawn("echo", Echo), current_node()
     answers = waiting(mesh)
     one, two = (
@@ -203,7 +203,7 @@ def test_a_part_of_a_batch_that_is_none_loses_no_other(procs: Any, shown: Callab
     assert wait_until(lambda: len(shown()) == 1) and "undecodable frame" in shown()[0]
 
 
-def test_an_error_body_of_a_fault_that_is_none_is_shown(echo: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_malformed_error_of_a_fault_is_shown(echo: Any, capfd: pytest.CaptureFixture[str]) -> None:
     node = current_node()
     node.dispatch.deliver(m.encode(m.Fault("h/x", "nobody", 0, b"garbage")))
     seen: list[str] = []

@@ -113,7 +113,7 @@ def test_the_order_of_each_rank_is_kept(procs: Any, lines: list[Line]) -> None:
         assert mine == [f"line {index} of rank {rank}" for index in range(300)]
 
 
-def test_what_all_say_is_folded_and_the_rest_is_not(procs: Any, lines: list[Line]) -> None:
+def test_lines_common_to_all_ranks_are_folded(procs: Any, lines: list[Line]) -> None:
     prints = procs(4).spawn("prints", Prints)
     prints.nothing.call().get(timeout=20)
     prints.say.call("the same").get(timeout=20)
@@ -124,7 +124,7 @@ def test_what_all_say_is_folded_and_the_rest_is_not(procs: Any, lines: list[Line
     assert sorted(line.prefix() for line in lines[2:]) == [f"[rank {rank}]" for rank in range(4)]
 
 
-def test_characters_that_are_split_and_bytes_that_are_none(procs: Any, lines: list[Line]) -> None:
+def test_split_characters_and_invalid_bytes_are_shown(procs: Any, lines: list[Line]) -> None:
     prints = procs(1).spawn("prints", Prints)
     data = "größe 🙂 Ende\n".encode()
     prints.write.call(*(bytes([byte]) for byte in data)).get(timeout=20)
@@ -173,7 +173,7 @@ def test_the_source_says_whose_call_it_was(procs: Any, lines: list[Line]) -> Non
     assert found["one"][1:] == (first._key, one.port) and found["two"][1:] == (second._key, two.port)
 
 
-def test_actors_of_one_proc_that_print_at_once_lose_nothing(procs: Any, lines: list[Line]) -> None:
+def test_concurrent_prints_of_one_proc_lose_nothing(procs: Any, lines: list[Line]) -> None:
     mesh = procs(1)
     actors = [mesh.spawn(f"a{index}", Prints) for index in range(3)]
     for number in range(100):
@@ -228,7 +228,7 @@ def test_last_words_of_stopped_procs_are_shown(procs: Any, lines: list[Line]) ->
     assert wait_until(lambda: "good bye" in texts(lines))
 
 
-def test_of_the_dead_only_what_errors_quote_stays_in_memory(procs: Any, lines: list[Line]) -> None:
+def test_dead_ranks_keep_only_quoted_output(procs: Any, lines: list[Line]) -> None:
     class Talks(Actor):
         @endpoint
         def end(self) -> None:
@@ -266,7 +266,7 @@ def test_silence_costs_no_messages(procs: Any, lines: list[Line], monkeypatch: p
     assert not told
 
 
-def test_a_flood_is_bounded_and_what_is_left_out_is_exact(procs: Any, lines: list[Line]) -> None:
+def test_flood_is_bounded_and_omitted_bytes_are_exact(procs: Any, lines: list[Line]) -> None:
     class Floods(Actor):
         @endpoint
         def flood(self, count: int) -> int:

@@ -72,7 +72,7 @@ def test_env_by_a_bootstrap_command(procs: Any) -> None:
 
 
 @pytest.mark.parametrize("env", [{"A=B": "1"}, {"": "1"}, {"A": object()}, {3: "x"}, {"A\0": "x"}])
-def test_env_that_cannot_be(host: Any, env: Any) -> None:
+def test_invalid_env_is_refused(host: Any, env: Any) -> None:
     with pytest.raises(ValueError):
         host.spawn_procs(env=env)
 
@@ -94,7 +94,7 @@ def test_bootstrap_runs_before_any_actor(procs: Any) -> None:
     assert other.spawn("a", Looks).env.call_one("MK_SETUP").get(timeout=20) == ["done too"]
 
 
-def test_a_bootstrap_that_raises_is_the_error_of_initialized(procs: Any) -> None:
+def test_initialized_raises_the_bootstrap_error(procs: Any) -> None:
     def setup() -> None:
         raise OSError("no such disk")
 
@@ -104,7 +104,7 @@ def test_a_bootstrap_that_raises_is_the_error_of_initialized(procs: Any) -> None
     assert "test_procs.py" in str(caught.value) and sorted(caught.value.failures) == [0, 1]
 
 
-def test_shapes_that_cannot_be(host: Any) -> None:
+def test_invalid_shapes_are_refused(host: Any) -> None:
     for per_host in ({"gpus": 0}, {"gpus": -1}, {"gpus": 1.5}, {"gpus": True}, {"gpus": "2"}):
         with pytest.raises(ValueError, match="gpus"):
             host.spawn_procs(per_host=per_host)
@@ -122,7 +122,7 @@ def test_cores_are_shared_out(procs: Any) -> None:
     assert whole.torch_threads.call_one().get(timeout=20) == (len(CORES), str(len(CORES)))
 
 
-def test_the_user_has_the_last_word_on_threads(procs: Any) -> None:
+def test_user_setting_of_threads_wins(procs: Any) -> None:
     mesh = procs(2, env={"OMP_NUM_THREADS": "3"})
     assert mesh.spawn("a", Looks).torch_threads.call().get(timeout=20)[0] == (3, "3")
 
@@ -141,7 +141,7 @@ def test_ranks_have_no_jupyter(procs: Any) -> None:
     assert procs(1).spawn("a", Looks).modules.call_one().get(timeout=20) == []
 
 
-def test_a_bootstrap_that_ends_its_process_is_no_hang(procs: Any) -> None:
+def test_bootstrap_that_exits_raises(procs: Any) -> None:
     mesh = procs(2, bootstrap=lambda: os._exit(3))
     with pytest.raises(Exception, match="exited with code 3"):
         mesh.initialized.get(timeout=20)
@@ -161,7 +161,7 @@ def test_proc_mesh_can_be_awaited(host: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_variable_that_counts_only_at_the_start_of_python(program: Any) -> None:
+def test_startup_variable_of_python_takes_effect(program: Any) -> None:
     out = program(
         """
 from monarch.actor import Actor, endpoint, shutdown_context, this_host

@@ -74,7 +74,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", ["signal", "gc"])
-def test_messages_that_are_sent_in_the_middle_of_a_send_arrive_in_order(tmp_path: Path, how: str) -> None:
+def test_messages_sent_during_a_send_arrive_in_order(tmp_path: Path, how: str) -> None:
     """Thousands of messages of a handler, or of __del__ methods, interrupt calls at every step."""
     path = tmp_path / "program.py"
     path.write_text(STORM)
@@ -117,7 +117,7 @@ def _asked(actor: Any) -> str:
     return f"answer {actor.echo.call_one(3).get(timeout=20)}"
 
 
-def test_what_is_displayed_may_wait_when_it_is_unpickled(procs: Any) -> None:
+def test_unpickling_a_displayed_value_may_wait(procs: Any) -> None:
     echo = procs(1).spawn("echo", Echo)
     echo.know.call(procs(1).spawn("other", Echo)).get(timeout=20)
     shown: list[Any] = []
@@ -167,7 +167,7 @@ class Prints(Actor):
         return not free
 
 
-def test_no_print_waits_for_another_that_waits_for_the_program(procs: Any) -> None:
+def test_print_does_not_wait_for_a_blocked_print(procs: Any) -> None:
     prints = procs(1).spawn("prints", Prints)
     prints.begin.call().get(timeout=20)
     assert prints.locked.call_one().get(timeout=30) is False

@@ -214,7 +214,7 @@ def test_a_host_mesh_travels(procs: Any) -> None:
     assert echo.host.call_one().get(timeout=20) == (this_host(), this_host())
 
 
-def test_a_reference_may_be_faster_than_the_making_of_its_actor(procs: Any) -> None:
+def test_reference_may_arrive_before_its_actor(procs: Any) -> None:
     boss = procs(2).spawn("boss", Boss)
     boss.own_pid.call().get(timeout=20)
     for round_ in range(10):

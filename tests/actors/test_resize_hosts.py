@@ -110,7 +110,7 @@ def test_a_mesh_grows_onto_hosts_and_leaves_them(hosts: HostMesh) -> None:
     mesh.stop().get(30)
 
 
-def test_what_is_left_when_hosts_are_lost(hosts: HostMesh) -> None:
+def test_mesh_is_usable_after_losing_hosts(hosts: HostMesh) -> None:
     mesh = hosts.spawn_procs({"gpus": 2}, name="mesh")
     members: Any = mesh.spawn("members", Member)
     assert values(members.add.call()) == [1] * 6 and values(members.total.call()) == [21.0] * 6

@@ -76,7 +76,7 @@ def fill(mesh: Any) -> int:
     return sent
 
 
-def test_a_call_that_finds_no_room_fails_and_says_for_whom(procs: Any, impatient: None, tmp_path: Path) -> None:
+def test_call_without_room_fails_naming_the_receiver(procs: Any, impatient: None, tmp_path: Path) -> None:
     mesh = procs(2).spawn("busy", Counts)
     one = mesh.slice(gpus=1)
     gate = tmp_path / "gate"
@@ -113,7 +113,7 @@ def test_a_call_after_lost_credit_fails_and_does_not_hang(procs: Any, impatient:
     poor.stop().get(timeout=20)
 
 
-def test_an_actor_that_finds_no_room_is_told_too(procs: Any, tmp_path: Path) -> None:
+def test_actor_without_room_raises_too(procs: Any, tmp_path: Path) -> None:
     def be_impatient() -> None:
         backpressure.ROOM_S = 0.5
 
@@ -170,7 +170,7 @@ def test_room_comes_to_all_threads_that_wait_for_it(procs: Any, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", ["0", "-3", "soon", "nan"])
-def test_a_bound_that_is_no_number_of_seconds_is_refused(text: str) -> None:
+def test_invalid_room_timeout_is_refused(text: str) -> None:
     with pytest.raises(ArgumentError, match="MONARCH_ROOM_TIMEOUT: expected a number of seconds above 0"):
         backpressure.room_timeout(text)
     assert (backpressure.room_timeout(None), backpressure.room_timeout("2.5")) == (60.0, 2.5)

@@ -81,7 +81,7 @@ def test_inside_c(procs: Callable[..., Any], tmp_path: Any, capfd: pytest.Captur
     assert stuck.get(30) == busy.get(30) == "out"
 
 
-def test_what_is_dead_is_not_unresponsive(procs: Callable[..., Any]) -> None:
+def test_dead_rank_is_not_unresponsive(procs: Callable[..., Any]) -> None:
     mesh = procs(1, silence=0.2)
     workers = mesh.spawn("workers", Worker)
     pid = workers.pid.call_one().get(30)

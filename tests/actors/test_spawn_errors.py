@@ -46,7 +46,7 @@ def test_initialized_and_calls_say_why(procs: Any, cls: type) -> None:
     picky.stop().get(timeout=20)
 
 
-def test_a_call_that_was_sent_before_is_answered(procs: Any) -> None:
+def test_earlier_call_is_answered(procs: Any) -> None:
     picky = procs(2).spawn("picky", Picky, 0)
     with pytest.raises((ActorError, SupervisionError), match=r"weights.pt"):
         picky.f.call().get(timeout=20)
@@ -79,7 +79,7 @@ def test_a_constructor_that_ends_the_process(procs: Any) -> None:
         ends.initialized.get(timeout=20)
 
 
-def test_an_argument_of_the_constructor_that_cannot_be_pickled(procs: Any) -> None:
+def test_unpicklable_constructor_argument_raises(procs: Any) -> None:
     import threading
 
     class Takes(Actor):
@@ -92,9 +92,7 @@ def test_an_argument_of_the_constructor_that_cannot_be_pickled(procs: Any) -> No
         procs(1).spawn("takes", Takes, threading.Lock())
 
 
-def test_a_broadcast_that_raises_fails_its_actor_and_the_owner_hears(
-    procs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_broadcast_fails_actor_and_tells_owner(procs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Breaks(Actor):
         @endpoint
         def break_(self) -> None:

@@ -56,7 +56,7 @@ class CleansAsync(Actor):
 
 
 @pytest.mark.parametrize("cls", [Cleans, CleansAsync])
-def test_cleanup_runs_after_what_was_sent_before(procs: Any, tmp_path: Path, cls: type) -> None:
+def test_cleanup_runs_after_earlier_messages(procs: Any, tmp_path: Path, cls: type) -> None:
     mesh = procs(1)
     actor = mesh.spawn("cleans", cls, str(tmp_path / "said"))
     for _ in range(500):
@@ -80,7 +80,7 @@ def test_stopping_the_procs_cleans_up_too(procs: Any, tmp_path: Path, cls: type)
     assert (tmp_path / "said").read_text() == "100 None\n"
 
 
-def test_an_error_in_cleanup_is_that_of_stop(procs: Any, tmp_path: Path) -> None:
+def test_stop_raises_the_cleanup_error(procs: Any, tmp_path: Path) -> None:
     actor = procs(2).spawn("cleans", Cleans, str(tmp_path / "said"), fail=True)
     with pytest.raises(ActorError, match="cleanup failed"):
         actor.stop().get(timeout=20)
@@ -125,7 +125,7 @@ def test_actors_of_stopped_procs_say_so(procs: Any, tmp_path: Path) -> None:
         actor.add.call().get(timeout=20)
 
 
-def test_a_reference_to_a_stopped_actor_is_told(procs: Any, tmp_path: Path) -> None:
+def test_reference_to_a_stopped_actor_raises(procs: Any, tmp_path: Path) -> None:
     class Asks(Actor):
         @endpoint
         def ask(self, other: Any) -> Any:
@@ -169,7 +169,7 @@ def test_calls_under_way_end_with_their_actor(procs: Any) -> None:
         waiting.get(timeout=20)
 
 
-def test_messages_that_come_after_the_stop_are_refused(procs: Any, tmp_path: Path) -> None:
+def test_messages_after_the_stop_are_refused(procs: Any, tmp_path: Path) -> None:
     """Another sender does not know of the stop yet: each of its calls is answered."""
 
     class Floods(Actor):
@@ -240,7 +240,7 @@ def test_call_that_was_refused_by_a_stop_never_runs(procs: Any, tmp_path: Path, 
     assert not wait_until(lambda: effects.read_text() != "x", 1.0)
 
 
-def test_effects_are_those_that_were_answered(procs: Any, tmp_path: Path) -> None:
+def test_effects_match_the_answers(procs: Any, tmp_path: Path) -> None:
     class Floods(Actor):
         @endpoint
         def flood(self, other: Any, path: str) -> tuple[int, int]:
@@ -404,7 +404,7 @@ def test_stop_interrupts_a_constructor_or_call_that_blocks(procs: Any, tmp_path:
 
 
 @pytest.mark.parametrize("cls", [Ends, EndsAsync])
-def test_stop_gives_up_what_ignores_interrupts(procs: Any, tmp_path: Path, cls: type) -> None:
+def test_stop_gives_up_on_code_that_ignores_interrupts(procs: Any, tmp_path: Path, cls: type) -> None:
     mesh = procs(1, env=SHORT)
     pid = mesh.spawn("first", Ends, str(tmp_path / "first")).pid.call_one().get(timeout=20)
     made = mesh.spawn("made", cls, str(tmp_path / "made"), "ignore")
@@ -423,7 +423,7 @@ def test_stop_gives_up_what_ignores_interrupts(procs: Any, tmp_path: Path, cls: 
     assert pid not in processes()
 
 
-def test_stop_of_procs_ends_what_ignores_interrupts(
+def test_stop_of_procs_kills_code_that_ignores_interrupts(
     procs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []

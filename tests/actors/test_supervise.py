@@ -137,7 +137,7 @@ def test_all_calls_fail_as_one(procs: Callable[..., Any], told: list[MeshFailure
     assert told == []
 
 
-def test_who_has_caught_it_goes_on_with_those_that_live(
+def test_living_ranks_are_usable_after_a_caught_death(
     procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any
 ) -> None:
     workers = procs(4).spawn("workers", Worker)
@@ -192,9 +192,7 @@ def test_a_death_that_no_call_waits_for_goes_up_once(procs: Callable[..., Any], 
         assert before <= failure.when <= time.time() and failure.running == ()
 
 
-def test_what_is_handled_is_told_to_nobody_else(
-    procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any
-) -> None:
+def test_handled_failure_goes_no_further(procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any) -> None:
     mesh, workers, pids = spawned(procs)
     path = str(tmp_path / "go")
     with supervise(mesh) as watch:
@@ -212,7 +210,7 @@ def test_what_is_handled_is_told_to_nobody_else(
     assert told == []
 
 
-def test_a_mesh_that_is_healed_in_on_failure_is_used_as_if_nothing_had_happened(procs: Callable[..., Any]) -> None:
+def test_mesh_healed_in_on_failure_stays_usable(procs: Callable[..., Any]) -> None:
     mesh, workers, pids = spawned(procs, 2)
     with supervise(mesh, lambda failure: heal_mesh(failure.mesh)) as watch:
         for _ in range(3):
@@ -255,7 +253,9 @@ def test_a_supervisor_that_raises_handles_nothing(
     assert "on_failure for mesh raised" in capsys.readouterr().err
 
 
-def test_actors_that_fail_where_nobody_waits(procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any) -> None:
+def test_unawaited_actor_failures_reach_the_supervisor(
+    procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any
+) -> None:
     mesh, workers, _ = spawned(procs)
     other = mesh.spawn("other", Worker)
     path = str(tmp_path / "go")
@@ -317,7 +317,7 @@ def test_an_async_owner(procs: Callable[..., Any], told: list[MeshFailure]) -> N
     assert told == []
 
 
-def test_what_supervise_does_not_take(procs: Callable[..., Any]) -> None:
+def test_invalid_arguments_of_supervise_are_refused(procs: Callable[..., Any]) -> None:
     mesh, workers, _ = spawned(procs, 1)
     with pytest.raises(ArgumentError, match="expected a mesh of processes or actors, got int"):
         supervise(3)

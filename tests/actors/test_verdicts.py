@@ -105,7 +105,7 @@ def test_wait_for_a_verdict_is_bounded_and_says_for_whom(
 
 
 @pytest.mark.parametrize("heals", [True, False])
-def test_event_loop_goes_on_while_a_verdict_is_open(
+def test_event_loop_runs_while_a_verdict_is_open(
     procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, heals: bool
 ) -> None:
     monkeypatch.setattr(verdicts, "VERDICT_S", 20.0)
@@ -146,7 +146,7 @@ def test_event_loop_goes_on_while_a_verdict_is_open(
         asyncio.run(main())
 
 
-def test_calls_to_what_was_stopped_are_caught_as_supervision_errors(procs: Callable[..., Any]) -> None:
+def test_calls_after_stop_raise_supervision_errors(procs: Callable[..., Any]) -> None:
     mesh = procs(1)
     workers, others = mesh.spawn("workers", Worker), mesh.spawn("others", Worker)
     workers.stop().get(30)

@@ -181,7 +181,7 @@ def test_callback_may_wait_while_a_thread_receives(first: Any, timeout: float | 
     assert wait_until(lambda: outcomes == [1])
 
 
-def test_callback_that_raises_is_reported_and_stops_no_other(first: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_raising_callback_is_reported_and_others_run(first: Any, capfd: pytest.CaptureFixture[str]) -> None:
     order: list[int] = []
 
     def bad(_: Any) -> None:
@@ -249,7 +249,7 @@ def test_services_of_a_module_run_in_order(first: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["groups.none", "none.at_all", "os.system", "monarch._notebook.reload:forget"])
-def test_service_that_is_not_declared_is_refused(first: Any, name: str) -> None:
+def test_undeclared_service_is_refused(first: Any, name: str) -> None:
     @declared(name)
     def service(value: str) -> None: ...
 
@@ -323,7 +323,7 @@ def test_read_keeps_its_time_while_another_thread_unpickles(first: Any) -> None:
     assert reads() == late() == 5
 
 
-def test_event_loop_goes_on_while_another_thread_unpickles(first: Any) -> None:
+def test_event_loop_runs_while_another_thread_unpickles(first: Any) -> None:
     begun, goes_on = threading.Event(), threading.Event()
     held["waits"] = lambda: begun.set() or (goes_on.wait(GUARD) and 5)
     future = first.make.call_one(Runs, "waits")
