@@ -72,7 +72,7 @@ def test_a_timeout_leaves_the_call_as_it_is(gate: Any) -> None:
 @pytest.mark.parametrize("timeout", [-1, -0.001, float("nan"), float("inf")])
 def test_invalid_timeout_is_refused(gate: Any, timeout: float) -> None:
     future = gate.value.call_one()
-    with pytest.raises(ValueError, match="not negative"):
+    with pytest.raises(ValueError, match="of at least 0"):
         future.get(timeout=timeout)
     assert future.get(timeout=20) == 5
 

@@ -590,6 +590,6 @@ def test_invalid_state_copies_are_refused(procs: Callable[..., Any]) -> None:
         heal_mesh(refuses, copy_from="peer")
     assert open_states(refuses) == [0, 0]
     kill(refuses, 1)
-    with pytest.raises(SupervisionError, match="rank 1 has not lived on"):
+    with pytest.raises(SupervisionError, match="rank 1 did not survive"):
         heal_mesh(refuses, copy_from=1)
     assert [rank for rank, _ in values(refuses.who.call())] == [0, 1]
