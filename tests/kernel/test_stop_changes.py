@@ -75,7 +75,7 @@ def test_stopped_spawn_leaves_no_actors(notebook: Notebook, tmp_path: Path) -> N
         assert "slow" not in notebook.run("%mesh").ok().stream()
     (tmp_path / "go").touch()
     cell = notebook.run(SPAWN.format("slow")).ok()
-    assert "slow: 4 actors of Slow" in cell.stream() and "keep" not in cell.text and "nothing to edit" not in cell.text
+    assert "slow: 4 actors of Slow" in cell.stream() and "keep" not in cell.text and "cannot be edited" not in cell.text
     assert notebook.run("set(slow.get.call().get().values())").ok().shown == "{1}"
     notebook.run("slow.stop().get()").ok()
 
