@@ -86,6 +86,41 @@ class Member(Actor):
         return dist.group.WORLD is not old
 
     @endpoint
+    def ignore_calls_to_generations(self) -> None:
+        """Makes this rank one that no generation can form with, as if it had died on the way."""
+        self.own.join = lambda *_: None
+
+    @endpoint
+    def spoil_while_the_others_are_awaited(self) -> str:
+        """What a use of the group raises that waits for the other ranks, once the generation is spoiled."""
+        from monarch._tensors.collectives import world as worlds
+        from monarch.exceptions import GroupError
+
+        meet, begun, raised = worlds.meet, threading.Event(), list[str]()
+
+        def announce(*args: Any) -> Any:
+            begun.set()
+            return meet(*args)
+
+        def use() -> None:
+            try:
+                self.own.ensure()
+            except GroupError as error:
+                raised.append(str(error))
+
+        worlds.meet = announce
+        try:
+            thread = threading.Thread(target=use)
+            thread.start()
+            assert begun.wait(20)
+            self.own.spoil(REASON)
+            # Ranks that do not come are given up after 60 s.
+            thread.join(30)
+        finally:
+            worlds.meet = meet
+        return raised[0] if raised else "still waits"
+
+    @endpoint
     def free_late(self, number: int) -> str:
         """Aborts what this call waits in, like a Stop; in another thread, like the receiving one."""
         from monarch._actors.running import current
@@ -111,6 +146,12 @@ class Member(Actor):
 @pytest.fixture
 def member(procs: Callable[..., Any]) -> Any:
     return procs(1).spawn("member", Member)
+
+
+def test_spoiled_generation_frees_the_rank_that_convenes(procs: Callable[..., Any]) -> None:
+    members = procs(2).spawn("member", Member)
+    members.slice(gpus=1).ignore_calls_to_generations.call_one().get(60)
+    assert members.slice(gpus=0).spoil_while_the_others_are_awaited.call_one().get(60) == REASON
 
 
 def test_use_waits_until_old_groups_are_left(member: Any) -> None:

@@ -44,6 +44,9 @@ _FREED = 256
 """The most freed calls that have not ended."""
 _HEARING = 0.15
 """Seconds to wait for the reason why a collective's connections were closed."""
+Sockets = frozenset[tuple[int, int]]
+"""As ``open_sockets`` has them."""
+NO_SOCKETS = Sockets()
 
 
 class Rendezvous:
@@ -177,8 +180,10 @@ class Rendezvous:
 
     # Joining
 
-    def join(self, number: int, address: str, port: int, roster: int, store: Any = None) -> None:
-        """Join a generation, in a separate thread."""
+    def join(
+        self, number: int, address: str, port: int, roster: int, store: Any = None, of_store: Sockets = NO_SOCKETS
+    ) -> None:
+        """Join a generation, in a separate thread; the rank that serves the store passes its open sockets."""
         if store is None:
             self.cut_forming()
         with self.lock:
@@ -192,7 +197,7 @@ class Rendezvous:
             self._settle(None, GroupError(why), number)
             return
         threading.Thread(
-            target=self._join, args=(number, address, port, store), name="monarch-group", daemon=True
+            target=self._join, args=(number, address, port, store, of_store), name="monarch-group", daemon=True
         ).start()
 
     def cut_forming(self) -> None:
@@ -204,12 +209,12 @@ class Rendezvous:
 
             shut_down(open_sockets() - before)
 
-    def _join(self, number: int, address: str, port: int, store: Any) -> None:
+    def _join(self, number: int, address: str, port: int, store: Any, of_store: Sockets) -> None:
         # This thread starts the threads of gloo.
         be_helper()
         with self._turn:
             if number == self.generation:
-                self._form(number, address, port, store)
+                self._form(number, address, port, store, of_store)
 
     def _leave_formed(self) -> None:
         """End the groups of the last world, including torch's default group."""
@@ -222,7 +227,7 @@ class Rendezvous:
         with self.lock:
             self._formed = None
 
-    def _form(self, number: int, address: str, port: int, store: Any) -> None:
+    def _form(self, number: int, address: str, port: int, store: Any, of_store: Sockets) -> None:
         from monarch._tensors.collectives import store as rendezvous
         from monarch._tensors.collectives import world as worlds
         from monarch._tensors.collectives.connections import open_sockets
@@ -230,7 +235,8 @@ class Rendezvous:
         try:
             self._leave_formed()
             with self.lock:
-                self._sockets = open_sockets()
+                # This rank waits on a socket of its own store as well; a cut must reach it.
+                self._sockets = open_sockets() - of_store
             place = self.place(address, port)
             if store is None:
                 store = rendezvous.find_store(address, port, place.size)
@@ -366,6 +372,7 @@ def convene(procs: Procs, newer_than: int) -> None:
 
 
 def _convene(number: int) -> None:
+    from monarch._tensors.collectives.connections import open_sockets
     from monarch._tensors.collectives.interfaces import LOOPBACK
     from monarch._tensors.collectives.store import serve_store
 
@@ -374,17 +381,19 @@ def _convene(number: int) -> None:
     address = (node.config.addresses or (LOOPBACK,))[0]
     roster, size = procs.version, procs.region().nelements
     _own.cut_forming()
+    before = open_sockets()
     try:
         store, port = serve_store(address, size)
     except (OSError, RuntimeError) as error:
         _own.join(number, address, 0, roster)
         _own._settle(None, GroupError(f"no store can be served at {address}: {error}"), number)
         return
+    of_store = frozenset(open_sockets() - before)
     _own.kept[:] = [*_own.kept[-1:], store]
     for rank in range(size):
         if rank != node.rank:
             tell_proc(node, procs.proc(rank), join, procs, number, address, port, roster)
-    _own.join(number, address, port, roster, store)
+    _own.join(number, address, port, roster, store, of_store)
 
 
 @service("groups.join", "quick")
