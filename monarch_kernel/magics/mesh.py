@@ -66,7 +66,7 @@ class MeshMagics(Magics):
         self._streams: Streams | None = None
         self._verbs = Verbs(shell, self.meshes, self._attach_streams)
         self.editor = Editor(shell, self.meshes)
-        self._spawning = Spawning(shell, self.meshes, self.editor)
+        self._spawning = Spawning(shell, self.meshes, self.editor, lambda: self._attach_streams().calls)
         self._verbs.more.update(update=self.editor.update, reload=self.editor.reload, run=self.run_program)
         self._verbs.more.update(Elastic(self.meshes, shell.user_ns).verbs())
         self._verbs.more.update(Saving(shell, self.meshes).verbs())

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from monarch._kernel_api import ActorMesh, ProcMesh, current_node, describe_ranks, meshes_of
+from monarch._kernel_api import ActorMesh, Ending, ProcMesh, current_node, describe_ranks, meshes_of
+from monarch_kernel.cells.calls import Calls
+from monarch_kernel.cells.running import Running
+from monarch_kernel.cells.stop import Stopped, stop_ranks, uninterrupted
 from monarch_kernel.editing.edit import Editor, actor_classes
 from monarch_kernel.magics.header import HeaderError, parse, ranks_of
 from monarch_kernel.meshes.registry import Meshes
@@ -55,12 +59,14 @@ class Spawning:
         shell: of the notebook.
         meshes: of the notebook.
         editor: gives live actors the new version of their class.
+        calls: returns the calls of the notebook.
     """
 
-    def __init__(self, shell: Any, meshes: Meshes, editor: Editor) -> None:
+    def __init__(self, shell: Any, meshes: Meshes, editor: Editor, calls: Callable[[], Calls]) -> None:
         self._shell = shell
         self._meshes = meshes
         self._editor = editor
+        self._calls = calls
         self._arguments_of: dict[str, str] = {}
         """The spawn arguments of meshes of actors, by key."""
 
@@ -103,6 +109,8 @@ class Spawning:
             actors.initialized.get()
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt)
+            if stopped:
+                self._stop_constructors(order.name, before)
             _forsake(order.name, before, "its spawn was stopped" if stopped else "some actors could not be made")
             if stopped:
                 print(f"{order.name}: the spawn was stopped; no actors were made", file=sys.stderr)
@@ -112,6 +120,18 @@ class Spawning:
         ranks = describe_ranks([actors._region.base_rank(at) for at in range(len(actors))])
         count = f"{len(actors)} actor{'s' if len(actors) > 1 else ''}"
         print(f"{order.name}: {count} of {cls.__name__}, on {ranks} of {self._where(order)}")
+
+    def _stop_constructors(self, name: str, before: set[str]) -> None:
+        """Stop the constructors of a spawn, so that the next cell meets none of them in a collective."""
+        with uninterrupted():
+            for actors in _spawned(name, before):
+                stopped = _stop_birth(actors, self._calls())
+                left = bool(stopped.ranks(Ending.LEFT))
+                for mesh in self._meshes.by_name.values():
+                    if mesh.procs._state.procs == actors._state.procs:
+                        mesh.check_groups(stopped.cut or left, stopped.generation)
+                if left:
+                    print(f"{name}: some constructors are still running; {stopped.text()}", file=sys.stderr)
 
     def _arguments(self, order: Order) -> tuple[tuple[Any, ...], dict[str, Any]]:
         try:
@@ -145,8 +165,22 @@ class Spawning:
         return procs.slice(**{procs.extent.labels[0]: slice(chosen[0], chosen[-1] + 1, step)})
 
 
+def _spawned(name: str, before: set[str]) -> list[ActorMesh]:
+    """Return the actors of a name that were spawned since, and that nobody has stopped."""
+    meshes = list(meshes_of(current_node()).actor_meshes.items())
+    return [mesh for key, mesh in meshes if key not in before and mesh._name == name and mesh._stopped is None]
+
+
+def _stop_birth(actors: ActorMesh, calls: Calls) -> Stopped:
+    """Carry out the stop ladder for constructors; it restarts no rank."""
+    birth: Any = actors._state.birth
+    # The person who stops them needs no report of the interrupts as failures.
+    birth.add_done_callback(lambda _: None)
+    spared = frozenset(peer.proc for peer in birth.targets)
+    return stop_ranks(Running("", [birth]), calls, spared=spared)
+
+
 def _forsake(name: str, before: set[str], reason: str) -> None:
     """Stop actors that nobody can use, so that no heal and no later spawn counts them as alive."""
-    for key, mesh in list(meshes_of(current_node()).actor_meshes.items()):
-        if key not in before and mesh._name == name and mesh._stopped is None:
-            mesh.stop(reason)
+    for mesh in _spawned(name, before):
+        mesh.stop(reason)

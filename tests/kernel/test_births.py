@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kernels import Notebook
 
 BAD = """
@@ -10,6 +12,20 @@ from monarch.actor import Actor, endpoint
 class Bad(Actor):
     def __init__(self):
         raise ValueError("no weights")
+"""
+
+WAITS = """
+import time
+from monarch.actor import Actor, current_rank
+from monarch.distributed import group
+
+class Waits(Actor):
+    def __init__(self):
+        import torch
+        if current_rank().rank == 1:
+            print("constructs", flush=True)
+            PAUSE
+        torch.distributed.all_reduce(torch.full((1,), 100.0), group=group())
 """
 
 
@@ -44,6 +60,18 @@ def test_failed_spawn_leaves_no_actors(notebook: Notebook) -> None:
         "def left(): return list(meshes_of(current_node()).actor_meshes.values())\n"
         "while any(each._name == 'bad' for each in left()): time.sleep(0.01)"
     ).ok()
+
+
+@pytest.mark.parametrize(("pause", "left"), [("while True: time.sleep(0.01)", False), ("time.sleep(60)", True)])
+def test_stop_of_a_spawn_ends_its_constructors(notebook: Notebook, pause: str, left: bool) -> None:
+    notebook.mesh("import torch\ndist.barrier()").ok()
+    cell = notebook.send(f"%%mesh spawn waits\n{WAITS.replace('PAUSE', pause)}")
+    cell.until(lambda: "constructs" in cell.stream())
+    notebook.interrupt()
+    assert cell.wait().status == "error" and "no actors were made" in cell.stream("stderr")
+    assert ("constructors are still running" in cell.stream("stderr")) == left and "unhandled" not in cell.text
+    total = notebook.mesh("here = torch.ones(1) * (rank + 1)\ndist.all_reduce(here)\nint(here)", "--timeout 30").ok()
+    assert "10" in total.shown
 
 
 def test_fault_hook_of_the_user_stays(notebook: Notebook) -> None:
