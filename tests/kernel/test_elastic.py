@@ -133,7 +133,7 @@ def test_roles_give_different_ranks(mortal: Notebook) -> None:
     for line, said in (
         ("--roles train=0", "got 'train=0'"),
         ("--roles a=1,a=2", "names 'a' twice"),
-        ("--roles a=1 --procs 2", "do not go with it"),
+        ("--roles a=1 --procs 2", "omit --procs and --gpus"),
     ):
         cell = mortal.run(f"%mesh up again {line}")
         assert cell.status == "error" and said in cell.text, cell.text

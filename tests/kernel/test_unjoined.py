@@ -46,7 +46,7 @@ def test_checked_mesh_names_different_shapes(own: Callable[..., Notebook]) -> No
     book.mesh("import torch\ndist.all_reduce(torch.ones(4))").ok()
     cell = book.mesh("dist.all_reduce(torch.ones(5 if rank == 1 else 4))")
     assert cell.status == "error"
-    assert cell.text.count("CollectiveMismatchError: the ranks of a process group") >= 2, cell.text
+    assert cell.text.count("CollectiveMismatchError: ranks of a process group") >= 2, cell.text
     assert "rank 0 called allreduce of shape (4) and dtype float32" in cell.text
     assert "rank 1 called allreduce of shape (5) and dtype float32" in cell.text
     book.mesh("dist.all_reduce(torch.ones(4))").ok()

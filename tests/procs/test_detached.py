@@ -502,7 +502,7 @@ def test_nobody_attaches_without_the_key(run: Callable[..., Program]) -> None:
     path.write_bytes(msgspec.json.encode(false))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keeping, "_PATIENCE", 1.0)
-        with pytest.raises(NoDetachedMeshError, match="does not answer"):
+        with pytest.raises(NoDetachedMeshError, match="did not answer"):
             keeping.attach("mine")
     path.write_bytes(msgspec.json.encode(record))
     keeping.end("mine")

@@ -63,6 +63,11 @@ def dies(actors):
 REMOVED = (
     START
     + """
+if sys.argv[1] == "base":
+    # Not the one of other sessions, which would restore their sockets too.
+    import tempfile
+    home = tempfile.TemporaryDirectory(prefix="m")
+    os.environ["XDG_RUNTIME_DIR"] = home.name
 actors = start(3)
 pids = list(actors.pid.call().get(30).values())
 folder = current_node().folder

@@ -22,7 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monarch._wire import pickling
-from monarch._wire.pickling import THRESHOLD, dumps, loads
+from monarch._wire.pickling import THRESHOLD, dumps, dumps_whole, loads
+from monarch._wire.plain import loads_plain
 from monarch.exceptions import SerializationError
 
 LARGE = 2 * THRESHOLD
@@ -46,6 +47,28 @@ def sent(obj: Any) -> Any:
 
 def sizes(obj: Any) -> list[int]:
     return [buffer.nbytes for buffer in dumps(obj)[1]]
+
+
+@pytest.mark.parametrize(
+    "obj",
+    [b"x" * LARGE, ("step", [b"x" * LARGE, bytearray(LARGE)]), {"a": np.arange(LARGE)}, [torch.arange(LARGE)], {1, "a"}],
+)
+def test_whole_body_needs_no_buffers(obj: Any) -> None:
+    """Requests and answers of services carry nothing beside their body."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        back = loads(dumps_whole(obj))
+    assert repr(back) == repr(obj)
+    assert type(back) is type(obj)
+
+
+def test_whole_body_of_bytes_names_no_class() -> None:
+    """The receiving thread accepts only plain values."""
+    assert loads_plain(dumps_whole(("token", [b"x" * LARGE], bytearray(LARGE)))) == (
+        "token",
+        [b"x" * LARGE],
+        bytearray(LARGE),
+    )
 
 
 # Plain values

@@ -24,7 +24,7 @@ from monarch._node.remote_errors import Outcome, is_consequence, is_ours, pack_f
 from monarch._node.services.registry import function_of
 from monarch._procs.zygote.user_forks import leave_if_forked
 from monarch._wire import messages as m
-from monarch._wire.pickling import dumps, loads
+from monarch._wire.pickling import dumps, dumps_whole, loads
 from monarch.exceptions import (
     ArgumentError,
     MonarchError,
@@ -44,7 +44,7 @@ UNDECORATED = 2
 """Flag of a Call: the method may lack a decorator."""
 FUNCTION = 4
 """Flag of a Call: the method is a function, as ``module:name``, that gets the actor as its first argument."""
-NOTHING = dumps(None)[0]
+NOTHING = dumps_whole(None)
 
 
 def _as_it_is(error: BaseException) -> BaseException | None:

@@ -34,7 +34,7 @@ from monarch._node.future import Future, Promise, in_thread
 from monarch._node.gather import Gather
 from monarch._node.liveness import Liveness, check_bound
 from monarch._node.node import Node
-from monarch._wire.pickling import dumps
+from monarch._wire.pickling import dumps_whole
 from monarch.exceptions import ArgumentError, EnvError, ShapeError, SpawnError, StoppedError
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class HostMesh(Hosts, MeshView, AsyncResource):
         mesh = ProcMesh(shared, procs.region(), node)
         node.part(Liveness).watch(uid, silence)
         meshes_of(node).add_procs(uid, called, own_by_current(mesh), shared)
-        packed = dumps(bootstrap, "bootstrap")[0] if bootstrap is not None else None
+        packed = dumps_whole(bootstrap, "bootstrap") if bootstrap is not None else None
         path = [path for path in sys.path if isinstance(path, str)]
         owner, cwd = here[0].key if here else "", _cwd()
         shared.roles = ranges_of(roles)

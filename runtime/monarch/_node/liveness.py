@@ -15,7 +15,7 @@ from monarch._node.services.frame import ask_frame
 from monarch._node.services.registry import request, service
 from monarch._procs.session_folder import host_of
 from monarch._wire import messages as m
-from monarch._wire.pickling import dumps
+from monarch._wire.pickling import dumps_whole
 from monarch._wire.receiving.aside import tell, tell_error
 from monarch._wire.receiving.timers import until_next
 from monarch.exceptions import ArgumentError
@@ -23,7 +23,7 @@ from monarch.exceptions import ArgumentError
 USUAL = 5.0
 """Seconds without an answer after which a rank counts as unresponsive."""
 _EVERY = 1.0
-_NOTHING = dumps(())[0]
+_NOTHING = dumps_whole(())
 _STATES = {
     "T": "its process is stopped by a signal (SIGSTOP, or from a terminal)",
     "t": "its process is stopped by a debugger",

@@ -33,6 +33,8 @@ class Mishaps:
                 _refuse(node, message, error)
             case m.Create() | m.Halt() | m.Ask() if message.port:
                 node.replies.answer(message.src, message.port, message.view, m.ERROR, _packed(error))
+            case m.Ask():
+                self._note(f"request for the service {message.service!r}", error)
             case _:
                 self._note(type(message).__name__, error)
 

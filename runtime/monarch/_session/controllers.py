@@ -16,7 +16,7 @@ from monarch._node.gather import Gather
 from monarch._node.node import Node
 from monarch._node.remote_errors import pack_failure
 from monarch._wire import messages as m
-from monarch._wire.pickling import dumps
+from monarch._wire.pickling import dumps, dumps_whole
 from monarch.exceptions import MonarchError
 
 A = TypeVar("A", bound=Actor)
@@ -96,7 +96,7 @@ class ControllerDirectory:
         node.replies.finished(call.src, call.cost, True)
         try:
             (name, cls, args, kwargs), _ = node.bulk.load(call, more)
-            body = dumps(_local(name, cls, args, kwargs))[0]
+            body = dumps_whole(_local(name, cls, args, kwargs))
         except BaseException as error:
             node.replies.send(call.src, call.port, 0, m.ERROR, pack_failure(error, isinstance(error, MonarchError)))
         else:

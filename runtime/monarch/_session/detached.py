@@ -39,7 +39,7 @@ from monarch._session.session import LATER, PRELOAD, Session, need_session, sess
 from monarch._session.workers import start_agent
 from monarch._wire import messages as m
 from monarch._wire.keys import KeyPair
-from monarch._wire.pickling import dumps, loads
+from monarch._wire.pickling import dumps_whole, loads
 from monarch.exceptions import (
     ArgumentError,
     CallTimeoutError,
@@ -67,7 +67,7 @@ class DetachedHosts(HostMesh):
         starting = shared.starting
         assert starting is not None
         how = (starting.variables, dict(starting.of_ranks), starting.want_spares, shared.roles)
-        told = dumps((*how, shared.supervision.restart))[0]
+        told = dumps_whole((*how, shared.supervision.restart))
         tell_agent(self._node, self._hosts[0], describe_procs(shared.procs.uid, told))
         return mesh
 

@@ -104,6 +104,12 @@ def dumps(
         raise SerializationError(text) from error
 
 
+def dumps_whole(obj: Any, what: str = "") -> bytes:
+    """Return an object as one body, its large buffers in it, for messages that carry nothing else."""
+    body, buffers = dumps(obj, what)
+    return _dump(obj, threshold=sys.maxsize)[0] if buffers else body
+
+
 def are_large(buffers: Sequence[memoryview]) -> bool:
     """Return whether these buffers of one message go through shared memory if the receiver is on the same host."""
     return sum(buffer.nbytes for buffer in buffers) >= SHARED
@@ -156,16 +162,18 @@ def _plainness(obj: Any) -> object:
     return found
 
 
-def _dump(obj: Any, receivers: Receivers | None = None, here: bool = False) -> tuple[bytes, list[memoryview]]:
+def _dump(
+    obj: Any, receivers: Receivers | None = None, here: bool = False, threshold: int = THRESHOLD
+) -> tuple[bytes, list[memoryview]]:
     lent: dict[int, Reduced] = {}
     try:
-        sink = _Sink()
+        sink = _Sink(threshold)
         pickler = _Pickler(sink, frozenset(), receivers, lent, here)
         pickler.dump(obj)
         shared = pickler.wrongly_cloned()
         if shared:
             # Only now is it known which storages are used by several tensors.
-            sink = _Sink()
+            sink = _Sink(threshold)
             # Exported tensors may have been temporary, such as the data of a parameter.
             _cancel(lent)
             _Pickler(sink, shared, receivers, lent, here).dump(obj)
@@ -190,16 +198,17 @@ class _Sink:
     stay in the body, which works too, with more copies.
     """
 
-    __slots__ = ("buffers", "chunks")
+    __slots__ = ("buffers", "chunks", "threshold")
 
-    def __init__(self) -> None:
+    def __init__(self, threshold: int = THRESHOLD) -> None:
+        self.threshold = threshold
         self.chunks: list[bytes | bytearray | memoryview] = []
         self.buffers: list[memoryview] = []
 
     def keep(self, buffer: pickle.PickleBuffer) -> bool:
         """Return whether this buffer stays in the body, for the pickler."""
         raw = buffer.raw()
-        if raw.nbytes < THRESHOLD:
+        if raw.nbytes < self.threshold:
             return True
         self.buffers.append(raw)
         return False
@@ -212,7 +221,7 @@ class _Sink:
         size = len(data)
         # A chunk of opcodes can be as large, but it is the first, or begins with a frame that fits into it.
         opcodes = not self.chunks or (data[:1] == pickle.FRAME and int.from_bytes(data[1:9], "little") <= size)
-        if size >= THRESHOLD and not opcodes:
+        if size >= self.threshold and not opcodes:
             before = bytes(self.chunks[-1])
             for header, call in _headers(data, size):
                 if before.endswith(header):

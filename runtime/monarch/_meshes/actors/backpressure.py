@@ -16,7 +16,7 @@ from monarch._node.liveness import Liveness
 from monarch._node.node import Node
 from monarch._node.services.frame import ask_frame
 from monarch._node.services.registry import request
-from monarch._wire.pickling import dumps
+from monarch._wire.pickling import dumps_whole
 from monarch.exceptions import ArgumentError, SendTimeoutError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _ASK_EVERY_S = 1.0
 """Seconds between requests for progress to a receiver without room."""
 _NOBODY = -1
 """A port that leads nowhere: only the count of finished messages in its answers matters."""
-_NOTHING = dumps(())[0]
+_NOTHING = dumps_whole(())
 
 
 def room_timeout(value: str | None) -> float:

@@ -18,7 +18,7 @@ from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.actors.ask import ask, endpoint_of
 from monarch._node.current import current_node
 from monarch._node.services.registry import service
-from monarch._wire.pickling import dumps, loads
+from monarch._wire.pickling import dumps_whole, loads
 from monarch.exceptions import ActorError, ArgumentError, CallTimeoutError, DeviceMeshError, EditError
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def update_class(mesh: ActorMesh, new: type) -> Future[Any]:
     whole = mesh._view(state.region)
     whole._check_alive("edit")
     number = next(_numbers)
-    body = dumps(new, new.__name__)[0]
+    body = dumps_whole(new, new.__name__)
     try:
         ask(whole, prepare, state.key, number, body).get(PATIENCE)
     except CallTimeoutError:

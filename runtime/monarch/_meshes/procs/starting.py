@@ -14,7 +14,7 @@ from monarch._meshes.procs.agents import agents_of
 from monarch._node.node import Node
 from monarch._node.rank_config import RankConfig
 from monarch._wire import messages as m
-from monarch._wire.pickling import dumps
+from monarch._wire.pickling import dumps_whole
 
 RANK_ENTRY = "monarch._session.rank_process:main"
 SPARE = -1
@@ -128,7 +128,7 @@ class Starting:
             node.proc,
             names,
             RANK_ENTRY,
-            dumps(known)[0],
+            dumps_whole(known),
             places,
             variables,
             agents_of(node).base_env(host),

@@ -11,7 +11,7 @@ from monarch._node.node_like import NodeLike
 from monarch._node.remote_errors import pack_failure
 from monarch._node.services.registry import Service, known_service, service_of
 from monarch._wire import messages as m
-from monarch._wire.pickling import dumps, loads
+from monarch._wire.pickling import dumps_whole, loads
 from monarch._wire.plain import loads_plain
 from monarch.exceptions import ArgumentError
 
@@ -43,7 +43,7 @@ def _run(node: Answerer, ask: m.Ask, service: Service | None, load: Callable[[by
             service = service_of(ask.service)
         if service.kind not in ("quick", "threaded"):
             raise ArgumentError(f"{ask.service!r} runs only in an actor")
-        body = dumps(service.function(*load(ask.body)))[0]
+        body = dumps_whole(service.function(*load(ask.body)))
     except BaseException as error:
         _answer_error(node, ask, error)
     else:
