@@ -20,7 +20,7 @@ from workers import Workers
 pytestmark = pytest.mark.slow
 
 START = """
-import os, resource, shutil, signal, subprocess, sys, time
+import os, resource, shutil, signal, subprocess, sys, tempfile, time
 from monarch.actor import Actor, attach_to_workers, endpoint, heal_mesh, shutdown_context, this_host
 from monarch._meshes.procs import starting
 from monarch._node.current import current_node
@@ -39,6 +39,11 @@ class A(Actor):
     @endpoint
     def take(self, size):
         return len(bytearray(size))
+def own_base():
+    # Other sessions would restore their sockets if it were theirs.
+    global home
+    home = tempfile.TemporaryDirectory(prefix="m")
+    os.environ["XDG_RUNTIME_DIR"] = home.name
 def start(count, **options):
     procs = this_host().spawn_procs({"gpus": count}, **options)
     return procs.spawn("a", A)
@@ -64,10 +69,7 @@ REMOVED = (
     START
     + """
 if sys.argv[1] == "base":
-    # Not the one of other sessions, which would restore their sockets too.
-    import tempfile
-    home = tempfile.TemporaryDirectory(prefix="m")
-    os.environ["XDG_RUNTIME_DIR"] = home.name
+    own_base()
 actors = start(3)
 pids = list(actors.pid.call().get(30).values())
 folder = current_node().folder
@@ -99,6 +101,7 @@ def test_removed_sockets_are_restored(program: Callable[..., Any], what: str) ->
 TAKEN = (
     START
     + """
+own_base()
 actors = start(1)
 actors.pid.call().get(30)
 base = os.path.dirname(current_node().folder)
