@@ -9,6 +9,7 @@ import warnings
 __all__ = [
     "CHECK_COLLECTIVES",
     "COLLECTIVE_WAIT",
+    "FAILED_CALL_WAIT",
     "STOP_CANCEL",
     "STOP_CLEANUP",
     "STOP_DRAIN",
@@ -83,5 +84,7 @@ STOP_CLEANUP = Seconds("MONARCH_STOP_CLEANUP_S", 5.0)
 """For ``__cleanup__``; then it is cancelled, or interrupted."""
 COLLECTIVE_WAIT = Seconds("MONARCH_COLLECTIVE_WAIT_S", 2.0)
 """For a rank to wait in a collective for finished ranks before that is reported; this ends nothing."""
+FAILED_CALL_WAIT = Seconds("MONARCH_FAILED_CALL_WAIT_S", 300.0)
+"""For a call sent before a failure was known to wait for older calls to end, before it raises; read in the rank."""
 CHECK_COLLECTIVES = Flag("MONARCH_CHECK_COLLECTIVES")
 """Whether ranks compare operation, shapes and dtypes before each collective; read when a rank starts."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,14 @@ class Trainer(Actor):
         here = torch.tensor([number])
         dist.all_reduce(here, group=group())
         return here.item()
+
+    @endpoint
+    def wait_at_most(self, rounds: float, bound: str) -> None:
+        """For older calls, after a failure."""
+        from monarch._groups import pipelined
+
+        pipelined._ANSWER = rounds
+        os.environ["MONARCH_FAILED_CALL_WAIT_S"] = bound
 
     @endpoint
     def diverge(self, go: str) -> None:
@@ -77,3 +87,44 @@ def test_call_sent_after_failure_waits_for_no_slow_rank(procs: Callable[..., Any
     (tmp_path / "go").touch()
     with pytest.raises(ActorError, match="bad sample 17"):
         failed.get(30)
+
+
+def test_queued_calls_after_calls_to_slices_give_right_numbers(procs: Callable[..., Any]) -> None:
+    trainers = procs(3).spawn("trainers", Trainer)
+    assert values(trainers.step.call(1)) == [3.0] * 3
+    failed = [trainers.slice(gpus=rank).step.call(10, 1) for rank in range(3)]
+    queued = [(number, trainers.step.call(number)) for number in (20, 30, 40)]
+    for future in failed:
+        with pytest.raises(ActorError):
+            future.get(30)
+    for number, future in queued:
+        assert values(future) == [3.0 * number] * 3
+    assert values(trainers.step.call(1)) == [3.0] * 3
+
+
+def test_queued_calls_wait_when_the_program_is_silent(procs: Callable[..., Any]) -> None:
+    trainers = procs(3).spawn("trainers", Trainer)
+    assert values(trainers.step.call(1)) == [3.0] * 3
+    values(trainers.wait_at_most.call(0.3, "60"))
+    failed = trainers.step.call(10, 1)
+    queued = [(number, trainers.step.call(number)) for number in (20, 30, 40)]
+    ctypes.PyDLL(None).sleep(3)  # with the GIL held, so that no thread of this process answers
+    with pytest.raises(ActorError, match="bad sample 17"):
+        failed.get(30)
+    for number, future in queued:
+        assert values(future) == [3.0 * number] * 3
+
+
+def test_queued_call_raises_when_the_program_is_silent_too_long(procs: Callable[..., Any]) -> None:
+    trainers = procs(3).spawn("trainers", Trainer)
+    assert values(trainers.step.call(1)) == [3.0] * 3
+    values(trainers.wait_at_most.call(0.3, "1"))
+    failed, queued = trainers.step.call(10, 1), trainers.step.call(20)
+    ctypes.PyDLL(None).sleep(3)  # likewise
+    with pytest.raises(ActorError, match="bad sample 17"):
+        failed.get(30)
+    with pytest.raises(ActorError) as caught:
+        queued.get(30)
+    assert "GroupError" in str(caught.value.failures[1])
+    assert "the process that sent it, to answer" in str(caught.value.failures[1])
+    assert values(trainers.step.call(1)) == [3.0] * 3

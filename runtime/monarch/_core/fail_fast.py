@@ -41,6 +41,8 @@ class Standing(NamedTuple):
     """Whether the call neither runs there nor waits for its turn."""
     busy: bool = False
     """Whether any call runs there, or waits for its turn, and so may join what others wait in."""
+    gate: int = 0
+    """Port of the only call that runs there, if it joins nothing until all calls with lower ports have ended."""
 
 
 def waits_in_vain(standing: Standing, failed: Iterable[Standing]) -> bool:
@@ -94,13 +96,15 @@ class FailFast:
         count: how many ranks were called.
         now: time of the first failure.
         calls: for each position, the number of its call, if there are several. A rank that failed in another call
-            counts as absent only while nothing runs there.
+            counts as absent only while nothing runs there, or only a call that waits for the end of this one.
+        ports: of the calls, by their numbers.
     """
 
-    def __init__(self, count: int, now: float, calls: Sequence[int] = ()) -> None:
+    def __init__(self, count: int, now: float, calls: Sequence[int] = (), ports: Sequence[int] = ()) -> None:
         self.freed: set[int] = set()
         """Freed ranks."""
         self._calls = list(calls) or [0] * count
+        self._ports = dict(enumerate(ports))
         self._begun = now
         self._due = now + COLLECT
         self._period = CONFIRM
@@ -142,9 +146,10 @@ class FailFast:
         """When to call ``tick``."""
         return self._due
 
-    def add(self, call: int, count: int, now: float) -> None:
+    def add(self, call: int, count: int, now: float, port: int = 0) -> None:
         """Add another call, whose positions come after the existing ones."""
         first = len(self._calls)
+        self._ports[call] = port
         self._calls += [call] * count
         self._left.update(range(first, first + count))
         # Earlier reports may be older than the call.
@@ -175,7 +180,7 @@ class FailFast:
     def standing(self, position: int, standing: Standing, now: float) -> list[Command]:
         """Note a rank's report of its state."""
         before, self._standings[position] = self._standings.get(position), standing
-        self._at_rest[position] = 0 if standing.busy else self._at_rest.get(position, 0) + 1
+        self._at_rest[position] = 0 if standing.busy and not standing.gate else self._at_rest.get(position, 0) + 1
         if standing.idle and before is not None and before.idle:
             # No caller may be waiting for its answer. A single check may overtake a call from elsewhere.
             self.ended(position)
@@ -206,4 +211,9 @@ class FailFast:
         call = self._calls[position]
         known = [each for each in sorted(self._failed) if each in self._standings]
         # A single check may overtake a call that is on its way there.
-        return [each for each in known if self._calls[each] == call or self._at_rest.get(each, 0) > 1]
+        return [each for each in known if self._calls[each] == call or self._rests(each, call)]
+
+    def _rests(self, failed: int, call: int) -> bool:
+        """Return whether nothing runs at a position that might join a collective of a call."""
+        standing, port = self._standings[failed], self._ports.get(call, 0)
+        return self._at_rest.get(failed, 0) > 1 and (not standing.busy or 0 < port < standing.gate)

@@ -1,24 +1,31 @@
-"""Calls sent before a failure was known get no process group until the failed call has ended everywhere.
+"""Calls sent before a failure was known get no process group until all older calls have ended everywhere.
 
 Otherwise the failed rank would join, in its next call, the collective in which the others still wait in the failed
-call, and all later calls would pair collectives of different calls and return wrong numbers.
+call, and all later calls would pair collectives of different calls and return wrong numbers. The others may wait in
+calls of their own: a loop over slices sends one call to each rank.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
+from monarch._core.roster import split_proc
+from monarch._core.shapes.ranks import describe_ranks
 from monarch._node.current import current_node
 from monarch._node.node import Node
 from monarch._node.services.asking import ask_proc
 from monarch._node.services.registry import service
-from monarch.exceptions import MonarchError
+from monarch._wire.receiving.aside import tell
+from monarch.config import FAILED_CALL_WAIT
+from monarch.exceptions import CallTimeoutError, GroupError, MonarchError
 
 _EVERY = 0.02
 """Seconds between requests."""
 _ANSWER = 10.0
-"""Seconds for the caller to answer; after that the call goes on."""
+"""Seconds of waiting until a line reports it."""
 _REMEMBERED = 10_000
 
 
@@ -44,7 +51,7 @@ class Failures:
 
 
 @service("pipelined.ended", "quick")
-def ended(uid: str, failed: Sequence[int], port: int) -> int | None:
+def ended(uid: str, failed: Sequence[int], port: int) -> int | str:
     """Service of a caller: return whether a call may use groups after others have failed.
 
     Args:
@@ -53,28 +60,88 @@ def ended(uid: str, failed: Sequence[int], port: int) -> int | None:
         port: of the call.
 
     Returns:
-        None if the call was sent before a failure was known and the failed call has not ended on all ranks. Otherwise
-        the newest generation with freed ranks; 0 if there is none.
+        A description of an older call to the mesh that has not ended on all ranks, if this one was sent before a
+        failure was known. Otherwise the newest generation with freed ranks; 0 if there is none.
     """
     node = current_node()
     failures = node.part(Failures)
     for each in failed:
-        if each in node.ports.sinks and port <= failures.heard.get(each, port):
-            return None
+        if port <= failures.heard.get(each, port) and (older := _older(node, uid, each, port)):
+            return older
     return failures.freed.get(uid, 0)
+
+
+def _older(node: Node, uid: str, failed: int, port: int) -> str:
+    """Return the oldest earlier call that ranks of a mesh have not answered; empty if there is none."""
+    for each, call in sorted(list(node.ports.gathers.items())):
+        if each < port and (ranks := _owing(call, uid)):
+            return f"{call.label} on {describe_ranks(ranks)}"
+    return "the call that failed" if failed in node.ports.sinks else ""
+
+
+def _owing(call: Any, uid: str) -> list[int]:
+    """Return the living ranks of a mesh that have not answered a call of actors."""
+    if not getattr(call, "actor", "") or not call.watched:
+        return []
+    procs = [split_proc(peer.proc) for peer in call.waits_for() if peer.dead is None]
+    return [rank for mesh, rank in procs if mesh == uid]
 
 
 def await_end(caller: str, uid: str, failed: Sequence[int], port: int) -> int:
     """Wait until a call may use groups; in the thread of the call.
 
     Returns:
-        The newest generation with freed ranks; 0 if there is none, or the caller is gone or does not answer.
+        The newest generation with freed ranks; 0 if there is none.
+
+    Raises:
+        GroupError: an older call has not ended in time, or the caller is gone or does not answer: a group used now
+            might pair collectives of different calls.
     """
+    wait = _Wait(caller)
     while True:
-        try:
-            number = ask_proc(caller, ended, uid, list(failed), port).get(_ANSWER)
-        except MonarchError:
-            return 0
-        if number is not None:
-            return number
+        answer = wait.answer(ask_proc(caller, ended, uid, list(failed), port))
+        if isinstance(answer, int):
+            return answer
+        wait.pause(f"{answer} to end")
         time.sleep(_EVERY)
+
+
+class _Wait:
+    """One wait of a call, reported in a line after a while and ended by an error."""
+
+    def __init__(self, caller: str) -> None:
+        self._caller = caller
+        self._begin = time.monotonic()
+        self._bound = FAILED_CALL_WAIT()
+        self._is_told = False
+
+    def answer(self, future: Any) -> int | str:
+        """Return the answer of the caller, which may be silent until the bound."""
+        while True:
+            # Outside of the handler, so that the error has no context that says less.
+            with suppress(CallTimeoutError):
+                return self._get(future)
+            self.pause(f"{self._caller}, the process that sent it, to answer")
+
+    def _get(self, future: Any) -> int | str:
+        try:
+            return future.get(min(_ANSWER, self._bound))
+        except CallTimeoutError:
+            raise
+        except MonarchError as error:
+            raise GroupError(f"{_SINCE}, and its caller cannot tell whether that call has ended: {error}") from error
+
+    def pause(self, awaited: str) -> None:
+        """Raise if the wait has lasted too long; report it once after a while."""
+        seconds = time.monotonic() - self._begin
+        if seconds >= self._bound:
+            raise GroupError(
+                f"{_SINCE}, and waited {seconds:.1f} s for {awaited}; send the call again once that is done, "
+                f"or set {FAILED_CALL_WAIT.variable} to wait longer"
+            )
+        if seconds >= _ANSWER and not self._is_told:
+            self._is_told = True
+            tell(f"monarch: {_SINCE}; it has waited {seconds:.1f} s for {awaited} before it uses a process group")
+
+
+_SINCE = "this call was sent before the failure of another call was known"

@@ -83,6 +83,8 @@ class Rendezvous:
         """The last generation that a call has used, by caller and port. Lock: ``lock``."""
         self._failed_calls: dict[str, list[int]] = {}
         """The ports of calls that have failed here, by caller. Lock: ``lock``."""
+        self.gates: dict[str, int] = {}
+        """By caller, its call that waits here until older ones have ended; single operations, read without a lock."""
         self._ended = 0, ""
         """The newest broken generation and why; the call to join it may arrive later. Lock: ``lock``."""
 
@@ -136,7 +138,11 @@ class Rendezvous:
             failed = [each for each in self._failed_calls.get(src, ()) if each < port]
         if not failed:
             return
-        number = await_end(src, self.procs().uid, failed, port)
+        self.gates[src] = port
+        try:
+            number = await_end(src, self.procs().uid, failed, port)
+        finally:
+            self.gates.pop(src, None)
         with self.lock:
             left = set(self._failed_calls.get(src, ())).difference(failed)
             self._failed_calls[src] = sorted(left)

@@ -111,7 +111,7 @@ class CallGroup:
             if self._member(call) is not None:
                 continue
             if self._machine is not None:
-                self._machine.add(len(self._calls), len(call.targets), time.monotonic())
+                self._machine.add(len(self._calls), len(call.targets), time.monotonic(), call.port)
             member = self._by_call[id(call)] = _Member(call, len(self._tasks))
             self._calls.append(member)
             self._waiting.append(member)
@@ -142,7 +142,8 @@ class CallGroup:
             if self._machine is None:
                 if self.over or not self._waits():
                     return
-                self._machine = FailFast(len(self._tasks), time.monotonic(), self._numbers())
+                ports = [each.port for each in self._calls]
+                self._machine = FailFast(len(self._tasks), time.monotonic(), self._numbers(), ports)
                 self._schedule()
             member = self._member(call)
             assert member is not None

@@ -88,6 +88,7 @@ def standing(key: str, src: str, port: int) -> Standing:
     number = local_rendezvous().generation
     busy = any(_is_busy(each) for each in list(actors_of(node).here.values()))
     idle = found is None and _is_idle(key, src, port)
+    gate = _gate(src)
     groups: dict[str, tuple[tuple[int, ...], int]] = {}
     if world is not None or uses_collectives():
         from monarch._tensors.collectives.world import counts
@@ -95,7 +96,7 @@ def standing(key: str, src: str, port: int) -> Standing:
         groups = counts()
     making = [] if world is None else [tuple(ranks) for ranks in list(world.making)]
     if found is None:
-        return Standing(node.rank, groups, tuple(making), generation=number, idle=idle, busy=busy)
+        return Standing(node.rank, groups, tuple(making), generation=number, idle=idle, busy=busy, gate=gate)
     ident = thread_of(found[0])
     frame = sys._current_frames().get(ident)
     if _makes_group(frame) and not making:
@@ -103,7 +104,15 @@ def standing(key: str, src: str, port: int) -> Standing:
     wait = blocked(ident).wait
     groups |= _being_checked(frame, node.rank, wait)
     place, sleeps = place_of(frame), wait is Wait.SLEEP
-    return Standing(node.rank, groups, tuple(making), place, sleeps, number, idle, busy)
+    return Standing(node.rank, groups, tuple(making), place, sleeps, number, idle, busy, gate)
+
+
+def _gate(src: str) -> int:
+    """Port of a call of a process that waits here for the end of older ones, if nothing else runs here; else 0."""
+    cells = list(actors_of(current_node()).here.values())
+    running = [call for cell in cells for call in (cell.running, *list(cell.turns.tasks.values())) if call is not None]
+    alone = len(running) == 1 and not any(cell.is_coming for cell in cells)
+    return local_rendezvous().gates.get(src, 0) if alone else 0
 
 
 def _being_checked(frame: FrameType | None, rank: int, wait: Wait) -> dict[str, tuple[tuple[int, ...], int]]:
