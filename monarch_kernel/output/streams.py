@@ -20,6 +20,7 @@ from monarch._kernel_api import (
     describe_unjoined,
     in_units,
     left_out,
+    ranks_of,
     show_blocks,
 )
 from monarch_kernel.cells.calls import Calls
@@ -274,7 +275,7 @@ class Streams:
         """Report in its cell that ranks wait in a collective for finished ranks."""
         is_cell = self.calls.is_cell(call)
         where, what = ("this cell", "stop the cell") if is_cell else (call.label, "stop the cell that waits for it")
-        self.tell(describe_unjoined(finding, count, where, what) + "\n", call.port)
+        self.tell(describe_unjoined(finding, count, where, what, ranks_of(call)) + "\n", call.port)
 
     def place(self) -> Place:
         """Return the output of the current cell, usable even after its end."""

@@ -124,6 +124,7 @@ if TYPE_CHECKING:
     from monarch._supervision.freeing import free as free
     from monarch._supervision.healing import replace_procs as replace_procs
     from monarch._supervision.unjoined import UnjoinedCollectives as UnjoinedCollectives
+    from monarch._supervision.unjoined import ranks_of as ranks_of
     from monarch._wire.messages import Dead as Dead
 
 _WHERE = {
@@ -187,7 +188,7 @@ _WHERE = {
     "monarch._supervision.fail_fast": "CallGroup",
     "monarch._supervision.freeing": "free",
     "monarch._supervision.healing": "replace_procs",
-    "monarch._supervision.unjoined": "UnjoinedCollectives",
+    "monarch._supervision.unjoined": "UnjoinedCollectives ranks_of",
     "monarch._wire.messages": "Dead",
 }
 """Names by module; ``new=old`` where the name is a different one here."""

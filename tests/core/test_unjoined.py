@@ -67,12 +67,37 @@ def test_rank_that_moves_is_not_reported() -> None:
     assert not any(look(machine, float(now), [waits(0, number=now + 3)], others) for now in range(6, 12))
 
 
+def test_wait_is_reported_again_after_ten_times_as_long() -> None:
+    machine = Unjoined(2.0)
+    others = [rests(1), rests(2), rests(3)]
+    found = [finding for now in range(120) for finding in look(machine, float(now), [waits(0)], others)]
+    assert [finding.seconds for finding in found] == [2.0, 20.0]
+    assert not machine.members
+
+
+def test_wait_is_reported_anew_when_the_rank_runs_another_call() -> None:
+    machine = Unjoined(2.0)
+    others = [rests(1), rests(2), rests(3)]
+    for _ in range(2):
+        found = [finding for now in range(9) for finding in look(machine, float(now), [waits(0)], others)]
+        assert [finding.seconds for finding in found] == [2.0]
+        machine.forget(0)
+
+
+def test_message_tells_ranks_that_the_call_does_not_run_on() -> None:
+    finding = Finding(waits(0), (0,), (1, 2, 3), 2.0)
+    text = describe_unjoined(finding, 4, "this cell", "stop the cell", [0])
+    assert "ranks 1-3 have not joined: this cell does not run on them; stop the cell" in text
+    text = describe_unjoined(finding, 4, "this cell", "stop the cell", [0, 3])
+    assert "have not joined: rank 3 has finished this cell, which does not run on ranks 1-2; stop the cell" in text
+
+
 def test_message_names_ranks_collective_and_remedy() -> None:
-    text = describe_unjoined(Finding(waits(0), (0,), (1, 2, 3), 2.0), 4, "this cell", "stop the cell")
+    text = describe_unjoined(Finding(waits(0), (0,), (1, 2, 3), 2.0), 4, "this cell", "stop the cell", ALL)
     assert text == (
         "rank 0 has waited 2.0 s in a collective (barrier(), #3 of the default group) that ranks 1-3 have not joined: "
         "they have finished this cell; stop the cell, or call it on all ranks of the group"
     )
-    text = describe_unjoined(Finding(waits(0, "recv", peers=(2,)), (0, 1), (2,), 2.0), 4, "a.f()", "end that call")
+    text = describe_unjoined(Finding(waits(0, "recv", peers=(2,)), (0, 1), (2,), 2.0), 4, "a.f()", "end that call", ALL)
     assert text.startswith("ranks 0-1 have waited 2.0 s in a point-to-point operation (recv(), #3")
     assert text.endswith("it has finished a.f(); end that call, or call the other side of it on that rank")

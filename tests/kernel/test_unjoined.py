@@ -21,6 +21,15 @@ def test_cell_names_ranks_missing_from_a_collective(notebook: Notebook) -> None:
     assert notebook.mesh("dist.barrier()").ok().stream("stderr") == ""
 
 
+def test_cell_names_ranks_it_does_not_run_on(notebook: Notebook) -> None:
+    notebook.mesh("dist.barrier()").ok()
+    cell = notebook.send("%%mesh [0,3]\ndist.barrier()")
+    cell.until(lambda: "has waited" in cell.stream("stderr") or "have waited" in cell.stream("stderr"))
+    assert "that ranks 1-2 have not joined: this cell does not run on them; stop the cell" in cell.stream("stderr")
+    notebook.interrupt()
+    assert cell.wait().status == "error"
+
+
 def test_cell_names_missing_ranks_of_an_endpoint(notebook: Notebook) -> None:
     notebook.run(
         "from monarch.actor import Actor, endpoint, current_rank\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -87,11 +88,22 @@ def test_endpoint_waiting_for_finished_ranks_is_reported(
     name = "barrier(), " if operation == "barrier" else ""
     assert f" s in a collective ({name}#2 of the default group) that ranks 1-2 have not joined: " in "".join(seen)
     assert "they have finished trainers.meet(); end that call, or call it on all ranks of the group" in "".join(seen)
-    time.sleep(1.5)  # for further looks, which are to say nothing new
+    time.sleep(2.5)  # for further looks, which are to say nothing new before 4 s
     assert reported(capfd, seen).count("has waited") == 1
     # A late call of the others still joins it: nothing was ended.
     assert values(trainers.slice(gpus=slice(1, 3)).meet.call([1, 2], operation)) == ["met"] * 2
     assert values(future) == ["met", "did not meet", "did not meet"]
+
+
+def test_long_wait_is_reported_once_more_with_its_true_time(trainers: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    future = trainers.slice(gpus=0).meet.call_one([0])
+    seen: list[str] = []
+    assert wait_until(lambda: reported(capfd, seen).count("has waited") == 2)
+    first, second = re.findall(r"has waited ([0-9.]+) s", "".join(seen))
+    assert float(second) > 9 * float(first)
+    assert "ranks 1-2 have not joined: trainers[gpus=0].meet() does not run on them" in "".join(seen)
+    assert values(trainers.slice(gpus=slice(1, 3)).meet.call([1, 2])) == ["met"] * 2
+    assert future.get(30) == "met"
 
 
 def test_receive_from_finished_rank_is_reported(trainers: Any, capfd: pytest.CaptureFixture[str]) -> None:

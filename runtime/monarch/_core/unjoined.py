@@ -22,6 +22,9 @@ SYMMETRIC = frozenset(
 )  # fmt: skip
 """Collectives that no rank leaves before all have joined."""
 
+_AGAIN = 10.0
+"""Factor between the waiting times of two reports of one wait."""
+
 
 class Waits(NamedTuple):
     """A collective that a rank waits in."""
@@ -81,17 +84,29 @@ class Unjoined:
         """By rank, what it waits in, and since when."""
         self._finished: dict[int, tuple[Standing, int]] = {}
         """By rank, its position, and in how many checks in a row nothing ran there."""
-        self._reported: set[tuple[int, str, int, tuple[int, ...]]] = set()
+        self._next: dict[tuple[int, str, int, tuple[int, ...]], float] = {}
+        """By reported wait, the seconds after which it is reported again."""
+        self._now = 0.0
+        """Time of the last note."""
 
     @property
     def members(self) -> set[int]:
-        """Return the ranks of the groups that ranks wait in and that are not reported yet."""
+        """Return the ranks of the groups that ranks wait in, without recently reported waits."""
         return {
-            each for waits, _ in self._waits.values() if _key(waits) not in self._reported for each in waits.members
+            each
+            for waits, since in self._waits.values()
+            if self._now - since >= self._next.get(_key(waits), 0.0)
+            for each in waits.members
         }
+
+    def forget(self, rank: int) -> None:
+        """Treat the next waits of a rank as new, since it runs another call than before, or none."""
+        self._waits.pop(rank, None)
+        self._next = {key: seconds for key, seconds in self._next.items() if key[0] != rank}
 
     def waiting(self, rank: int, waits: Waits | None, now: float) -> None:
         """Note the report of an unfinished rank: the collective that it waits in, if any."""
+        self._now = now
         known = self._waits.get(rank)
         if waits is None:
             self._waits.pop(rank, None)
@@ -109,14 +124,14 @@ class Unjoined:
         self._finished[rank] = standing, looks + 1 if before.groups == standing.groups else 1
 
     def findings(self, now: float) -> list[Finding]:
-        """Return the findings that are not reported yet."""
+        """Return new findings, and those that last ten times as long as when they were reported."""
         # A single check may overtake a call that is on its way there.
         finished = {rank: standing for rank, (standing, looks) in self._finished.items() if looks > 1}
         groups: dict[tuple[str, str, int, tuple[int, ...]], list[tuple[Waits, float]]] = {}
         for waits, since in self._waits.values():
             absent = never_joining(waits, finished)
-            if absent and now - since >= self._limit and _key(waits) not in self._reported:
-                self._reported.add(_key(waits))
+            if absent and now - since >= self._next.get(_key(waits), self._limit):
+                self._next[_key(waits)] = (now - since) * _AGAIN
                 key = (waits.operation, waits.group, waits.number, absent)
                 groups.setdefault(key, []).append((waits, since))
         return [self._finding(each, absent, now) for (_, _, _, absent), each in groups.items()]

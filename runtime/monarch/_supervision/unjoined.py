@@ -65,12 +65,17 @@ class UnjoinedCollectives:
         self.show: Callable[[Finding, Gather[Any], int], None] = _print
         self._looks: dict[str, _Look] = {}
         """By uid of the mesh."""
+        self._known: dict[str, _Known] = {}
+        """By uid of the mesh, while calls to it run; a look ends once all is reported, and this outlives it."""
 
     def tick(self, now: float) -> None:
         """Look at meshes of which some ranks have finished; about every second."""
-        for uid, calls in _under_way(self._node).items():
+        under_way = _under_way(self._node)
+        self._known = {uid: known for uid, known in self._known.items() if uid in under_way or uid in self._looks}
+        for uid, calls in under_way.items():
             if uid not in self._looks:
-                self._looks[uid] = _Look(self._node, uid, lambda *found: self.show(*found))
+                known = self._known.setdefault(uid, _Known())
+                self._looks[uid] = _Look(self._node, uid, known, lambda *found: self.show(*found))
                 self._looks[uid].begin(calls)
         for look in self._looks.values():
             look.hurry(now)
@@ -78,16 +83,37 @@ class UnjoinedCollectives:
 
 
 def _print(finding: Finding, call: Gather[Any], count: int) -> None:
-    tell(f"monarch: {describe_unjoined(finding, count, call.label, 'end that call')}")
+    tell(f"monarch: {describe_unjoined(finding, count, call.label, 'end that call', ranks_of(call))}")
+
+
+def ranks_of(call: Gather[Any]) -> set[int]:
+    """Return the ranks that a call runs on, as numbered in their process mesh."""
+    return {split_proc(peer.proc)[1] for peer in call.targets}
+
+
+class _Known:
+    """The reports of the ranks of one mesh while calls to it run. Leader only."""
+
+    def __init__(self) -> None:
+        self.machine = Unjoined(COLLECTIVE_WAIT())
+        self._ports: dict[int, int] = {}
+        """By rank, the oldest call that waits for it."""
+
+    def note(self, calls: dict[str, Gather[Any]]) -> None:
+        """Forget the reports of ranks that run another call than before."""
+        ports = {split_proc(proc)[1]: call.port for proc, call in calls.items()}
+        for rank in self._ports.keys() - {rank for rank, port in ports.items() if self._ports.get(rank) == port}:
+            self.machine.forget(rank)
+        self._ports = ports
 
 
 class _Look:
     """Examines one mesh while a rank waits in a collective and others have finished."""
 
-    def __init__(self, node: Node, uid: str, show: Callable[[Finding, Gather[Any], int], None]) -> None:
-        self._node, self._uid, self._show = node, uid, show
+    def __init__(self, node: Node, uid: str, known: _Known, show: Callable[[Finding, Gather[Any], int], None]) -> None:
+        self._node, self._uid, self._known, self._show = node, uid, known, show
         self._limit = COLLECTIVE_WAIT()
-        self._machine = Unjoined(self._limit)
+        self._machine = known.machine
         self._calls: dict[str, Gather[Any]] = {}
         """The oldest call that waits for each proc."""
         self._procs: Procs | None = None
@@ -101,6 +127,7 @@ class _Look:
         """Ask ranks that owe an answer for their collective, and the others for their positions."""
         self._close()
         self._calls = calls
+        self._known.note(calls)
         self._procs = _procs_of(calls.values())
         finished = self._finished() if self._procs is not None else {}
         if self._procs is None or not finished:
