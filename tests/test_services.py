@@ -41,7 +41,11 @@ def test_each_place_has_services() -> None:
 
 
 def test_declared_signatures_are_those_of_the_functions() -> None:
-    stubs = {name: stub for stub, name in registry._names.items() if name in registry._services and hasattr(stub, "__wrapped__")}
+    stubs = {
+        name: stub
+        for stub, name in registry._names.items()
+        if name in registry._services and hasattr(stub, "__wrapped__")
+    }
     assert stubs.keys() == {"rank.assume", "exports.lend", "exports.cancel"}
     for name, stub in stubs.items():
         found = inspect.signature(registry.service_of(name).function).parameters

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from monarch._core.text.fold import Block as Block
     from monarch._core.text.unjoined import describe_unjoined as describe_unjoined
     from monarch._core.unjoined import Finding as Finding
-    from monarch._groups import rendezvous as groups
-    from monarch._groups.rendezvous import generation_now as generation_now
+    from monarch._groups import breaking as groups
+    from monarch._groups.breaking import generation_now as generation_now
     from monarch._groups.torchrun import Script as Script
     from monarch._groups.torchrun import arrange as arrange
     from monarch._groups.torchrun import new_token as new_token
@@ -145,8 +145,8 @@ _WHERE = {
     "monarch._core.text.fold": "Block",
     "monarch._core.text.unjoined": "describe_unjoined",
     "monarch._core.unjoined": "Finding",
-    "monarch._groups": "groups=rendezvous",
-    "monarch._groups.rendezvous": "generation_now",
+    "monarch._groups": "groups=breaking",
+    "monarch._groups.breaking": "generation_now",
     "monarch._groups.torchrun": "Script arrange new_token run_order script_of take_order",
     "monarch._meshes.actors.actor_mesh": "ActorMesh",
     "monarch._meshes.actors.ask": "ask endpoint_of",

@@ -187,7 +187,7 @@ def test_unawaited_mishap_is_shown_once(echo: Any, shown: Callable[[], list[str]
     assert echo.say.call_one(1).get(timeout=20) == 1
     assert [line.partition(" of ")[0] for line in shown()] == ["monarch: internal error in rank 0"] * 2
     assert "Probe was dropped: LookupError: broken on purpose (test_mishaps.py:" in shown()[0]
-    assert "Ask was dropped: ArgumentError" in shown()[1]
+    assert "request for the service 'liveness.nothing' was dropped: ArgumentError" in shown()[1]
 
 
 def test_malformed_part_of_a_batch_spares_the_others(procs: Any, shown: Callable[[], list[str]]) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from leaks import wait_until
 from monarch.actor import Actor, endpoint
+from monarch.exceptions import ActorError
 
 REASON = "a test has cut it off"
 
@@ -18,9 +22,27 @@ class Member(Actor):
     """One rank that takes the steps of several itself, in the order that a test wants."""
 
     def __init__(self) -> None:
+        from monarch._groups.convening import ensure_world
         from monarch._groups.rendezvous import local_rendezvous
 
         self.own = local_rendezvous()
+        self.ensure = ensure_world
+
+    @endpoint
+    def exhaust_descriptors(self) -> None:
+        """Leave no file descriptors for the next generation."""
+        self.own.spoil(REASON)
+        self.limits, self.held = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, self.limits[1]))
+        with suppress(OSError):
+            while True:
+                self.held.append(os.open(os.devnull, os.O_RDONLY))
+
+    @endpoint
+    def free_descriptors(self) -> None:
+        for each in self.held:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, self.limits)
 
     @endpoint
     def total(self) -> float:
@@ -40,7 +62,7 @@ class Member(Actor):
         from monarch._notebook.dist import LazyDist
         from monarch._tensors.collectives import world as worlds
 
-        self.own.ensure()
+        self.ensure()
         self.own.spoil(REASON)
         old, leave = dist.group.WORLD, worlds.leave
         begun, go, done = threading.Event(), threading.Event(), threading.Event()
@@ -56,7 +78,7 @@ class Member(Actor):
 
         worlds.leave = slowly
         try:
-            threads = [threading.Thread(target=self.own.ensure), threading.Thread(target=use)]
+            threads = [threading.Thread(target=self.ensure), threading.Thread(target=use)]
             threads[0].start()
             begun.wait(20)
             threads[1].start()
@@ -74,15 +96,15 @@ class Member(Actor):
         """Return whether the group after a late call is a new one."""
         import torch.distributed as dist
 
-        from monarch._groups.rendezvous import spoil_generation
+        from monarch._groups.breaking import spoil_generation
         from monarch.exceptions import GroupError
 
-        self.own.ensure()
+        self.ensure()
         old = dist.group.WORLD
         spoil_generation(REASON, self.own.generation + 1)
         with pytest.raises(GroupError, match=REASON):
-            self.own.ensure()
-        self.own.ensure()
+            self.ensure()
+        self.ensure()
         return dist.group.WORLD is not old
 
     @endpoint
@@ -104,7 +126,7 @@ class Member(Actor):
 
         def use() -> None:
             try:
-                self.own.ensure()
+                self.ensure()
             except GroupError as error:
                 raised.append(str(error))
 
@@ -126,7 +148,7 @@ class Member(Actor):
         from monarch._actors.running import current
         from monarch._supervision.freeing import free
 
-        self.own.ensure()
+        self.ensure()
         here = current.get()
         assert here is not None
         ended: list[Any] = []
@@ -171,3 +193,13 @@ def test_late_request_leaves_newer_groups_alone(procs: Callable[..., Any]) -> No
     assert [*members.total.call().get(60).values()] == [2.0, 2.0]
     # For its own generation, the request takes effect.
     assert "COLLECTIVE" in [*members.free_late.call(0).get(60).values()]
+
+
+def test_first_rank_without_descriptors_is_named(procs: Callable[..., Any]) -> None:
+    members = procs(3).spawn("members", Member)
+    assert list(members.total.call().get(40).values()) == [3.0] * 3
+    members.exhaust_descriptors.call().get(30)
+    with pytest.raises(ActorError, match="could not convene the process group"):
+        members.total.call().get(40)
+    members.free_descriptors.call().get(30)
+    assert list(members.total.call().get(40).values()) == [3.0] * 3

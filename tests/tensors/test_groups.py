@@ -234,9 +234,10 @@ def test_group_of_one_rank_works(procs: Callable[..., Any]) -> None:
 
 
 def test_program_is_not_a_rank() -> None:
-    from monarch._groups.rendezvous import local_rendezvous
 
-    for ask in (local_rendezvous().ensure, group, device_mesh):
+    from monarch._groups.convening import ensure_world
+
+    for ask in (ensure_world, group, device_mesh):
         with pytest.raises(GroupError, match="the program has no process groups"):
             ask()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from leaks import wait_until
 from monarch._actors.running import current
-from monarch._groups.rendezvous import tell_of_new_ones
+from monarch._groups.convening import tell_of_new_ones
 from monarch._node.current import current_node
 from monarch._node.remote_errors import pack_failure
 from monarch._wire import messages as m

@@ -51,7 +51,13 @@ def sizes(obj: Any) -> list[int]:
 
 @pytest.mark.parametrize(
     "obj",
-    [b"x" * LARGE, ("step", [b"x" * LARGE, bytearray(LARGE)]), {"a": np.arange(LARGE)}, [torch.arange(LARGE)], {1, "a"}],
+    [
+        b"x" * LARGE,
+        ("step", [b"x" * LARGE, bytearray(LARGE)]),
+        {"a": np.arange(LARGE)},
+        [torch.arange(LARGE)],
+        {1, "a"},
+    ],
 )
 def test_whole_body_needs_no_buffers(obj: Any) -> None:
     """Requests and answers of services carry nothing beside their body."""

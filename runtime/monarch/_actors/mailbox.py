@@ -374,7 +374,7 @@ class Mailbox:
         node.bulk.settle()
         if self._odd and id(call) in self._abandoned:
             return
-        freed = on_error(error)
+        freed = _explained(error)
         own = freed is None and isinstance(error, MonarchError) and _raised_by_us(error)
         failure = pack_failure(freed or error, own, is_consequence(freed))
         node.replies.finished(call.src, call.cost, bool(call.port))
@@ -467,7 +467,7 @@ class Mailbox:
             with self.executor.inside():
                 self.instance = spec.cls(*spec.args, **spec.kwargs)
         except BaseException as error:
-            freed = on_error(error)
+            freed = _explained(error)
             if self.ending is not None and isinstance(error, KeyboardInterrupt):
                 error = StoppedError(f"{self.title()} was stopped before it was made: {self.ending}")
                 self._not_made(create, error, True)
@@ -529,6 +529,15 @@ def unpack_text(failure: bytes) -> str:
     """Return the kind and message of a packed failure, in one line."""
     known = unpack_failure(failure)
     return f"{known.kind}: {known.text}".splitlines()[0]
+
+
+def _explained(error: BaseException) -> BaseException | None:
+    """Return the error that a call should show in place of another; None for the error itself."""
+    try:
+        return on_error(error)
+    except Exception:
+        # It imports modules, say without file descriptors; the call is answered all the same.
+        return None
 
 
 def _raised_by_us(error: BaseException) -> bool:

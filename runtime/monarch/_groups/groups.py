@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from monarch._actors.running import current
 from monarch._core.roster import Procs
 from monarch._core.shapes.region import Region
-from monarch._groups.rendezvous import PROGRAM, local_rendezvous
+from monarch._groups.convening import PROGRAM, ensure_world
+from monarch._groups.rendezvous import local_rendezvous
 from monarch._node.current import current_node
 from monarch.exceptions import AxisError, GroupError
 
@@ -104,12 +106,19 @@ def _world_of(procs: Procs, region: Region) -> tuple[World, int]:
     config = node.config
     if config is None or config.procs != procs or region.position_of(node.rank) is None:
         raise GroupError(f"this process is not a rank of {procs.name}, or not of this slice of it", mesh=procs.name)
-    own = local_rendezvous()
-    own.check_doom(region.base_ranks())
-    world = own.ensure()
+    _check_doom(procs, region)
+    world = ensure_world()
     # Its spawn may have failed meanwhile.
-    own.check_doom(region.base_ranks())
+    _check_doom(procs, region)
     return world, node.rank
+
+
+def _check_doom(procs: Procs, region: Region) -> None:
+    """Raise if this code is a constructor whose collectives some ranks of a view will not join."""
+    here = current.get()
+    doomed = local_rendezvous().calls.doomed(here[1].src, here[1].port, region.base_ranks()) if here is not None else ""
+    if doomed:
+        raise GroupError(doomed, mesh=procs.name)
 
 
 def _groups_of(region: Region, rank: int) -> list[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+from monarch._groups.convening import ensure_world
 from monarch._groups.rendezvous import local_rendezvous
 
 # Questions that need no process group, and so make none.
@@ -28,7 +29,7 @@ class LazyDist(ModuleType):
             own = local_rendezvous()
             # A group that the person has made needs none of ours.
             if own.has_default or not dist.is_initialized():
-                own.ensure()
+                ensure_world()
         return found
 
     def __dir__(self) -> list[str]:

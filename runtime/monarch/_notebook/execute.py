@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pickle import PickleBuffer
 from typing import Any, TypeAlias
 
-from monarch._groups.rendezvous import broke, note_failure
+from monarch._groups.failures import broke, note_failure
 from monarch._node.remote_errors import Outcome, fold_frames, is_consequence
 from monarch._notebook.marks import marked, unmark
 from monarch._notebook.show import Bundle, Display, bundle_of, portable

@@ -20,7 +20,7 @@ from monarch._actors.interrupts import NOTICE, listen, notice
 from monarch._actors.mailbox import NOTHING, Mailbox
 from monarch._actors.table import actors_of
 from monarch._core.roster import Procs, split_proc
-from monarch._groups import rendezvous
+from monarch._groups.breaking import member_died
 from monarch._node.current import set_node
 from monarch._node.node import Node
 from monarch._node.rank_config import RankConfig
@@ -100,7 +100,7 @@ class Rank:
 
     def _sibling_died(self, dead: m.Dead) -> None:
         if split_proc(dead.proc)[0] == self.config.procs.uid:
-            rendezvous.member_died(dead)
+            member_died(dead)
 
     def run(self) -> None:
         """Run until stopped."""

@@ -24,6 +24,6 @@ def _explain(error: BaseException) -> BaseException | None:
     # Without torch.distributed, no collective can have run here.
     if "torch.distributed" not in sys.modules:
         return None
-    from monarch._groups.rendezvous import note_failure
+    from monarch._groups.failures import note_failure
 
     return note_failure(error)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from monarch._core.roster import Procs
-from monarch._groups.rendezvous import spoil_generation
+from monarch._groups.breaking import spoil_generation
 from monarch._meshes.registry import meshes_of
 from monarch._node.node_like import NodeLike
 from monarch._node.services.asking import Answers

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from monarch._actors.table import actors_of
 from monarch._core.fail_fast import Standing
 from monarch._core.stop_ladder import Freed
-from monarch._groups.rendezvous import local_rendezvous, spoil_generation
+from monarch._groups.breaking import spoil_generation
+from monarch._groups.rendezvous import local_rendezvous
 from monarch._node.current import current_node
 from monarch._node.future import Future
 from monarch._node.services.registry import service
@@ -112,7 +113,7 @@ def _gate(src: str) -> int:
     cells = list(actors_of(current_node()).here.values())
     running = [call for cell in cells for call in (cell.running, *list(cell.turns.tasks.values())) if call is not None]
     alone = len(running) == 1 and not any(cell.is_coming for cell in cells)
-    return local_rendezvous().gates.get(src, 0) if alone else 0
+    return local_rendezvous().calls.gates.get(src, 0) if alone else 0
 
 
 def _being_checked(frame: FrameType | None, rank: int, wait: Wait) -> dict[str, tuple[tuple[int, ...], int]]:
@@ -209,7 +210,7 @@ def _explain(reason: str) -> None:
     for mailbox in list(actors_of(current_node()).here.values()):
         for call in (mailbox.running, *list(mailbox.turns.tasks.values())):
             if call is not None:
-                local_rendezvous().free_call(call.src, call.port, reason)
+                local_rendezvous().calls.free(call.src, call.port, reason)
 
 
 def _shut_waited(what: Blocked) -> int:

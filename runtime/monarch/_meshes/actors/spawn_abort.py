@@ -11,7 +11,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._groups.rendezvous import doom, leave_generation
+from monarch._groups.breaking import doom, leave_generation
 from monarch._node.services.asking import Answers
 from monarch._node.services.registry import request
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._core.roster import Procs
 from monarch._core.shapes.value_mesh import ValueMesh
-from monarch._groups.rendezvous import tell_of_new_ones
+from monarch._groups.convening import tell_of_new_ones
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.birth import Birth
 from monarch._meshes.procs.limits import check_room

@@ -9,7 +9,7 @@ from typing import Any
 
 from monarch._core.shapes.extent import axes_text
 from monarch._core.shapes.ranks import describe_ranks
-from monarch._groups.rendezvous import tell_of_new_ones
+from monarch._groups.convening import tell_of_new_ones
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.ask import endpoint_of
 from monarch._meshes.mesh_like import Hosts, ProcMeshLike

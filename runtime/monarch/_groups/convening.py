@@ -1,0 +1,172 @@
+"""How a generation of process groups begins: a rank asks the first one, which serves a store and calls all others."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, cast
+
+from monarch._actors.running import current
+from monarch._actors.table import actors_of
+from monarch._core.roster import Procs
+from monarch._groups.breaking import describe_lost, spoil_generation
+from monarch._groups.pipelined import await_end
+from monarch._groups.rendezvous import is_dead, local_rendezvous, uses_collectives
+from monarch._node.current import current_node
+from monarch._node.services.asking import tell_proc
+from monarch._node.services.frame import ask_frame
+from monarch._node.services.registry import request, service
+from monarch.exceptions import GroupError
+
+if TYPE_CHECKING:
+    from monarch._tensors.collectives.world import World
+
+PROGRAM = "the program has no process groups, only ranks do; use them in endpoints and in %%mesh cells"
+_GENERATIONS = 1_000_000
+"""More generations than one incarnation of a rank convenes."""
+_PATIENCE = 90.0
+"""Seconds to wait for a generation; joining ranks report missing ones earlier."""
+
+
+def ensure_world() -> World:
+    """Return the default group of this process's mesh; make it with the other ranks if none works.
+
+    Raises:
+        GroupError: this is not a rank, or ranks died, or did not join in time.
+    """
+    node, own = current_node(), local_rendezvous()
+    if node.config is None:
+        raise GroupError(PROGRAM)
+    _await_failed_calls()
+    procs = own.procs()
+    if own.world is not None and not uses_collectives():
+        own.spoil("the program has ended it")
+    expected = own.expect()
+    if expected.promise is None:
+        return cast("World", expected.world)
+    dead = [rank for rank in range(procs.region().nelements) if is_dead(procs.proc(rank))]
+    if dead:
+        own.settle(None, GroupError(describe_lost(procs, dead), mesh=procs.name, ranks=tuple(dead)))
+    elif expected.is_joining:
+        # Another rank was faster.
+        pass
+    elif procs.proc(0) == node.proc:
+        convene(procs, expected.newer_than)
+    else:
+        tell_proc(node, procs.proc(0), convene, procs, expected.newer_than)
+    world = expected.promise.get(_PATIENCE)
+    own.note_use(world)
+    return world
+
+
+def _await_failed_calls() -> None:
+    """Wait, in a call sent before a failure was known, until the failed call has ended on all ranks."""
+    here, own = current.get(), local_rendezvous()
+    failed = own.calls.failed(here[1].src, here[1].port) if here is not None else []
+    if here is None or not failed:
+        return
+    src, port = here[1].src, here[1].port
+    own.calls.gates[src] = port
+    try:
+        number = await_end(src, own.procs().uid, failed, port)
+    finally:
+        own.calls.gates.pop(src, None)
+    own.calls.forget(src, failed)
+    if number:
+        spoil_generation("ranks were freed from a collective of a call that failed; use the group again", number)
+
+
+@service("convening.convene", "quick")
+def convene(procs: Procs, newer_than: int) -> None:
+    """Begin a generation in the first rank of a mesh, unless a newer one has begun."""
+    own = local_rendezvous()
+    with own.lock:
+        # A new incarnation has not counted any, so a broken generation does not answer it.
+        if own.convened > newer_than and not (own.broken and own.generation == own.convened):
+            return
+        # A new incarnation does not know its predecessor's count.
+        known = max(own.convened, newer_than, procs.version * _GENERATIONS)
+        number = own.convened = known + 1
+    threading.Thread(target=_convene, args=(number,), name="monarch-convene", daemon=True).start()
+
+
+def _convene(number: int) -> None:
+    try:
+        _call_all(number)
+    except BaseException as error:
+        # Whatever it is, such as too few file descriptors: ranks wait for this generation.
+        reason = f"rank {current_node().rank} could not convene the process group: {type(error).__name__}: {error}"
+        local_rendezvous().abandon(number, reason)
+        _tell_abandoned(number, reason)
+
+
+def _call_all(number: int) -> None:
+    """Serve a store and call all ranks to it."""
+    from monarch._tensors.collectives.connections import open_sockets
+    from monarch._tensors.collectives.interfaces import LOOPBACK
+    from monarch._tensors.collectives.store import serve_store
+
+    node, own = current_node(), local_rendezvous()
+    procs = own.procs()
+    assert node.config is not None
+    address = (node.config.addresses or (LOOPBACK,))[0]
+    roster, size = procs.version, procs.region().nelements
+    own.cut_forming()
+    before = open_sockets()
+    store, port = serve_store(address, size)
+    of_store = frozenset(open_sockets() - before)
+    own.kept[:] = [*own.kept[-1:], store]
+    for rank in range(size):
+        if rank != node.rank:
+            tell_proc(node, procs.proc(rank), join, procs, number, address, port, roster)
+    own.join(number, address, port, roster, store, of_store)
+
+
+def _tell_abandoned(number: int, reason: str) -> None:
+    """Tell the other ranks, as far as they can be reached, that a generation has ended before it began."""
+    node, procs = current_node(), local_rendezvous().procs()
+    for rank in range(procs.region().nelements):
+        if rank != node.rank:
+            with suppress(Exception):
+                tell_proc(node, procs.proc(rank), abandon, number, reason)
+
+
+@service("convening.abandon", "quick")
+def abandon(number: int, reason: str) -> None:
+    """End a generation in the other ranks, since the first rank could not call all of them to it."""
+    local_rendezvous().abandon(number, reason)
+
+
+@service("convening.join", "quick")
+def join(procs: Procs, number: int, address: str, port: int, roster: int) -> None:
+    """Join a generation in the other ranks, called by the first rank with a version of the roster."""
+    local_rendezvous().join(number, address, port, roster)
+
+
+@service("convening.renew", "quick")
+def renew(procs: Procs, roster: int) -> None:
+    """Handle the replacement of ranks; the arrival of the roster updates all references in this process.
+
+    It comes from the program. The first rank's call to a new generation may be faster: a generation with this version
+    of the roster includes the new ranks and stays.
+    """
+    node, own = current_node(), local_rendezvous()
+    if node.config is None:
+        # If the owner is a rank, the program knows more processes.
+        tell_of_new_ones(procs)
+        return
+    for mailbox in list(actors_of(node).here.values()):
+        spec = mailbox.spec
+        if spec is not None and spec.whole and spec.procs == procs:
+            spec.region = procs.region()
+    if node.config.procs == procs and own.roster < roster:
+        own.spoil(f"ranks of {procs.name} were replaced, added or removed; the next use of the group recreates it")
+
+
+def tell_of_new_ones(procs: Procs) -> None:
+    """Tell all known processes which ranks of a mesh were replaced."""
+    node = current_node()
+    frame = ask_frame(node, request(renew, procs, procs.version), 0)
+    for proc, peer in list(node.peers.known.items()):
+        if peer.dead is None and proc != node.proc and not proc.endswith("/agent"):
+            peer.send(frame)
