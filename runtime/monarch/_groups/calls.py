@@ -1,4 +1,4 @@
-"""Records of a rank's calls that use process groups: the groups they used, failed calls, and freed ones with reasons."""
+"""Records of a rank's calls that use process groups: the groups they used, failures, and reasons of freed calls."""
 
 from __future__ import annotations
 
