@@ -76,6 +76,27 @@ def test_collective_works_after_a_stop_in_one(notebook: Notebook) -> None:
     assert cell.shown == "[ranks 0-3] 4.0"
 
 
+OF_USER = {
+    "new_group": "group = dist.new_group([0, 1, 2, 3])",
+    "device mesh": "from torch.distributed.device_mesh import init_device_mesh\n"
+    "group = init_device_mesh('cpu', (2, 2), mesh_dim_names=('dp', 'tp'))['tp'].get_group()",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", OF_USER)
+def test_stop_frees_collectives_of_groups_made_by_a_cell(notebook: Notebook, how: str) -> None:
+    """And no other connections that user code has to its own machine."""
+    notebook.mesh("dist.barrier()\nimport os, socket\nstarted = os.getpid()").ok()
+    notebook.mesh("server = socket.create_server(('127.0.0.1', 0))\none = socket.create_connection(server.getsockname())")
+    body = f"{OF_USER[how]}\nif rank in (0, 2): dist.barrier(group=group)\nelse:\n    import time; time.sleep(600)"
+    line = is_stopped(stopped(notebook, body)[0])
+    assert "ranks 0,2: " in line and "collective" in line and "replaced" not in line
+    after = notebook.mesh("two, _ = server.accept()\none.sendall(b'kept')\ntwo.recv(4), started == os.getpid()").ok()
+    assert after.shown == "[ranks 0-3] (b'kept', True)"
+    assert notebook.mesh("t = torch.ones(1)\ndist.all_reduce(t)\nt.item()").ok().shown == "[ranks 0-3] 4.0"
+
+
 @pytest.mark.slow
 def test_rank_ignoring_interrupts_is_replaced(notebook: Notebook) -> None:
     notebook.mesh("kept = rank").ok()

@@ -70,6 +70,17 @@ class Trainer(Actor):
         dist.new_group([0, 1])
 
     @endpoint
+    def own_group(self, failing: int) -> None:
+        import torch
+        import torch.distributed as dist
+
+        group()
+        pair = dist.new_group([0, 1])
+        if current_rank().rank == failing:
+            raise ValueError("bad sample 17")
+        dist.all_reduce(torch.ones(1), group=pair)
+
+    @endpoint
     def insists(self, failing: int) -> str:
         """Code that catches the error of a collective, and continues."""
         import torch
@@ -137,7 +148,7 @@ def test_ranks_that_wait_for_nobody_finish(procs: Callable[..., Any], tmp_path: 
     assert values(trainers.total.call()) == [3.0] * 3
 
 
-@pytest.mark.parametrize("wait", ["receive", "meet"])
+@pytest.mark.parametrize("wait", ["receive", "meet", "own_group"])
 def test_error_frees_those_that_receive_or_make_group(procs: Callable[..., Any], wait: str) -> None:
     trainers = procs(2).spawn("trainers", Trainer)
     assert raised(getattr(trainers, wait).call(1)).rank == 1

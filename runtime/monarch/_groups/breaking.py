@@ -18,14 +18,15 @@ from monarch.exceptions import GroupError
 @service("groups.spoil", "quick")
 def spoil(reason: str) -> int:
     """Free a rank from a collective, of its mesh's groups or of the user's."""
-    from monarch._tensors.collectives.connections import of_collectives, shut_down
+    from monarch._tensors.collectives.connections import shut_down
+    from monarch._tensors.collectives.made_groups import all_sockets
 
     own = local_rendezvous()
     if own.world is not None or own.is_forming:
         return own.spoil(reason)
     config = current_node().config
     # A rank without groups has only the user's connections.
-    return shut_down(of_collectives(config.addresses if config is not None else ())) if uses_collectives() else 0
+    return shut_down(all_sockets(config.addresses if config is not None else ())) if uses_collectives() else 0
 
 
 @service("groups.generation_now", "quick")

@@ -35,7 +35,7 @@ from monarch._procs.zygote.user_forks import watch_forks
 from monarch._session.outbox import Outbox
 from monarch._session.wiring import wire
 from monarch._supervision.faults import Faults
-from monarch._tensors.collectives.gloo_threads import free_gloo_threads
+from monarch._tensors.collectives.made_groups import begin_observing
 from monarch._wire import messages as m
 from monarch._wire import pickling
 from monarch._wire.pickling import loads
@@ -74,7 +74,7 @@ class Rank:
         if not config.bound:
             # The agent's affinity is all cores that the session may use.
             let_helpers_use(os.sched_getaffinity(os.getppid()))
-            free_gloo_threads()
+        begin_observing(free_threads=not config.bound)
         if CHECK_COLLECTIVES():
             from monarch._tensors.collectives.checks import check_collectives
 

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from monarch._procs.os.helpers import in_helper
-from monarch._tensors.collectives.connections import of_collectives, open_sockets, shut_down
+from monarch._tensors.collectives.connections import open_sockets, shut_down
 from monarch._tensors.collectives.interfaces import choose_interface
+from monarch._tensors.collectives.made_groups import all_sockets, noted_sockets, observe_groups
 from monarch._tensors.collectives.store import find_store, meet
 from monarch._tensors.collectives.subgroups import make_subgroup
 from monarch._tensors.torch_compat import backend_of, begun, group_names, groups
@@ -101,7 +102,8 @@ class World:
         """Free any thread that waits in a collective here, which breaks the groups; return the number of closed
         connections."""
         making = [open_sockets() - before for before in list(self.making.values())]
-        return shut_down(self.sockets.union(*making)) + _abort_nccl()
+        # User code may have created further groups, such as those of a DeviceMesh.
+        return shut_down(self.sockets.union(noted_sockets(), *making)) + _abort_nccl()
 
 
 def counts() -> dict[str, tuple[tuple[int, ...], int]]:
@@ -127,6 +129,7 @@ def form(place: Place, store: Store) -> World:
         GroupError: other ranks did not join, or the group could not be created.
     """
     choose_interface(place.own_address)
+    observe_groups()
     os.environ.setdefault(_AT_ONCE, "1")
     said = meet(store, place.rank, place.size, f"{place.device}\n{_default_group()}\n{secrets.token_hex(4)}")
     devices, theirs, tokens = zip(*(each.split("\n") for each in said), strict=True)
@@ -139,7 +142,7 @@ def form(place: Place, store: Store) -> World:
                 f"rank {wrong[0]} of {place.size} is rank {theirs[wrong[0]] or 'none'} in it; call "
                 f"dist.destroy_process_group() to use the mesh's groups"
             )
-        world = World(place, store, devices, token, of_collectives([place.address, place.own_address]))
+        world = World(place, store, devices, token, all_sockets([place.address, place.own_address]))
         world.group(range(place.size))
         return world
     before = open_sockets()
