@@ -88,7 +88,9 @@ OF_USER = {
 def test_stop_frees_collectives_of_groups_made_by_a_cell(notebook: Notebook, how: str) -> None:
     """And no other connections that user code has to its own machine."""
     notebook.mesh("dist.barrier()\nimport os, socket\nstarted = os.getpid()").ok()
-    notebook.mesh("server = socket.create_server(('127.0.0.1', 0))\none = socket.create_connection(server.getsockname())")
+    notebook.mesh(
+        "server = socket.create_server(('127.0.0.1', 0))\none = socket.create_connection(server.getsockname())"
+    )
     body = f"{OF_USER[how]}\nif rank in (0, 2): dist.barrier(group=group)\nelse:\n    import time; time.sleep(600)"
     line = is_stopped(stopped(notebook, body)[0])
     assert "ranks 0,2: " in line and "collective" in line and "replaced" not in line

@@ -50,6 +50,16 @@ class Trainer(Actor):
         return here[0, 0].item()
 
     @endpoint
+    def after_a_message(self) -> float:
+        import torch
+        import torch.distributed as dist
+
+        if self.rank < 2:
+            group()
+            (dist.send if self.rank == 0 else dist.recv)(torch.ones(1), 1 - self.rank)
+        return reduce()
+
+    @endpoint
     def along(self, mesh: Any, odd: bool) -> float:
         import torch
         import torch.distributed as dist
@@ -95,6 +105,12 @@ def test_mismatch_names_ranks_shapes_and_dtypes(procs: Callable[..., Any], odd: 
     assert all(text in said for text in texts), said
     assert "FingerPrint" not in said.partition("Remote traceback")[0]
     assert values(trainers.total.call()) == [3.0] * 3
+
+
+def test_check_says_that_it_counts_messages(procs: Callable[..., Any]) -> None:
+    said = mismatch(procs(3, env=CHECKED).spawn("trainers", Trainer).after_a_message.call())
+    assert "called allreduce of shape (1) and dtype float32 after different numbers of operations (rank 0: 1," in said
+    assert "send or recv, which torch's check counts as well" in said and "give all of them" not in said
 
 
 def test_groups_along_axis_are_checked(procs: Callable[..., Any]) -> None:

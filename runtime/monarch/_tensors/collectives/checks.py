@@ -6,6 +6,7 @@ torch wraps each process group created after that. A check is a collective of it
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from torch.distributed import DebugLevel, set_debug_level  # pyright: ignore[reportPrivateImportUsage]
 
@@ -32,6 +33,8 @@ def describe_mismatch(error: BaseException) -> str:
     if found is None:
         return ""
     own, other = _call(found[2]), _call(found[4])
+    if own == other:
+        return _uncounted(own, {int(found[1]): _number(found[2]), int(found[3]): _number(found[4])})
     # torch parses the data of another operation in its own format, so names are only right for equal operations.
     same = own[0] == other[0]
     sides = {int(found[1]): " ".join(own), int(found[3]): " ".join(other) if same else "another collective"}
@@ -39,6 +42,21 @@ def describe_mismatch(error: BaseException) -> str:
     return f"ranks of a process group called mismatching collectives: {', '.join(texts)}; " + (
         "give all of them tensors of one shape and dtype" if same else "call the same one on all of them"
     )
+
+
+def _uncounted(call: Sequence[str], numbers: dict[int, str]) -> str:
+    """Describe equal calls that only differ in the number of operations that their ranks have begun before."""
+    counts = ", ".join(f"rank {rank}: {numbers[rank]}" for rank in sorted(numbers))
+    return (
+        f"ranks of a process group called {' '.join(call)} after different numbers of operations ({counts}): some ranks "
+        f"have left out a collective, or have called send or recv, which torch's check counts as well; run programs "
+        f"with send and recv without the check"
+    )
+
+
+def _number(fingerprint: str) -> str:
+    found = re.search(r"SequenceNumber=(\d+)", fingerprint)
+    return found[1] if found else "unknown"
 
 
 def _call(fingerprint: str) -> tuple[str, ...]:
