@@ -48,9 +48,9 @@ def _uncounted(call: Sequence[str], numbers: dict[int, str]) -> str:
     """Describe equal calls that only differ in the number of operations that their ranks have begun before."""
     counts = ", ".join(f"rank {rank}: {numbers[rank]}" for rank in sorted(numbers))
     return (
-        f"ranks of a process group called {' '.join(call)} after different numbers of operations ({counts}): some ranks "
-        f"have left out a collective, or have called send or recv, which torch's check counts as well; run programs "
-        f"with send and recv without the check"
+        f"ranks of a process group called {' '.join(call)} after different numbers of operations ({counts}): some "
+        f"ranks have left out a collective, or have called send or recv, which torch's check counts as well; run "
+        f"programs with send and recv without the check"
     )
 
 
