@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dis
 import os
+import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -16,6 +18,8 @@ from monarch._tensors.torch_compat import begun, group_names
 
 _C10D = dist.distributed_c10d.__file__
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_WAITING = tuple(_TORCH + part + os.sep for part in ("autograd", "distributed", os.path.join("nn", "parallel")))
+"""Parts of torch whose functions wait for collectives that others have begun."""
 _DEPTH = 60
 """Maximum number of frames to search."""
 _MAKERS = {"new_group", "init_process_group"}
@@ -74,7 +78,22 @@ def _outermost(frame: FrameType) -> FrameType | None:
 def _waits_by_name(frame: FrameType) -> bool:
     """Return whether code waits for a Work, or in torch code that does, such as the backward pass of a parallel
     module."""
-    return frame.f_code.co_filename.startswith(_TORCH) or "wait" in frame.f_code.co_names
+    file = frame.f_code.co_filename
+    return file.startswith(_WAITING) if file.startswith(_TORCH) else called_method(frame) == "wait"
+
+
+def called_method(frame: FrameType) -> str:
+    """Return the name of the method that a frame is calling; empty if it calls none, or that is not known."""
+    done = [each for each in dis.get_instructions(frame.f_code) if each.offset <= frame.f_lasti]
+    names = [each for each in done if each.opname in ("LOAD_ATTR", "LOAD_METHOD")]
+    if sys.version_info >= (3, 11) and done:
+        # A call begins where the expression of its method begins; arguments begin later.
+        names = [each for each in names if _begin(each) == _begin(done[-1])]
+    return str(names[-1].argval) if names else ""
+
+
+def _begin(instruction: Any) -> tuple[int | None, int | None]:
+    return instruction.positions.lineno, instruction.positions.col_offset
 
 
 def _group_of(values: dict[str, Any]) -> Any:
