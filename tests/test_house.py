@@ -267,6 +267,14 @@ def test_an_import_brings_neither_torch_nor_jupyter(module: str) -> None:
     assert not wrong, f"import {module} also imports {sorted(wrong)}"
 
 
+@pytest.mark.parametrize("module", ["monarch", "monarch._kernel_api"])
+def test_no_name_of_a_program_brings_torch(module: str) -> None:
+    """It takes more than a second to import, which the first heal of a program took."""
+    code = f"import sys, {module} as api; [getattr(api, name) for name in api._HOME]; print('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.stdout == "False\n", ran.stdout + ran.stderr
+
+
 @pytest.mark.parametrize("module", PUBLIC)
 def test_a_public_module_says_what_it_exports(module: str) -> None:
     loaded = importlib.import_module(module)

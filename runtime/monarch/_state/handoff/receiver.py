@@ -1,4 +1,7 @@
-"""State transfer between actors, on the ranks: tensors are moved by one-sided reads."""
+"""State transfer between actors, on the ranks: tensors are moved by one-sided reads.
+
+The program imports this file to name its services, so functions import what needs torch.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch._node.services.registry import function_of, service
-from monarch._state.rdma.plane import plane
-from monarch._tensors.memory.registry import Remote
-from monarch._tensors.memory.views import memory_of
-from monarch._tensors.transports.base import Move
 from monarch._wire.pickling import dumps, loads
 
 Packed = tuple[bytes, list[tuple[Any, ...]]]
@@ -48,6 +47,9 @@ async def _pack_awaited(found: Any, token: str) -> tuple[Packed, Any]:
 
 
 def _pack(found: tuple[Any, Any], token: str) -> tuple[Packed, Any]:
+    from monarch._state.rdma.plane import plane
+    from monarch._tensors.memory.views import memory_of
+
     state, said = found
     body, buffers = dumps(state, "the state", here=True)
     here = plane()
@@ -59,6 +61,8 @@ def _pack(found: tuple[Any, Any], token: str) -> tuple[Packed, Any]:
 @service("handoff.end", "threaded")
 def end(token: str) -> None:
     """Service: end the exports of a transfer."""
+    from monarch._state.rdma.plane import plane
+
     _, keys = _given.pop(token, ([], []))
     drop: Callable[[int], object] = plane().drop
     for key in keys:
@@ -84,6 +88,11 @@ def set_state(actor: Any, state: Any) -> Any:
 def unpack(actor: Any, packed: Packed, take: str, timeout: float) -> Any:
     """Read the large buffers and set the state of an actor."""
     import numpy
+
+    from monarch._state.rdma.plane import plane
+    from monarch._tensors.memory.registry import Remote
+    from monarch._tensors.memory.views import memory_of
+    from monarch._tensors.transports.base import Move
 
     body, remotes = packed
     places = [Remote(*remote) for remote in remotes]
