@@ -47,11 +47,10 @@ class Member(Actor):
     @endpoint
     def total(self) -> float:
         import torch
-
-        from monarch._notebook.dist import LazyDist
+        import torch.distributed as dist
 
         here = torch.ones(1)
-        LazyDist().all_reduce(here)
+        dist.all_reduce(here)
         return here.item()
 
     @endpoint
@@ -59,12 +58,12 @@ class Member(Actor):
         """Return whether a use of ``dist`` waits until the old groups were left, and then has the new ones."""
         import torch.distributed as dist
 
-        from monarch._notebook.dist import LazyDist
         from monarch._tensors.collectives import world as worlds
+        from monarch._tensors.torch_compat import default_group
 
         self.ensure()
         self.own.spoil(REASON)
-        old, leave = dist.group.WORLD, worlds.leave
+        old, leave = default_group(), worlds.leave
         begun, go, done = threading.Event(), threading.Event(), threading.Event()
 
         def slowly(world: Any) -> None:
@@ -73,7 +72,7 @@ class Member(Actor):
             leave(world)
 
         def use() -> None:
-            LazyDist().barrier()
+            dist.barrier()
             done.set()
 
         worlds.leave = slowly

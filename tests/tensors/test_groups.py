@@ -48,7 +48,7 @@ class Member(Actor):
         import torch
         import torch.distributed as dist
 
-        here = torch.tensor([float(os.environ.get("RANK", current_rank().rank))])
+        here = torch.tensor([float(current_rank().rank)])
         dist.all_reduce(here, group=given)
         return here.item()
 

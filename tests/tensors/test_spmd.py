@@ -96,6 +96,8 @@ def test_script_runs_unchanged(procs: Callable[..., Any], script: Path) -> None:
     mesh = procs(2)
     actors, looker = mesh.spawn("spmd", SPMDActor), mesh.spawn("looker", Looker)
     before = values(looker.main_module.call())
+    variables = values(looker.variables.call())
+    assert [each["RANK"] for each in variables] == ["0", "1"] and variables[0]["WORLD_SIZE"] == "2"
     for attempt in range(2):
         out = script.parent / f"out{attempt}"
         assert values(run(actors, str(script), str(out), "--steps", "3")) == [True, True]
@@ -103,7 +105,7 @@ def test_script_runs_unchanged(procs: Callable[..., Any], script: Path) -> None:
             said = (out.with_name(f"{out.name}.{rank}")).read_text().strip()
             assert said == f"10.0 2 {rank} ['--steps', '3'] {script}"
     # Its changes are undone.
-    assert values(looker.variables.call()) == [{}, {}]
+    assert values(looker.variables.call()) == variables
     assert values(looker.main_module.call()) == before
     # The mesh has groups of its own, before and after.
     assert values(looker.of_the_mesh.call()) == [2, 2]

@@ -90,6 +90,21 @@ def give_up(procs: Procs, number: int) -> None:
         own.spoil(f"a connection of the process group of {procs.name} broke; the next use of the group recreates it")
 
 
+def retire_elsewhere(number: int) -> None:
+    """Tell the other ranks that this one has left a generation, so that its next use makes a new one there too."""
+    procs, rank = local_rendezvous().procs(), current_node().rank
+    reason = f"rank {rank} has ended the process group of {procs.name}; the next use of the group recreates it"
+    for each in range(procs.region().nelements):
+        if each != rank and not is_dead(procs.proc(each)):
+            tell_proc(current_node(), procs.proc(each), retire, reason, number)
+
+
+@service("groups.retire", "quick")
+def retire(reason: str, number: int) -> None:
+    """Handle the news that another rank has left a generation."""
+    local_rendezvous().retire(reason, number)
+
+
 @service("groups.position", "quick")
 def position() -> tuple[int, dict[str, int] | None]:
     """Return this rank's last generation and its progress in each group; None without working groups."""

@@ -10,6 +10,7 @@ from monarch._actors.running import current
 from monarch._actors.table import actors_of
 from monarch._core.roster import Procs
 from monarch._groups.breaking import describe_lost, spoil_generation
+from monarch._groups.environment import set_mesh_variables
 from monarch._groups.pipelined import await_end
 from monarch._groups.rendezvous import is_dead, local_rendezvous, uses_collectives
 from monarch._node.current import current_node
@@ -159,6 +160,9 @@ def renew(procs: Procs, roster: int) -> None:
         spec = mailbox.spec
         if spec is not None and spec.whole and spec.procs == procs:
             spec.region = procs.region()
+    if node.config.procs == procs:
+        # A mesh that was resized has another size.
+        set_mesh_variables()
     if node.config.procs == procs and own.roster < roster:
         own.spoil(f"ranks of {procs.name} were replaced, added or removed; the next use of the group recreates it")
 

@@ -8,7 +8,6 @@ makes a new generation. ``convening`` begins one, ``breaking`` ends one; here is
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,6 +18,7 @@ from monarch._groups.calls import CallRecords
 from monarch._node.current import current_node
 from monarch._node.future import Promise
 from monarch._procs.os.helpers import be_helper
+from monarch._tensors.torch_compat import default_group
 from monarch.exceptions import GroupError
 
 if TYPE_CHECKING:
@@ -84,6 +84,10 @@ class Rendezvous:
         with self.lock:
             if world is self.world:
                 self._note_use()
+
+    def is_used_by(self, src: str, port: int) -> bool:
+        """Return whether a running call uses this generation, and it works."""
+        return self.world is not None and not self.broken and self.calls.used(src, port, -1) == self.generation
 
     def _note_use(self) -> None:
         here = current.get()
@@ -228,6 +232,12 @@ class Rendezvous:
             self.world = None
         self._leave_formed()
 
+    def retire(self, reason: str, number: int) -> None:
+        """Mark the groups of a generation broken and leave their connections open, since others may still use them."""
+        with self.lock:
+            if number == self.generation and self.world is not None:
+                self.broken = self.broken or reason
+
     @property
     def has_default(self) -> bool:
         """Return whether torch's default group, if any, belongs to a generation."""
@@ -275,8 +285,7 @@ def is_dead(proc: str) -> bool:
 
 def uses_collectives() -> bool:
     """Return whether this process has a default process group."""
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return default_group() is not None
 
 
 def _raiser(error: BaseException) -> Callable[[], Any]:

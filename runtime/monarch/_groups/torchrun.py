@@ -14,11 +14,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from monarch._core.roster import Procs
+from monarch._groups.breaking import retire_elsewhere
+from monarch._groups.default_group import own_group
 from monarch._groups.rendezvous import local_rendezvous
 from monarch._node.current import current_node
 from monarch._node.services.asking import ask_proc
 from monarch._node.services.registry import service
 from monarch._procs.os.helpers import as_helper
+from monarch._tensors.torch_compat import as_it_is, default_group
 from monarch.exceptions import ArgumentError, GroupError
 
 
@@ -143,9 +146,12 @@ def run_script(script: Script, meeting: Meeting) -> None:
     Raises:
         RuntimeError: the program exited with a nonzero code. Its other errors are raised as they are.
     """
-    local_rendezvous().leave()
+    own = local_rendezvous()
+    if own.has_default:
+        own.leave()
+        retire_elsewhere(own.generation)
     # Like torchrun, which does not bind processes to cores.
-    with as_helper(), _setting(script):
+    with as_helper(), own_group(), _setting(script):
         set_variables(meeting)
         try:
             if script.path == "-m":
@@ -193,10 +199,11 @@ def _setting(script: Script) -> Iterator[None]:
 
 
 def _end_group() -> None:
-    import torch.distributed as dist
+    if default_group() is not None:
+        import torch.distributed as dist
 
-    if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
+        with as_it_is():
+            dist.destroy_process_group()
 
 
 def _title(script: Script) -> str:

@@ -46,5 +46,7 @@ class RankConfig:
     """The address of each host of the mesh, in order; empty if unknown."""
     bound: bool = False
     """Whether the user has set the cores of the processes."""
+    given: frozenset[str] = frozenset()
+    """The environment variables that the user has set."""
     secret: bytes = b""
     """The session's secret: its holders may read and write the buffers of its processes."""

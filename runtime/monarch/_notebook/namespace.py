@@ -9,10 +9,11 @@ from typing import Any
 from monarch._actors.actor import Actor
 from monarch._actors.endpoint import endpoint
 from monarch._core.shapes.extent import Point
+from monarch._groups.default_group import hook_torch
 from monarch._meshes.context import context
-from monarch._notebook.dist import LazyDist
 from monarch._notebook.execute import CellResult, run, steps_of
 from monarch._notebook.marks import prepare
+from monarch._notebook.own_names import OwnNames
 from monarch._notebook.show import Display
 from monarch._notebook.streams import install
 
@@ -35,12 +36,12 @@ class Namespace(Actor):
         self.variables: dict[str, Any] = module.__dict__
         self.display = Display()
         size = self.point.extent.nelements
-        self.variables.update(
+        self.own = OwnNames(self.variables)
+        self.own.set(
             rank=self.point.rank,
             world_size=size,
             point=self.point,
             mesh=instance.proc_mesh,
-            dist=LazyDist(),
             display=self.display,
         )
         try:
@@ -49,13 +50,18 @@ class Namespace(Actor):
         except ImportError:
             pass
         else:
+            import torch.distributed
+
+            hook_torch()
             available = torch.cuda.is_available()
             if device == "cuda" and not available:
                 raise RuntimeError(f"rank {self.point.rank} sees no GPU, and the mesh is to have the device cuda")
-            self.variables.update(torch=torch, device=torch.device(device or ("cuda" if available else "cpu")))
+            kind = device or ("cuda" if available else "cpu")
+            self.own.set(torch=torch, dist=torch.distributed, device=torch.device(kind))
         prepare()
         install()
         self.given = set(self.variables)
+        """The names that were there before any cell."""
         # As in a notebook, display is there without a name of its own being taken.
         builtins.__dict__.setdefault("display", self.display)
 
@@ -63,7 +69,7 @@ class Namespace(Actor):
         """Take the new size of the mesh."""
         instance = context().actor_instance
         self.point = instance.rank
-        self.variables.update(world_size=self.point.extent.nelements, point=self.point, mesh=instance.proc_mesh)
+        self.own.set(world_size=self.point.extent.nelements, point=self.point, mesh=instance.proc_mesh)
 
     @endpoint
     def run(self, source: str, name: str, sink: Any) -> CellResult:
@@ -74,7 +80,10 @@ class Namespace(Actor):
             name: what its tracebacks call it, such as ``cell [12]``.
             sink: a Port for what it displays while it runs.
         """
-        return run(steps_of(source, name, self.variables, self.display, sink))
+        try:
+            return run(steps_of(source, name, self.variables, self.display, sink))
+        finally:
+            self.own.settle()
 
     @endpoint
     def push(self, values: dict[str, Any]) -> None:

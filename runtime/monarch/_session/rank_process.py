@@ -21,6 +21,8 @@ from monarch._actors.mailbox import NOTHING, Mailbox
 from monarch._actors.table import actors_of
 from monarch._core.roster import Procs, split_proc
 from monarch._groups.breaking import member_died
+from monarch._groups.default_group import hook_torch
+from monarch._groups.environment import set_mesh_variables
 from monarch._node.current import set_node
 from monarch._node.node import Node
 from monarch._node.rank_config import RankConfig
@@ -75,12 +77,15 @@ class Rank:
             # The agent's affinity is all cores that the session may use.
             let_helpers_use(os.sched_getaffinity(os.getppid()))
         begin_observing(free_threads=not config.bound)
+        hook_torch()
         if CHECK_COLLECTIVES():
             from monarch._tensors.collectives.checks import check_collectives
 
             check_collectives()
         node.events.lost.subscribe(self._sibling_died)
         set_node(node)
+        if place >= 0:
+            set_mesh_variables()
         keep_names(folder, proc)
         self.main = MainExecutor(node)
         self.outbox = Outbox(node, config.procs.region().nelements, self._busy_call)
@@ -134,6 +139,7 @@ class Rank:
         if os.environ.get("CUDA_VISIBLE_DEVICES") in gpus:
             # Like the dead rank, unless the user has set it.
             os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank % self.config.procs.per_host % len(gpus)]
+        set_mesh_variables()
         with self._birth:
             self._assumed = port
             self._tell_owner()

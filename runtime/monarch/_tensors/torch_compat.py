@@ -7,8 +7,12 @@ function, so a torch version without one of the names fails there and not in a t
 from __future__ import annotations
 
 import datetime
+import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, cast
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -85,6 +89,116 @@ def wrap_group_maker(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -
     if not hasattr(make, "__wrapped__"):
         setattr(c10d, _MAKER, wrap(make))
     return True
+
+
+class _Hidden(threading.local):
+    """Whether this thread reads the default group without its hook."""
+
+    depth = 0
+
+
+_hidden = _Hidden()
+
+
+@contextmanager
+def as_it_is() -> Iterator[None]:
+    """Read the default group without its hook in this thread: this code makes the group, or ends it."""
+    _hidden.depth += 1
+    try:
+        yield
+    finally:
+        _hidden.depth -= 1
+
+
+def default_group() -> Any:
+    """Return the default process group of this process as it is, without a hook; None if there is none."""
+    c10d: Any = sys.modules.get(_C10D)
+    if c10d is None:
+        return None
+    read = getattr(type(c10d._world), "_unhooked", type(c10d._world)).default_pg.fget
+    return read(c10d._world)
+
+
+def hook_default_group(hook: Callable[[Any, FrameType], Any]) -> bool:
+    """Ask a function for the default process group whenever Python code reads it, once.
+
+    Every function of torch.distributed reads it there, and so do DDP, FSDP and DeviceMesh, under any name of import.
+
+    Args:
+        hook: called with the group as it is, and the frame that reads it; returns the group to read.
+
+    Returns:
+        Whether the hook is in place; False where torch.distributed is not imported yet.
+    """
+    c10d: Any = sys.modules.get(_C10D)
+    if c10d is None:
+        return False
+    plain = type(c10d._world)
+    if hasattr(plain, "_unhooked"):
+        return True
+
+    def read(world: Any) -> Any:
+        if _hidden.depth:
+            return plain.default_pg.fget(world)
+        # The frames: this function, the property group.WORLD, and the code that reads that.
+        return hook(plain.default_pg.fget(world), sys._getframe(2))
+
+    def write(world: Any, group: Any) -> None:
+        plain.default_pg.fset(world, group)
+
+    c10d._world.__class__ = type("_World", (plain,), {"_unhooked": plain, "default_pg": property(read, write)})
+    return True
+
+
+def wrap_function(name: str, wrap: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
+    """Replace a function of torch.distributed by ``wrap`` of it, once, under the names that torch has for it."""
+    import torch.distributed as dist
+    from torch.distributed import device_mesh
+
+    plain = getattr(_c10d(), name)
+    if not hasattr(plain, "monarch"):
+        wrapped: Any = wrap(plain)
+        wrapped.monarch = True
+        for module in (_c10d(), dist, device_mesh):
+            if hasattr(module, name):
+                setattr(module, name, wrapped)
+
+
+def uses_default(frame: FrameType | None) -> bool:
+    """Return whether the function of torch.distributed that reads the default group in a frame works on it.
+
+    False for a function that was given another group, and for torch's log of an error.
+    """
+    c10d, folder = _c10d().__file__, os.path.dirname(_c10d().__file__)
+    found: FrameType | None = None
+    while frame is not None and frame.f_code.co_filename.startswith(folder):
+        if frame.f_code.co_name == "_get_msg_dict":
+            return False
+        found = frame if frame.f_code.co_filename == c10d else found
+        frame = frame.f_back
+    values = found.f_locals if found is not None else {}
+    return all(values.get(name) is None for name in ("group", "pg"))
+
+
+def is_of_torch(frame: FrameType) -> bool:
+    """Return whether torch reads the default group in a frame for itself: as it is imported, for a log or a compiler.
+
+    A group made then would wait for the import, and torch would wait for the group.
+    """
+    c10d, caller = _c10d().__file__, frame
+    while caller.f_code.co_filename == c10d and caller.f_back is not None:
+        caller = caller.f_back
+    file, folder = caller.f_code.co_filename, os.path.dirname(os.path.dirname(c10d))
+    if not file.startswith(folder):
+        return False
+    uses = tuple(os.path.join(folder, part) for part in ("distributed", os.path.join("nn", "parallel")))
+    asks_only = frame.f_code.co_name == "is_initialized" and not file.startswith(uses)
+    return asks_only or caller.f_code.co_name == "<module>"
+
+
+def set_timeout(group: Any, timeout: datetime.timedelta) -> None:
+    """Set the timeout of later collectives of a group."""
+    _c10d()._set_pg_timeout(timeout, group)
 
 
 def local_box(shape: Iterable[int], mesh: Any, placements: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -122,6 +122,7 @@ class Starting:
             self.owner_actor,
             addresses,
             bool(self.binds),
+            frozenset(variables),
             node.hosts.secret,
         )
         spawn = m.Spawn(

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import DebugLevel, get_debug_level  # pyright: ignore[reportPrivateImportUsage]
 
 from monarch._core.unjoined import Waits
-from monarch._tensors.torch_compat import begun, group_names
+from monarch._tensors.torch_compat import begun, default_group, group_names
 
 _C10D = dist.distributed_c10d.__file__
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -38,7 +38,7 @@ def waits_in(frame: FrameType | None, rank: int, place: tuple[int, ...], in_fute
         place: that of the frame.
         in_futex: whether the thread waits in a futex.
     """
-    if frame is None or not dist.is_initialized():
+    if frame is None or default_group() is None:
         return None
     function = _outermost(frame)
     if function is None:
@@ -100,7 +100,7 @@ def _group_of(values: dict[str, Any]) -> Any:
     group = values.get("group")
     if issubclass(type(group), dist.ProcessGroup):
         return group
-    return dist.group.WORLD
+    return default_group()
 
 
 def _peers(name: str, values: dict[str, Any], group: Any) -> tuple[int, ...] | None:
@@ -116,17 +116,17 @@ def _peers(name: str, values: dict[str, Any], group: Any) -> tuple[int, ...] | N
 def _waits(name: str, group: Any, number: int, rank: int, place: tuple[int, ...], peers: tuple[int, ...] = ()) -> Waits:
     members = tuple(dist.get_process_group_ranks(group))
     return Waits(
-        rank, name, dict(group_names()).get(group, ""), members, group is dist.group.WORLD, number, peers, place
+        rank, name, dict(group_names()).get(group, ""), members, group is default_group(), number, peers, place
     )
 
 
 def _making(name: str, values: dict[str, Any], rank: int, place: tuple[int, ...]) -> Waits:
     ranks = values.get("ranks")
-    waits = _waits(name, dist.group.WORLD, 0, rank, place)
+    waits = _waits(name, default_group(), 0, rank, place)
     return waits._replace(members=tuple(ranks)) if type(ranks) in (list, tuple) and ranks else waits
 
 
 def _work_of_default(rank: int, place: tuple[int, ...]) -> Waits:
     """Return a wait for a Work, which does not name its group: taken as the default group."""
-    group: Any = dist.group.WORLD
+    group: Any = default_group()
     return _waits("", group, begun(group), rank, place)

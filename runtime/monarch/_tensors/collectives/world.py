@@ -20,7 +20,7 @@ from monarch._tensors.collectives.interfaces import choose_interface
 from monarch._tensors.collectives.made_groups import all_sockets, noted_sockets, observe_groups
 from monarch._tensors.collectives.store import find_store, meet
 from monarch._tensors.collectives.subgroups import make_subgroup
-from monarch._tensors.torch_compat import backend_of, begun, group_names, groups
+from monarch._tensors.torch_compat import as_it_is, backend_of, begun, default_group, group_names, groups
 from monarch.exceptions import GroupError
 
 BOTH = "cpu:gloo,cuda:nccl"
@@ -74,8 +74,12 @@ class World:
             return self.groups[key]
 
     def _make(self, key: tuple[int, ...]) -> Any:
+        with as_it_is():
+            return self._make_as_it_is(key)
+
+    def _make_as_it_is(self, key: tuple[int, ...]) -> Any:
         if key == tuple(range(self.place.size)):
-            return dist.group.WORLD
+            return default_group()
         before = self.making[key] = open_sockets()
         try:
             store = find_store(self.place.address, self.place.port, self.place.size)
@@ -163,15 +167,18 @@ def form(place: Place, store: Store) -> World:
 
 def _default_group() -> str:
     """Return the place in a default process group that the program has created, as ``rank of size``; empty for none."""
-    return f"{dist.get_rank()} of {dist.get_world_size()}" if dist.is_initialized() else ""
+    group = default_group()
+    return f"{group.rank()} of {group.size()}" if group is not None else ""
 
 
 def leave(world: World) -> None:
     """Destroy the groups, so that new ones can be created; a default group that the program has created since stays."""
-    if dist.is_initialized() and dist.group.WORLD is world.groups.get(tuple(range(world.place.size))):
+    group = default_group()
+    if group is not None and group is world.groups.get(tuple(range(world.place.size))):
         # Abort first, since destroying waits for work in progress.
         world.free()
-        dist.destroy_process_group()
+        with as_it_is():
+            dist.destroy_process_group()
 
 
 def torchrun_variables(place: Place) -> dict[str, str]:
