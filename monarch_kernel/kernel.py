@@ -47,7 +47,7 @@ class MonarchKernel(IPythonKernel):
         self.shell.events.register("post_execute", leave_if_forked)  # pyright: ignore[reportOptionalMemberAccess]
         if threading.current_thread() is threading.main_thread():
             # For the time between messages; ipykernel sets its own handler for each message, and restores this one.
-            signal.signal(signal.SIGINT, lambda *_: threading.Thread(target=self._say_what_runs, daemon=True).start())
+            signal.signal(signal.SIGINT, self._on_idle_interrupt)
         # The zygote imports torch while the user reads.
         threading.Thread(target=_warm_up, name="monarch-warm-up", daemon=True).start()
 
@@ -66,7 +66,7 @@ class MonarchKernel(IPythonKernel):
                 raise KeyboardInterrupt
             # Just before or after the code of the cell, where nobody catches it, or right after another Ctrl-C.
             again = threading.Timer(_AGAIN, lambda: over.is_set() or os.kill(os.getpid(), number))
-            again.daemon = True
+            again.name, again.daemon = "monarch-interrupt-again", True
             again.start()
 
         signal.signal(signal.SIGINT, stop)
@@ -76,6 +76,9 @@ class MonarchKernel(IPythonKernel):
             over.set()
             # Until the end of the message, when the handler of the idle kernel is restored.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def _on_idle_interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        threading.Thread(target=self._say_what_runs, name="monarch-idle-stop", daemon=True).start()
 
     def _say_what_runs(self) -> None:
         """Tell the user, after a Stop while no cell runs, what still runs; in a thread of its own."""

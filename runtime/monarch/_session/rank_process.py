@@ -258,7 +258,7 @@ class Rank:
     def _exit(self) -> None:
         """End the process even though user code still runs."""
         timer = threading.Timer(_LAST_WORDS, self._exit_stopped)
-        timer.daemon = True
+        timer.name, timer.daemon = "monarch-exit-limit", True
         timer.start()
         self.outbox.flush()
         self.node.close(linger_ms=1000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from threading import Timer
+from threading import Thread
 
 from monarch._actors.table import actors_of
 from monarch._core.shapes.ranks import describe_ranks
@@ -100,9 +100,7 @@ class Escalation:
             mailbox.fail(_pack(failure))
         elif node.config is None:
             # In another thread, since the hook may do anything and this one receives messages.
-            timer = Timer(0, call_hook, (failure,))
-            timer.daemon = True
-            timer.start()
+            Thread(target=call_hook, args=(failure,), name="monarch-fault-hook", daemon=True).start()
         else:
             # Its owner is gone or was not an actor: the owner of this process is next.
             fault = m.Fault(node.proc, node.config.procs.uid, node.rank, _pack(failure))

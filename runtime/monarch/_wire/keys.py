@@ -36,6 +36,7 @@ class CurveAuthenticator:
         self._allowed: dict[str, set[bytes]] = {}
         self._authenticator = ThreadAuthenticator(context)
         self._authenticator.start()
+        self._authenticator.thread.name = "monarch-authenticator"
 
     def allow(self, domain: str, keys: Iterable[bytes]) -> None:
         """Let the holders of these keys connect to sockets of a domain."""
