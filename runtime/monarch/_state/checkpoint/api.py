@@ -142,7 +142,7 @@ def _check(mesh: Any, timeout: float, *methods: str) -> ActorMesh:
     for method in methods:
         method_of(mesh._state.cls, method)
     if not timeout > 0:
-        raise ArgumentError(f"timeout is a number of seconds above 0, and not {timeout!r}")
+        raise ArgumentError(f"timeout: expected seconds above 0, got {timeout!r}")
     return mesh
 
 

@@ -62,7 +62,7 @@ def _check(source: Any, target: Any, timeout: float) -> None:
             continue
         raise ArgumentError(f"{what}: expected a method of a mesh of actors, such as trainers.weights, got {side!r}")
     if not timeout > 0:
-        raise ArgumentError(f"timeout is a number of seconds above 0, and not {timeout!r}")
+        raise ArgumentError(f"timeout: expected seconds above 0, got {timeout!r}")
 
 
 class _Copy:

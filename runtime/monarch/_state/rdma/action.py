@@ -1,4 +1,4 @@
-"""Many reads and writes at once."""
+"""Batches of reads and writes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class RDMAAction:
-    """Reads and writes that are made together: those with one owner cost about as much as one.
+    """A batch of reads and writes: those with one owner cost about as much as a single one.
 
-    ``RDMAAction().read_remote(dst, buffer).write_remote(other, src).submit().get()``. It can be submitted again, and
-    moves what is there at that time. All reads are made before any write.
+    ``RDMAAction().read_remote(dst, buffer).write_remote(other, src).submit().get()``. Each ``submit`` moves the values
+    of that moment. All reads run before any write.
     """
 
     def __init__(self) -> None:
@@ -26,10 +26,10 @@ class RDMAAction:
         self._writes: list[Move] = []
 
     def read_remote(self, dst: Any, buffer: RDMABuffer) -> Self:
-        """Add a read of a buffer into memory here; see ``RDMABuffer.read_into``.
+        """Add a read of a buffer into local memory; see ``RDMABuffer.read_into``.
 
         Raises:
-            ArgumentError: it does not fit, or ``dst`` overlaps memory here that this action reads into or writes from.
+            ArgumentError: the buffer does not fit, or ``dst`` overlaps local memory of this action.
         """
         move = buffer.reading(dst)
         self._check(move.local, [*self._reads, *self._writes])
@@ -37,10 +37,10 @@ class RDMAAction:
         return self
 
     def write_remote(self, buffer: RDMABuffer, src: Any) -> Self:
-        """Add a write of memory here into a buffer; see ``RDMABuffer.write_from``.
+        """Add a write of local memory into a buffer; see ``RDMABuffer.write_from``.
 
         Raises:
-            ArgumentError: it does not fit, or ``src`` overlaps memory here that this action reads into.
+            ArgumentError: ``src`` does not fit, or overlaps local memory that this action reads into.
         """
         move = buffer.writing(src)
         self._check(move.local, self._reads)
@@ -48,13 +48,14 @@ class RDMAAction:
         return self
 
     def submit(self, timeout: float = 60.0) -> Future[None]:
-        """Make all of them.
+        """Run all reads, then all writes.
 
         Args:
             timeout: seconds for an owner on another host to answer.
 
         Returns:
-            Done when all bytes are there. Its error is that of the first one that failed; others may have been made.
+            A future that is done when all bytes have arrived. Its error is that of the first failed transfer; other
+            transfers may have succeeded.
 
         Raises:
             ArgumentError: the timeout is not above 0.

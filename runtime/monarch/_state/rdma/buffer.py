@@ -1,4 +1,4 @@
-"""Buffers: memory of one actor that others read and write without its help."""
+"""Buffers: memory of one actor that others read and write without its participation."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from monarch._tensors.transports.base import Move
 from monarch.exceptions import ArgumentError
 
 _AT_ONCE = 1 << 20
-"""Bytes up to which a copy within a host is made in the thread that asks for it: another would only begin by then."""
+"""Maximum bytes of a copy within a host that runs in the calling thread: it takes less time than starting a thread."""
 _QUICK = {"local", "attach"}
 
 
 class ByteCount(int):
-    """A number of bytes; programs that call it as a method, as torchmonarch's do, get the same."""
+    """A number of bytes. Calling it, as programs for torchmonarch do, returns the same number."""
 
     def __call__(self) -> int:
         return int(self)
 
 
 class RDMABuffer:
-    """Memory that other actors read and write, wherever they are, while its owner does something else.
+    """Memory that actors of any process read and write, while its owner does other work.
 
-    It is made by the owner, and sent to others as an argument or a result; what arrives is a handle of it.
-    The memory is kept until ``drop``, or until the actor that made the buffer has ended. Nothing tells the owner of a
-    read or a write: send it a message. And nothing waits for the owner's GPU: what it has begun there after it made the
-    buffer is to be finished, by ``torch.cuda.synchronize()``, before it tells others that they can read.
+    The owner creates the buffer and sends it as an argument or a result; the receivers get a handle. The memory stays
+    allocated until ``drop``, or until the actor that created the buffer has ended. The owner is not notified of reads
+    and writes: send it a message. Transfers do not wait for the owner's GPU: call ``torch.cuda.synchronize()`` there
+    before you send a message that others may read.
 
     Args:
-        data: a tensor on the CPU or a GPU, or a memoryview: one-dimensional, contiguous and not empty, parts of larger
-            ones too. ``tensor.view(-1)`` makes one of any contiguous tensor, and of ``view(torch.uint8)`` any dtype is
-            read. Read-only memory can be read only.
+        data: a tensor on the CPU or a GPU, or a memoryview: one-dimensional, contiguous and not empty. It may be a part
+            of a larger one. ``tensor.view(-1)`` makes any contiguous tensor one-dimensional, and receivers can read a
+            ``view(torch.uint8)`` into any dtype. A buffer of read-only memory cannot be written.
 
     Raises:
-        ArgumentError: the memory is none of these; a ValueError and a TypeError too.
+        ArgumentError: the memory is none of these. It is also a ValueError and a TypeError.
     """
 
     def __init__(self, data: Any) -> None:
-        # A program may make a buffer before anything else.
+        # A program may create a buffer before it uses anything else of this package.
         open_node()
         self._remote = plane().share(memory_of(data, "the memory of a buffer"))
 
@@ -60,45 +60,45 @@ class RDMABuffer:
 
     @property
     def size(self) -> ByteCount:
-        """Bytes: a number, that may be called as well, as in ``buffer.size()``."""
+        """Size in bytes; ``buffer.size()`` works too."""
         return ByteCount(self._remote.size)
 
     @property
     def owner(self) -> str:
-        """Proc id of the process that has the memory."""
+        """Proc id of the process that owns the memory."""
         return self._remote.proc
 
     @property
     def dtype(self) -> str:
-        """Of the owner's tensor, such as ``float32``; empty for bytes."""
+        """Dtype of the owner's tensor, such as ``float32``; empty for bytes."""
         return self._remote.dtype
 
     @property
     def device(self) -> str:
-        """Where the memory is: ``cpu``, or ``cuda:N`` as the owner counts."""
+        """Device of the memory: ``cpu``, or ``cuda:N`` with the owner's number."""
         return self._remote.device
 
     @property
     def backend(self) -> str:
-        """The transport that is used from here for memory of the CPU, or of a GPU if the buffer's is."""
+        """Transport between this process and the buffer, for local memory on the same kind of device."""
         return plane().way_to(self._remote, self._local_device()).name
 
     def transports(self) -> dict[str, str]:
-        """Return the transports considered, best first, each with why it is not used; empty for the one in use."""
+        """Return the transports, best first, each with the reason against it; empty for the transport in use."""
         return dict(plane().reasons(self._remote, self._local_device()))
 
     def _local_device(self) -> str:
         return "cpu" if self._remote.device == "cpu" else "cuda:0"
 
     def part(self, offset: int, size: int) -> RDMABuffer:
-        """Return a handle of some bytes of it.
+        """Return a handle of a part of the buffer.
 
         Args:
-            offset: of the first one.
-            size: how many.
+            offset: of the first byte.
+            size: in bytes.
 
         Raises:
-            ArgumentError: they are not within the buffer.
+            ArgumentError: the part is not within the buffer.
         """
         remote = self._remote
         if offset < 0 or size < 1 or offset + size > remote.size:
@@ -106,15 +106,16 @@ class RDMABuffer:
         return RDMABuffer._of(remote._replace(offset=remote.offset + offset, size=size))
 
     def read_into(self, dst: Any, *, timeout: float = 60.0) -> Future[None]:
-        """Copy the buffer into memory here.
+        """Copy the buffer into local memory.
 
         Args:
-            dst: a tensor or memoryview at least as large, on the CPU or a GPU; of the same dtype, or bytes.
+            dst: a tensor or memoryview at least as large as the buffer, on the CPU or a GPU; of the same dtype, or
+                bytes.
             timeout: seconds for an owner on another host to answer.
 
         Returns:
-            Done when all bytes are there. Its error is a TransferError if the owner has died or has dropped the buffer;
-            the text says whether a part of ``dst`` may have been written.
+            A future that is done when all bytes have arrived. It fails with TransferError if the owner has died or
+            dropped the buffer; the message tells whether a part of ``dst`` may have been written.
 
         Raises:
             ArgumentError: ``dst`` does not fit; nothing was written.
@@ -122,17 +123,17 @@ class RDMABuffer:
         return submit([self.reading(dst)], [], timeout)
 
     def write_from(self, src: Any, *, timeout: float = 60.0) -> Future[None]:
-        """Copy memory from here into the buffer, from its beginning.
+        """Copy local memory into the buffer, at its start.
 
         Args:
-            src: a tensor or memoryview, at most as large; of the same dtype, or bytes.
+            src: a tensor or memoryview, at most as large as the buffer; of the same dtype, or bytes.
             timeout: seconds for an owner on another host to answer.
 
         Returns:
-            Done when all bytes are there; errors as for ``read_into``.
+            A future that is done when all bytes have arrived; errors as for ``read_into``.
 
         Raises:
-            ArgumentError: ``src`` does not fit, or the buffer can only be read; nothing was written.
+            ArgumentError: ``src`` does not fit, or the buffer is read-only; nothing was written.
         """
         return submit([], [self.writing(src)], timeout)
 
@@ -147,11 +148,11 @@ class RDMABuffer:
         local = memory_of(src, "the source")
         check_fit(local, self._remote.size, self._remote.dtype, True)
         if self._remote.readonly:
-            raise ArgumentError("the buffer can only be read: it is of a read-only memoryview")
+            raise ArgumentError("the buffer is read-only, because its owner made it from a read-only memoryview")
         return Move(self._remote, local)
 
     def drop(self) -> Future[None]:
-        """Release the memory in its owner; any holder of a handle may do so. Later reads and writes fail."""
+        """Release the memory in its owner. Any holder of a handle may do this. Later reads and writes fail."""
         node = current_node()
         remote = self._remote
         if remote.proc == node.proc:
@@ -172,7 +173,7 @@ class RDMABuffer:
 def submit(reads: Sequence[Move], writes: Sequence[Move], timeout: float) -> Future[None]:
     """Move bytes, reads before writes; return a future that is done when all have arrived."""
     if not timeout > 0:
-        raise ArgumentError(f"timeout is a number of seconds above 0, and not {timeout!r}")
+        raise ArgumentError(f"timeout: expected seconds above 0, got {timeout!r}")
     here = plane()
 
     def work() -> None:
@@ -202,7 +203,7 @@ def _quick(moves: Sequence[Move]) -> bool:
             local.device == "cpu" and here.known_way(remote, local.device) in _QUICK for remote, local, _ in moves
         )
     except Exception:
-        # Then it is the future's to say.
+        # The future raises this error.
         return False
 
 

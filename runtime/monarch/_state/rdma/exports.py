@@ -1,4 +1,4 @@
-"""Tensors of GPUs in messages: a copy is lent to the receivers, and freed when the last of them has its own."""
+"""GPU tensors in messages: the sender exports a copy, and frees it when each receiver has its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Loans:
-    """The part of a node that has the tensors it lends.
+    """The exported tensors of a node.
 
     Args:
         node: of this process.
@@ -33,7 +33,7 @@ class _Loans:
         self.lock = threading.Lock()
         self.receivers: dict[int, set[str]] = {}
         """By key, the processes that have not copied it yet. Lock: ``lock``; a single read needs none."""
-        # A process that has died needs nothing any more.
+        # A dead process copies nothing any more.
         node.events.proc_died.subscribe(self._died)
 
     def _died(self, proc: str) -> None:
@@ -47,9 +47,9 @@ def _loans() -> _Loans:
 
 @service("exports.lend", "local")
 def lend(tensor: torch.Tensor, receivers: Sequence[str]) -> Reduced | None:
-    """Lend a tensor to some processes; None if one of them is a program, which may have no GPU.
+    """Export a tensor to some processes; None if one of them is a program, which may have no GPU.
 
-    It is lent as it is now: what happens to it later is seen by nobody.
+    The receivers get its present values; later changes do not reach them.
     """
     if not receivers or not all(split_proc(proc)[0] for proc in receivers) or not tensor.numel():
         return None
@@ -63,7 +63,7 @@ def lend(tensor: torch.Tensor, receivers: Sequence[str]) -> Reduced | None:
     for proc in receivers:
         peer = node.peers.known.get(proc)
         if peer is not None and peer.dead is not None:
-            # Its death was told of before.
+            # The event of its death came earlier.
             returned(remote.key, proc)
     dtype = str(tensor.dtype).removeprefix("torch.")
     return take, (tuple(remote), dtype, tuple(tensor.shape), tensor.requires_grad)
@@ -71,7 +71,7 @@ def lend(tensor: torch.Tensor, receivers: Sequence[str]) -> Reduced | None:
 
 @service("exports.cancel", "local")
 def cancel(reduced: Reduced) -> None:
-    """It was not sent."""
+    """Free an export whose message was not sent."""
     key = Remote(*reduced[1][0]).key
     loans = _loans()
     with loans.lock:
@@ -80,7 +80,7 @@ def cancel(reduced: Reduced) -> None:
 
 
 def take(packed: tuple[Any, ...], dtype: str, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
-    """Make the copy of a receiver, in memory of its GPU if it has one; TransferError if the lender has died."""
+    """Return the receiver's copy, on its GPU if it has one; TransferError if the sender has died."""
     import torch
 
     remote = Remote(*packed)
@@ -104,7 +104,7 @@ def _give_back(remote: Remote) -> None:
 
 @service("exports.returned", "threaded")
 def returned(key: int, proc: str) -> None:
-    """Service: a receiver has its copy."""
+    """Service: note that a receiver has its copy."""
     loans = _loans()
     with loans.lock:
         waiting = loans.receivers.get(key)
@@ -119,5 +119,5 @@ def returned(key: int, proc: str) -> None:
 
 @service("exports.lent", "quick")
 def lent() -> int:
-    """Service: how many tensors of this process are lent."""
+    """Service: return the number of exported tensors of this process."""
     return len(_loans().receivers)

@@ -1,4 +1,4 @@
-"""This process's part in the transfers of a session: what it shares, and by which ways it reaches what others share."""
+"""The transfers of one process: its shared memory, and the transports to shared memory of other processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError, Tr
 P = ParamSpec("P")
 R = TypeVar("R")
 VARIABLE = "MONARCH_RDMA_TRANSPORTS"
-"""Environment variable with the names of the transports that may be used, by commas; all if it is not set."""
+"""Environment variable with the names of the allowed transports, separated by commas; if unset, all of them."""
 _ORDER = ("local", "attach", "cuda_ipc", "nixl", "stream")
 """Best first."""
 
@@ -53,16 +53,16 @@ class Plane:
         ]
         self._ways = {way.name: way for way in ways}
         self._mailboxes: dict[int, ActorLike] = {}
-        """The actors that have shared something, by its key."""
+        """The actors that have shared memory, by the key of that memory."""
         self._chosen: dict[tuple[str, str, bool, str], Transport] = {}
-        """By the owner, where its memory is, whether others can open that on a GPU, and where ours is."""
+        """The transports in use, by ``_kind_of`` a transfer."""
         node.events.closing.subscribe(self._close)
         node.events.proc_died.subscribe(self._forget)
 
-    # What this process shares
+    # Memory of this process
 
     def share(self, memory: Memory, forever: bool = False) -> Remote:
-        """Let others read and write some memory until it is dropped, or unless forever the actor that runs ends."""
+        """Share memory with other processes until it is dropped or, unless ``forever``, the running actor ends."""
         node = self._node
         _let_others_read(node)
         remote = self.registry.add(memory, node.proc, _title(node), open_handle_of(memory))
@@ -73,7 +73,7 @@ class Plane:
         return remote
 
     def drop(self, key: int) -> bool:
-        """End that; whether it was shared."""
+        """Stop sharing memory; return whether it was shared."""
         found = self.registry.drop(key)
         if found:
             self._nixl.hide(key)
@@ -83,23 +83,23 @@ class Plane:
         return found
 
     def stream_address(self) -> tuple[str, int]:
-        """Where this process serves what it shares by TCP."""
+        """Return the TCP address at which this process serves its shared memory."""
         with self._lock:
             if self._server is None:
                 self._server = StreamServer(self.registry, self._node.hosts.secret, _own_address(self._node))
             return self._server.address
 
     def expose(self, keys: list[int]) -> tuple[str, bytes] | None:
-        """How the NIXL agents of others reach some pieces."""
+        """Return the data by which NIXL agents of other processes reach shared memory."""
         return self._nixl.expose(keys)
 
-    # What others share
+    # Memory of other processes
 
     def way_to(self, remote: Remote, local_device: str) -> Transport:
         """Return the best transport between this process and a piece of memory.
 
         Raises:
-            TransferError: there is none.
+            TransferError: no transport works between them.
         """
         key = _kind_of(remote, local_device)
         chosen = self._chosen.get(key)
@@ -116,12 +116,12 @@ class Plane:
         return chosen
 
     def known_way(self, remote: Remote, local_device: str) -> str:
-        """Return the name of the transport that was chosen before; empty if none was."""
+        """Return the name of the transport that is already in use; empty if there is none."""
         chosen = self._chosen.get(_kind_of(remote, local_device))
         return chosen.name if chosen is not None else ""
 
     def reasons(self, remote: Remote, local_device: str) -> list[tuple[str, str]]:
-        """The transports with why each cannot be used, best first, down to the first one that can."""
+        """Return the transports, best first, up to the first usable one, each with the reason against it."""
         found: list[tuple[str, str]] = []
         for name in _allowed():
             found.append((name, self._ways[name].reason_against(remote, local_device)))
@@ -130,7 +130,7 @@ class Plane:
         return found
 
     def move(self, moves: Sequence[Move], writing: bool, timeout: float) -> None:
-        """Move bytes of pieces that belong to any processes, those of one process together."""
+        """Move bytes from or to memory of any processes, together for each process."""
         for each in moves:
             check_spans(each)
         together: dict[tuple[str, str, bool, str], list[Move]] = {}
@@ -168,7 +168,7 @@ class Plane:
         raise TransferError(f"{remote.title} {why}. Nothing was written", mesh=remote.proc)
 
     def _forget(self, proc: str) -> None:
-        """A process has died."""
+        """Drop the state of a dead process."""
         self._chosen = {key: way for key, way in self._chosen.items() if key[0] != proc}
         for way in self._ways.values():
             way.forget(proc)
@@ -186,7 +186,7 @@ _own: tuple[Node, Plane] | None = None
 
 
 def plane() -> Plane:
-    """That of this process."""
+    """Return the transfers of this process."""
     global _own
     node = current_node()
     with _lock:
@@ -197,19 +197,19 @@ def plane() -> Plane:
 
 @service("rdma.stream_address", "threaded")
 def stream_address() -> tuple[str, int]:
-    """Service: where this process serves what it shares."""
+    """Service: return the TCP address at which this process serves its shared memory."""
     return plane().stream_address()
 
 
 @service("rdma.expose", "threaded")
 def expose(keys: list[int]) -> tuple[str, bytes] | None:
-    """Service: how NIXL agents reach some pieces."""
+    """Service: return the data by which NIXL agents reach shared memory."""
     return plane().expose(keys)
 
 
 @service("rdma.drop", "threaded")
 def drop(key: int) -> bool:
-    """Service: drops a piece; whether there was one."""
+    """Service: stop sharing memory; return whether it was shared."""
     return plane().drop(key)
 
 
@@ -218,11 +218,12 @@ def _allowed() -> list[str]:
     names = [name.strip() for name in given.split(",") if name.strip()]
     unknown = [name for name in names if name not in _ORDER]
     if unknown:
-        raise ArgumentError(f"{VARIABLE} names {unknown[0]!r}, which is no transport; there are {', '.join(_ORDER)}")
+        raise ArgumentError(f"{VARIABLE}: unknown transport {unknown[0]!r}; expected some of {', '.join(_ORDER)}")
     return [name for name in _ORDER if not names or name in names]
 
 
 def _kind_of(remote: Remote, local_device: str) -> tuple[str, str, bool, str]:
+    """Return what decides the transport: the owner, its device, whether GPUs can map it, and the local device."""
     return remote.proc, remote.device, bool(remote.gpu), local_device
 
 
@@ -240,7 +241,7 @@ def _own_address(node: Node) -> str:
 
 
 def _let_others_read(node: Node) -> None:
-    """Where the kernel lets only ancestors read the memory of a process, it is told of those of the session."""
+    """Allow processes of the session to read the memory of this one, where the kernel allows only ancestors."""
     if node.config is None:
         allow_reading_by(os.getpid())
         return
