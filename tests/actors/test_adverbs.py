@@ -1,4 +1,4 @@
-"""Adverbs: to whom a message goes, and what comes back."""
+"""Adverbs: the receivers of a message, and its answers."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_call_gives_the_values_of_all_in_rank_order(workers: Any) -> None:
     assert [(point["gpus"], value) for point, value in values] == [(0, 0), (1, 1), (2, 2), (3, 3)]
 
 
-def test_call_one_wants_exactly_one(workers: Any) -> None:
+def test_call_one_needs_exactly_one_actor(workers: Any) -> None:
     assert workers.slice(gpus=2).where.call_one().get(timeout=20) == 0
     with pytest.raises(ValueError, match="exactly 1 actor, got workers with gpus=4"):
         workers.where.call_one()
 
 
-def test_choose_takes_each_at_times(workers: Any) -> None:
+def test_choose_picks_each_actor_sometimes(workers: Any) -> None:
     futures = [workers.note.choose(index) for index in range(200)]
     for future in futures:
         future.get(timeout=20)
@@ -69,19 +69,19 @@ def test_stream_gives_each_answer_as_it_arrives(workers: Any) -> None:
     assert sorted(future.get(timeout=20) for future in answers) == [0, 1, 2, 3]
 
 
-def test_each_answer_of_a_stream_fails_by_itself(workers: Any) -> None:
+def test_answers_of_a_stream_fail_separately(workers: Any) -> None:
     errors = [future.exception(timeout=20) for future in workers.fail_on.stream(2)]
     assert sum(error is None for error in errors) == 3
     (error,) = [error for error in errors if error is not None]
     assert isinstance(error, ActorError) and "does not like this" in str(error)
 
 
-def test_broadcast_waits_for_nothing_and_reaches_all(workers: Any) -> None:
+def test_broadcast_returns_at_once_and_reaches_all(workers: Any) -> None:
     assert workers.note.broadcast("a") is None
     assert list(workers.note.call("b").get(timeout=20).values()) == [2] * 4
 
 
-def test_send_to_a_port_of_the_callers_choice(workers: Any) -> None:
+def test_send_answers_on_a_given_port(workers: Any) -> None:
     port, receiver = Channel.open()
     send(workers.where, (), {}, port)
     assert sorted(receiver.recv().get(timeout=20) for _ in range(4)) == [0, 1, 2, 3]
@@ -115,7 +115,7 @@ def test_ports_of_sends_are_closed_when_all_have_answered(workers: Any) -> None:
     assert wait_until(lambda: len(node.ports.sinks) <= before, 5)
 
 
-def test_an_accumulator_folds_what_arrives(workers: Any) -> None:
+def test_accumulator_folds_answers(workers: Any) -> None:
     total = Accumulator(workers.where, 100, lambda so_far, rank: so_far + rank)
     assert total.accumulate().get(timeout=20) == 106
     assert total.accumulate().get(timeout=20) == 106
@@ -127,7 +127,7 @@ def test_an_accumulator_folds_what_arrives(workers: Any) -> None:
         broken.accumulate().get(timeout=20)
 
 
-def test_an_endpoint_says_how_it_is_to_be_used(workers: Any) -> None:
+def test_misuse_of_an_endpoint_raises_with_advice(workers: Any) -> None:
     with pytest.raises(
         ArgumentError, match=r"workers\.where is an endpoint of a mesh: .*workers\.where\.call\(\.\.\.\)"
     ):

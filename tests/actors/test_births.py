@@ -1,4 +1,4 @@
-"""A constructor that raises is told of: by whoever waits, or else to those who supervise, the owner and the hook."""
+"""A constructor that raises reaches a waiting caller, or else the supervisors, the owner and the hook."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from monarch.exceptions import ActorError, DeviceMeshError, SupervisionError
 
 
 class Picky(Actor):
-    """Is not made where a file is not."""
+    """Raises in its constructor unless a file exists."""
 
     def __init__(self, path: str = "/nowhere", bad: int = -1) -> None:
         if bad in (-1, current_rank().rank) and not os.path.exists(path):
@@ -38,7 +38,7 @@ class Picky(Actor):
 
 
 class FailsOnce(Actor):
-    """Makes what it lacks as it fails."""
+    """Creates the missing file when it fails, so the next attempt succeeds."""
 
     def __init__(self, folder: str) -> None:
         path = f"{folder}/{current_rank().rank}"
@@ -52,7 +52,7 @@ class FailsOnce(Actor):
 
 
 class Waits(Actor):
-    """Rank 0 raises, and the others wait for it."""
+    """On rank 0 the constructor raises; the other ranks wait for it."""
 
     def __init__(self, path: str) -> None:
         if current_rank().rank == 0:
@@ -65,7 +65,7 @@ class Waits(Actor):
 
 
 class Staggered(Actor):
-    """Rank 0 raises at once, the others when a file is there."""
+    """The constructor raises at once on rank 0, and on other ranks when a file exists."""
 
     def __init__(self, path: str) -> None:
         rank = current_rank().rank
@@ -74,7 +74,7 @@ class Staggered(Actor):
 
 
 class Owner(Actor):
-    """Owns actors that are not made."""
+    """Owns actors whose constructors raise."""
 
     def __init__(self, handles: bool) -> None:
         self.handles, self.told = handles, list[tuple[str, tuple[int, ...], str]]()
@@ -94,7 +94,7 @@ class Owner(Actor):
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
-    """What has gone up to the program of the meshes of this test."""
+    """The faults of this test's meshes that have reached the program."""
     found: list[MeshFailure] = []
     earlier = set(meshes_of(current_node()).own_procs)
 
@@ -111,7 +111,7 @@ def values(future: Any) -> list[Any]:
 
 
 def nothing_comes(told: list[MeshFailure]) -> bool:
-    """Whether nothing is told within twice the time in which it would be."""
+    """Return whether no fault arrives within twice its usual time."""
     return not wait_until(lambda: bool(told), 2 * HEARD_S + 0.2)
 
 
@@ -246,7 +246,7 @@ def test_one_constructor_that_raises_ends_the_wait_for_others(
     assert values(waits.slice(gpus=slice(1, 3)).rank.call()) == [0, 1] and told == []
 
 
-def test_calls_to_a_mesh_that_nobody_handles_fail(
+def test_calls_fail_after_unhandled_constructor_error(
     procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any
 ) -> None:
     waits = procs(2).spawn("waits", Waits, str(tmp_path / "go"))
@@ -259,7 +259,9 @@ def test_calls_to_a_mesh_that_nobody_handles_fail(
 
 
 @pytest.mark.parametrize("handles", [True, False])
-def test_supervisors_are_asked(procs: Callable[..., Any], told: list[MeshFailure], handles: bool) -> None:
+def test_constructor_error_reaches_supervisors(
+    procs: Callable[..., Any], told: list[MeshFailure], handles: bool
+) -> None:
     mesh = procs(3)
     with supervise(mesh, lambda failure: handles) as watch:
         mesh.spawn("picky", Picky, "/nowhere", 1)
@@ -292,7 +294,7 @@ def test_restart_rule_makes_the_actor_again(procs: Callable[..., Any], told: lis
 
 
 @pytest.mark.parametrize("handles", [True, False])
-def test_owning_actor_is_asked(procs: Callable[..., Any], told: list[MeshFailure], handles: bool) -> None:
+def test_constructor_error_reaches_the_owner(procs: Callable[..., Any], told: list[MeshFailure], handles: bool) -> None:
     owner = procs(1).spawn("owner", Owner, handles)
     owner.begin.call_one().get(30)
     if handles:
@@ -339,7 +341,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("args", [(), ("hook",), ("soon",)])
-def test_program_that_ignores_errors_is_told(program: Callable[..., Any], args: tuple[str, ...]) -> None:
+def test_program_prints_unread_constructor_error(program: Callable[..., Any], args: tuple[str, ...]) -> None:
     ran = program(SILENT, *args)
     out = ran.ok()
     if "hook" in args:
@@ -358,7 +360,7 @@ def known_dead(mesh: Any, rank: int) -> bool:
 
 
 class Slow(Actor):
-    """Takes until a file is there to be made a second time."""
+    """Its second construction lasts until a file exists."""
 
     def __init__(self, marks: str) -> None:
         rank = current_rank().rank
@@ -430,7 +432,7 @@ def test_spawn_before_the_rank_is_replaced(
     assert told == []
 
 
-def test_spawn_on_a_dead_rank_raises_when_nobody_heals(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
+def test_spawn_on_a_dead_rank_raises_without_a_heal(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
     mesh = procs(2)
     os.kill(values(mesh.spawn("first", Picky, "/").pid.call())[1], signal.SIGKILL)
     assert wait_until(lambda: bool(told))
@@ -438,7 +440,7 @@ def test_spawn_on_a_dead_rank_raises_when_nobody_heals(procs: Callable[..., Any]
         mesh.spawn("late", Picky, "/")
 
 
-def test_changes_wait_for_each_other_and_say_for_what(procs: Callable[..., Any], tmp_path: Any) -> None:
+def test_change_waits_for_another_and_names_it(procs: Callable[..., Any], tmp_path: Any) -> None:
     mesh = procs(2, name="mesh")
     slow = mesh.spawn("slow", Slow, str(tmp_path))
     os.kill(values(slow.pid.call())[1], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Channels: ports that are sent to other actors, and answered from anywhere."""
+"""Channels: ports in messages, which any actor can answer."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_values_of_one_sender_come_in_order(tellers: Any, channel: Any) -> None:
     assert [receiver.recv().get(timeout=20) for _ in range(1000)] == list(range(1000))
 
 
-def test_waiting_before_and_after_the_value(tellers: Any, channel: Any) -> None:
+def test_recv_returns_values_sent_before_and_after(tellers: Any, channel: Any) -> None:
     port, receiver = channel
     early = [receiver.recv() for _ in range(3)]
     tellers.slice(gpus=0).tell.call_one(port, [1, 2, 3, 4]).get(timeout=20)
@@ -77,7 +77,7 @@ def test_waiting_before_and_after_the_value(tellers: Any, channel: Any) -> None:
     assert late.get(timeout=20) == "from here"
 
 
-def test_once_takes_one_value(host: Any, tellers: Any) -> None:
+def test_once_port_takes_one_value(host: Any, tellers: Any) -> None:
     port, receiver = Channel.open(once=True)
     tellers.tell.call(port, ["a", "b"]).get(timeout=20)
     assert receiver.recv().get(timeout=20) == "a"
@@ -105,7 +105,7 @@ def test_ports_travel_from_actor_to_actor(tellers: Any, channel: Any, procs: Any
     assert waiting.get(timeout=20) == {"from": "here"}
 
 
-def test_ranked_receivers_tell_who_sent(tellers: Any) -> None:
+def test_ranked_receiver_returns_the_sender(tellers: Any) -> None:
     from monarch.actor import send
 
     port, receiver = Channel.open_ranked()
@@ -128,7 +128,7 @@ def test_unpicklable_value_raises_at_the_sender(channel: Any) -> None:
         port.send(threading.Lock())
 
 
-def test_large_values(tellers: Any, channel: Any) -> None:
+def test_channels_carry_large_values(tellers: Any, channel: Any) -> None:
     port, receiver = channel
     tellers.slice(gpus=1).tell.broadcast(port, [numpy.arange(1_000_000)])
     array = receiver.recv().get(timeout=20)

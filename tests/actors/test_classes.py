@@ -1,4 +1,4 @@
-"""Where classes of actors come from: modules, a program's ``__main__``, and cells, whose names may come twice."""
+"""Classes of actors from modules, a program's ``__main__``, and cells, which may reuse names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Model(Base, Actor):
 
 @pytest.fixture
 def notebook(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A ``__main__`` in which cells run, as that of a notebook kernel."""
+    """A ``__main__`` that runs cells, like a notebook kernel's."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     monkeypatch.setitem(sys.modules, "__main__", main)
@@ -93,7 +93,7 @@ class Echo(Actor):
     assert back.x == 2 and same and isinstance(back, cell["Batch"])
 
 
-def test_a_class_of_a_module_is_the_modules(procs: Any) -> None:
+def test_module_class_keeps_its_identity(procs: Any) -> None:
     class Names(Actor):
         @endpoint
         def module(self, cls: Any) -> tuple[str, bool]:
@@ -107,7 +107,7 @@ def test_a_class_of_a_module_is_the_modules(procs: Any) -> None:
     assert names.module.call_one(fractions.Fraction).get(timeout=20) == ("fractions", True)
 
 
-def test_a_module_beside_the_program(program: Any, tmp_path: Any) -> None:
+def test_module_beside_the_program_is_importable(program: Any, tmp_path: Any) -> None:
     (tmp_path / "mine.py").write_text(
         "from monarch.actor import Actor, endpoint\n"
         "class Mine(Actor):\n"

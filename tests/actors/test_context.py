@@ -1,4 +1,4 @@
-"""Who an actor is, and where it is in the view that was addressed."""
+"""The identity of an actor, and its place in the addressed view."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def where(procs: Any) -> Any:
     return procs({"hosts": 2, "gpus": 3}).spawn("where", Where)
 
 
-def test_the_whole_mesh(where: Any) -> None:
+def test_context_of_the_whole_mesh(where: Any) -> None:
     for point, said in where.here.call().get(timeout=20):
         assert said["message"] == said["identity"] == dict(point)
         assert said["number"] == said["identity number"] == point.rank
@@ -89,7 +89,7 @@ def test_a_slice_changes_the_place_and_not_the_identity(where: Any) -> None:
     assert all(value["size"] == {"gpus": 2} for value in values.values())
 
 
-def test_one_member_is_a_point_without_axes(where: Any) -> None:
+def test_context_of_one_member_has_no_axes(where: Any) -> None:
     said = where.slice(hosts=1, gpus=2).here.call_one().get(timeout=20)
     assert said["message"] == {} and said["number"] == 0 and said["size"] == {}
     assert said["identity number"] == 5
@@ -106,17 +106,17 @@ def test_actor_sees_renamed_flattened_and_split_views(where: Any) -> None:
     assert split[5]["message"] == {"hosts": 1, "a": 2, "b": 0}
 
 
-def test_it_holds_across_an_await(where: Any) -> None:
+def test_context_holds_across_an_await(where: Any) -> None:
     both = where.slice(hosts=0).later.call().get(timeout=20)
     assert [before == after == {"gpus": rank} for rank, (before, after) in enumerate(both.values())] == [True] * 3
 
 
-def test_meshes_of_the_actor(where: Any) -> None:
+def test_context_has_the_meshes_of_the_actor(where: Any) -> None:
     spawned, proc, here, same = where.slice(hosts=0, gpus=0).meshes.call_one().get(timeout=20)
     assert spawned == {"hosts": 2, "gpus": 3} and proc == here == {} and same
 
 
-def test_the_program_itself(host: Any) -> None:
+def test_context_of_the_program(host: Any) -> None:
     assert current_rank() == Point(0, current_rank().extent) and current_size() == {}
     actor = context().actor_instance
     assert actor.name == "root" and actor.proc_id == context().actor_instance.proc_id
@@ -124,7 +124,7 @@ def test_the_program_itself(host: Any) -> None:
     assert actor.proc == this_proc()
 
 
-def test_an_actor_in_the_program_itself(host: Any) -> None:
+def test_context_of_an_actor_in_the_program(host: Any) -> None:
     import os
 
     class Here(Actor):

@@ -1,4 +1,4 @@
-"""Singletons of a session by name, asked for from the program and from ranks."""
+"""Named singletons of a session, for the program and ranks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def name() -> str:
 
 @pytest.fixture
 def stop(name: str) -> Any:
-    """Stops the controller of that name: it belongs to the program."""
+    """Stop a controller by name; it belongs to the program."""
     yield
     get_or_spawn_controller(name, Tally).get(timeout=20).stop().get(timeout=20)
 

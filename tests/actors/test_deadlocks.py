@@ -1,4 +1,4 @@
-"""Actors that wait for themselves, or for each other in a circle: an error that names it, and everything goes on."""
+"""Deadlocks of actors raise an error that names the actors, and the actors stay usable."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class AsyncLink(Actor):
 
     @endpoint
     async def follow_one(self, chain: list[Any]) -> int:
-        """Goes on without the answer, so it waits in no circle."""
+        """Start a call and return without its answer, so there is no deadlock."""
         waiting = chain[0].follow.call_one(chain[1:]).as_asyncio()
         await asyncio.sleep(0.3)
         return int(not waiting.done())
@@ -83,7 +83,7 @@ def check(error: BaseException | None, *words: str) -> None:
         assert word in text, text
 
 
-def test_an_actor_that_waits_for_itself(procs: Any) -> None:
+def test_actor_waiting_for_itself_raises(procs: Any) -> None:
     one = procs(1).spawn("one", Link, "1")
     check(one.follow.call_one([one]).exception(timeout=20), "one[gpus=0].follow() waits for one.follow()")
     assert one.fine.call_one().get(timeout=20) == "1"
@@ -91,7 +91,7 @@ def test_an_actor_that_waits_for_itself(procs: Any) -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 @pytest.mark.parametrize("same_proc", [False, True])
-def test_a_circle(procs: Any, count: int, same_proc: bool) -> None:
+def test_circle_of_calls_raises(procs: Any, count: int, same_proc: bool) -> None:
     if same_proc:
         mesh = procs(1)
         links = [mesh.spawn(f"link{index}", Link, str(index)) for index in range(count)]
@@ -104,14 +104,14 @@ def test_a_circle(procs: Any, count: int, same_proc: bool) -> None:
     assert links[0].follow.call_one(links[1:]).get(timeout=20) == "".join(map(str, range(count)))
 
 
-def test_a_member_that_calls_its_whole_mesh(procs: Any) -> None:
+def test_member_calling_its_whole_mesh_raises(procs: Any) -> None:
     links = procs(3).spawn("links", Link, "x")
     error = links.slice(gpus=1).follow_all.call_one(links).exception(timeout=20)
     check(error, "links[gpus=1]")
     assert list(links.fine.call().get(timeout=20).values()) == ["x"] * 3
 
 
-def test_two_circles_at_once(procs: Any) -> None:
+def test_two_circles_at_once_raise(procs: Any) -> None:
     links = [procs(1).spawn(f"link{index}", Link, str(index)) for index in range(4)]
     errors = [
         links[0].follow.call_one([links[1], links[0]]),
@@ -122,7 +122,7 @@ def test_two_circles_at_once(procs: Any) -> None:
     assert [link.fine.call_one().get(timeout=20) for link in links] == ["0", "1", "2", "3"]
 
 
-def test_two_that_call_each_other_at_once(procs: Any) -> None:
+def test_two_actors_calling_each_other_raise(procs: Any) -> None:
     one, two = procs(1).spawn("one", Link, "1"), procs(1).spawn("two", Link, "2")
     for _ in range(20):
         futures = one.follow.call_one([two]), two.follow.call_one([one])
@@ -163,7 +163,7 @@ def test_async_endpoints_that_await_in_a_circle_raise(procs: Any) -> None:
     assert one.follow.call_one([two]).get(timeout=20) == 2
 
 
-def test_async_endpoint_that_can_go_on_is_no_deadlock(procs: Any) -> None:
+def test_async_endpoint_that_can_continue_is_no_deadlock(procs: Any) -> None:
     one, two = procs(1).spawn("one", AsyncLink), procs(1).spawn("two", AsyncLink)
     assert one.follow_one.call_one([two, one]).get(timeout=20) == 1
     assert two.fine.call_one().get(timeout=20) == 1

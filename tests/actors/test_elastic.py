@@ -1,4 +1,4 @@
-"""Meshes that grow and shrink, start their dead ranks again by themselves, keep spares, and have ranks that differ."""
+"""Meshes that resize, restart dead ranks automatically, keep spares, and have roles."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Member(Actor):
 
     @endpoint
     def ask(self, other: Any) -> int:
-        """How many answer, through a reference that this actor keeps."""
+        """Return the number of answers through a reference that this actor keeps."""
         self.other = other if other is not None else self.other
         return len(self.other.who.call().get(20))
 
@@ -82,7 +82,7 @@ class Picky(Actor):
 
 
 class Gated(Member):
-    """On later ranks it is there once a file is."""
+    """On later ranks the constructor waits for a file."""
 
     def __init__(self, gate: str) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ def test_a_mesh_grows_and_shrinks(procs: Callable[..., Any]) -> None:
     assert values(last.add.call()) == [12]
 
 
-def test_the_first_of_two_axes(procs: Callable[..., Any]) -> None:
+def test_first_of_two_axes_resizes(procs: Callable[..., Any]) -> None:
     mesh = procs({"dp": 2, "tp": 2})
     members = mesh.spawn("members", Member)
     mesh.resize(dp=3)
@@ -185,7 +185,7 @@ def test_invalid_resizes_are_refused(procs: Callable[..., Any]) -> None:
 
 
 def test_calls_of_a_supervisor_skip_its_verdict(procs: Callable[..., Any]) -> None:
-    """Also where threads do it: a heal that meets one more that has died, say."""
+    """Threads of the supervisor skip it too, for example a heal that meets another dead rank."""
     mesh = procs(3, name="mesh")
     members = mesh.spawn("members", Member)
     pids = [each[3] for each in values(members.who.call())]
@@ -215,7 +215,7 @@ def test_calls_of_a_supervisor_skip_its_verdict(procs: Callable[..., Any]) -> No
 
 
 @pytest.mark.parametrize("heals", [False, True])
-def test_an_interrupt_leaves_nothing_half_done(procs: Callable[..., Any], tmp_path: Path, heals: bool) -> None:
+def test_interrupted_change_continues(procs: Callable[..., Any], tmp_path: Path, heals: bool) -> None:
     gate = tmp_path / "gate"
     mesh = procs(2, name="mesh")
     members = mesh.spawn("gated", Gated, str(gate))
@@ -228,7 +228,7 @@ def test_an_interrupt_leaves_nothing_half_done(procs: Callable[..., Any], tmp_pa
         (tmp_path / "gate.2").unlink()
 
     def interrupt() -> None:
-        # In the midst of it: the constructor of the new actor runs.
+        # During the change: the constructor of the new actor runs.
         assert wait_until((tmp_path / "gate.2").exists)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -238,7 +238,7 @@ def test_an_interrupt_leaves_nothing_half_done(procs: Callable[..., Any], tmp_pa
         heal_mesh(mesh) if heals else mesh.resize(gpus=3)
     thread.join()
     gate.touch()
-    # It goes on, and whoever asks again waits for its end.
+    # The change continues, and a second request waits for its end.
     heal_mesh(mesh) if heals else mesh.resize(gpus=3)
     assert values(members.add.call()) == [1, 1, 1]
     assert values(members.told.call()) == [[({"gpus": 2}, {"gpus": 3})]] * 2 + [[]]
@@ -305,7 +305,7 @@ class Once(Actor):
 
 
 @pytest.mark.parametrize("wrong", ["always", 3, True])
-def test_no_rule(procs: Callable[..., Any], wrong: Any) -> None:
+def test_invalid_restart_rules_are_refused(procs: Callable[..., Any], wrong: Any) -> None:
     with pytest.raises(ArgumentError, match="restart: expected"):
         procs(1, restart=wrong)
 
@@ -345,7 +345,7 @@ def _signal(mesh: Any, proc: str) -> Any:
     return m.Signal(mesh._node.proc, [proc], signal.SIGKILL)
 
 
-def test_spares_are_a_number(procs: Callable[..., Any]) -> None:
+def test_invalid_spares_are_refused(procs: Callable[..., Any]) -> None:
     for wrong in (-1, 1.5, True):
         with pytest.raises(ArgumentError, match="spares: expected a number"):
             procs(1, spares=wrong)

@@ -1,4 +1,4 @@
-"""Endpoints: sync, async, with a port of their own, without a decorator, and those that cannot be."""
+"""Endpoints: sync, async, with an explicit port, without a decorator, and invalid ones."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_concurrent_endpoints_of_one_actor_overlap(procs: Any) -> None:
     assert other.get(timeout=20) == 7
 
 
-def test_explicit_ports_answer_when_they_like(procs: Any) -> None:
+def test_explicit_port_may_answer_later(procs: Any) -> None:
     kinds = procs(2).spawn("kinds", Kinds)
     assert list(kinds.through_port.call(1).get(timeout=20).values()) == [2, 2]
     assert list(kinds.keeps_port.call().get(timeout=20).values()) == ["later"] * 2
@@ -161,14 +161,14 @@ def test_dropped_response_port_raises(procs: Any) -> None:
     assert kinds.plain.call_one(1).get(timeout=20) == 1
 
 
-def test_async_explicit_port(procs: Any) -> None:
+def test_async_endpoint_answers_on_explicit_port(procs: Any) -> None:
     one = procs(1).spawn("one", Async)
     late = one.late.call_one()
     one.let_go.call_one().get(timeout=20)
     assert late.get(timeout=20) == 3
 
 
-def test_methods_without_a_decorator(procs: Any) -> None:
+def test_methods_without_a_decorator_are_callable(procs: Any) -> None:
     kinds = procs(1).spawn("kinds", Kinds, 5)
     assert as_endpoint(kinds.bare).call_one(1).get(timeout=20) == 4
     assert as_endpoint(kinds.bare_port, explicit_response_port=True).call_one(4).get(timeout=20) == 40

@@ -1,4 +1,4 @@
-"""However a program ends, nothing of it is left: no process, no file."""
+"""A program leaves no process and no file, however it ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 class Last(Actor):
     @endpoint
     def at_the_end(self, path: str) -> None:
-        """Notes whether a thread that outlives the rank's work would get another runtime, with a session of its own."""
+        """Record whether the closing node is still the node of its process."""
         node = current_node()
 
         def end() -> None:
@@ -25,7 +25,7 @@ class Last(Actor):
         node.events.closing.subscribe(end)
 
 
-def test_a_rank_that_ends_begins_no_session(procs: Any, tmp_path: Any) -> None:
+def test_ending_rank_opens_no_session(procs: Any, tmp_path: Any) -> None:
     mesh = procs(1)
     mesh.spawn("last", Last).at_the_end.call(str(tmp_path / "end")).get(timeout=20)
     mesh.stop().get(timeout=20)
@@ -36,7 +36,7 @@ def test_a_rank_that_ends_begins_no_session(procs: Any, tmp_path: Any) -> None:
     "end",
     ["", "sys.exit(3)", "raise ValueError('the end')", "os._exit(4)", "os.kill(os.getpid(), 9)", "del procs, a"],
 )
-def test_however_a_program_ends_it_leaves_nothing(program: Any, end: str) -> None:
+def test_program_leaves_nothing_however_it_ends(program: Any, end: str) -> None:
     done = program(
         f"""
 import os, sys

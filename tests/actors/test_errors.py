@@ -1,4 +1,4 @@
-"""What a caller is told when an endpoint raises: the user's lines first, whose it was, and what the others said."""
+"""Errors of endpoints at the caller: the user's lines first, the failed rank, and the results of other ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = os.path.abspath(__file__)
 
 
 class Odd(Exception):
-    """Does not survive pickling: what it is made of is not what it was made with."""
+    """Fails to unpickle: its ``args`` differ from its constructor's arguments."""
 
     def __init__(self, code: int, *, why: str) -> None:
         super().__init__(f"code {code} because {why}")
@@ -148,7 +148,7 @@ class RaisesInPickling(Exception):
 
 
 class Unloadable:
-    """Can be pickled, and not unpickled."""
+    """Pickles, but fails to unpickle."""
 
     def __reduce__(self) -> Any:
         return _refuse, ()
@@ -186,7 +186,7 @@ def test_tracebacks_show_only_user_frames(fails: Any) -> None:
     assert sorted(error.failures) == [0, 1, 2, 3] and error.results is None
 
 
-def test_one_rank_among_many(fails: Any) -> None:
+def test_error_names_one_failed_rank_of_many(fails: Any) -> None:
     with pytest.raises(ActorError) as caught:
         fails.on.call(3).get(timeout=20)
     error = caught.value
@@ -239,7 +239,7 @@ def test_no_exception_ends_a_rank_or_the_caller(fails: Any, given: BaseException
     assert list(fails.fine.call().get(timeout=20).values()) == [1] * 4
 
 
-def test_recursion_and_a_huge_text(fails: Any) -> None:
+def test_recursion_and_huge_error_text_arrive(fails: Any) -> None:
     error = fails.recursion.call().exception(timeout=30)
     assert "RecursionError" in str(error) and len(str(error)) < 200_000
     error = fails.huge.call().exception(timeout=30)

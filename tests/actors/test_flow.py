@@ -1,4 +1,4 @@
-"""Flow control: who is far ahead of a slow actor slows down; nothing is lost, and memory is bounded."""
+"""Flow control: a sender far ahead of a slow actor slows down, no message is lost, and memory is bounded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MB = 1 << 20
 
 
 def resident() -> int:
-    """Bytes of memory that this process has."""
+    """Return the resident bytes of this process."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 

@@ -1,4 +1,4 @@
-"""Futures: read by threads, by event loops and by notebook cells, any number of times."""
+"""Futures: threads, event loops and notebook cells read them any number of times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monarch.exceptions import ActorError, CallTimeoutError
 
 
 class Gate(Actor):
-    """Answers when it is told to: by another actor of the same proc."""
+    """Answers when another actor of the same proc asks it to."""
 
     def __init__(self) -> None:
         self.opened = asyncio.Event()
@@ -105,7 +105,7 @@ def test_await_in_asyncio_run(gate: Any) -> None:
     asyncio.run(main())
 
 
-def test_awaiting_lets_others_run(gate: Any) -> None:
+def test_await_lets_other_tasks_run(gate: Any) -> None:
     async def main() -> None:
         late = gate.wait.call_one()
 
@@ -165,7 +165,7 @@ def test_one_future_read_by_threads_and_a_loop_at_once(gate: Any) -> None:
     assert found == ["open"] * 4
 
 
-def test_get_where_a_loop_runs_as_in_a_notebook_cell(gate: Any) -> None:
+def test_get_works_inside_a_running_loop(gate: Any) -> None:
     async def cell() -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("error")

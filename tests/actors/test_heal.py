@@ -1,4 +1,4 @@
-"""Healing: ranks that have died are replaced, and nobody else loses anything."""
+"""Healing replaces dead ranks, and the other ranks keep their state."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Counter(Actor):
 
     @endpoint
     def ask(self, other: Any) -> list[int]:
-        """Through a reference that this actor has got, and keeps."""
+        """Call through a reference that this actor keeps."""
         self.other = other if other is not None else self.other
         return [rank for rank, _ in self.other.who.call().get(20).values()]
 
@@ -68,7 +68,7 @@ def values(future: Any) -> list[Any]:
 
 
 def kill(mesh: Any, *ranks: int) -> list[int]:
-    """Kills some ranks, and waits until it is known; the pids of all."""
+    """Kill some ranks, wait until the program knows, and return the pids of all."""
     pids = [pid for _, pid in values(mesh.who.call())]
     for rank in ranks:
         os.kill(pids[rank], signal.SIGKILL)
@@ -97,7 +97,7 @@ def test_only_dead_ranks_are_replaced(procs: Callable[..., Any]) -> None:
     assert counters.slice(gpus=2).add.call_one().get(10) == 12
 
 
-def test_several_and_again_and_nothing(procs: Callable[..., Any]) -> None:
+def test_heal_of_several_again_and_none(procs: Callable[..., Any]) -> None:
     mesh = procs({"a": 2, "b": 2})
     counters = mesh.spawn("counters", Counter, 0)
     for ranks in ((0, 3), (3,), (0, 1, 2, 3)):
@@ -108,7 +108,7 @@ def test_several_and_again_and_nothing(procs: Callable[..., Any]) -> None:
     assert heal_mesh(mesh) is mesh and values(counters.who.call()) == pids
 
 
-def test_all_actors_of_a_rank_are_there_again(procs: Callable[..., Any]) -> None:
+def test_heal_recreates_all_actors_of_a_rank(procs: Callable[..., Any]) -> None:
     mesh = procs(3)
     first, second = mesh.spawn("first", Counter, 1), mesh.slice(gpus=slice(1, 3)).spawn("second", Counter, 2)
     stopped = mesh.spawn("stopped", Counter, 3)
@@ -120,7 +120,7 @@ def test_all_actors_of_a_rank_are_there_again(procs: Callable[..., Any]) -> None
         stopped.add.call().get(10)
 
 
-def test_references_lead_to_the_new_ones(procs: Callable[..., Any]) -> None:
+def test_references_reach_the_new_ranks(procs: Callable[..., Any]) -> None:
     mesh = procs(2)
     counters, beside = mesh.spawn("counters", Counter, 0), mesh.spawn("beside", Counter, 0)
     user = procs(1).spawn("user", Counter, 0)
@@ -163,7 +163,7 @@ def test_actors_that_are_spawned_while_a_rank_is_replaced(
     healing = threading.Thread(target=heal_mesh, args=(mesh,))
 
     def meanwhile(*args: Any) -> Any:
-        """Where it is settled in which processes they are made, and they are not known yet."""
+        """Run at the point where the processes of new actors are fixed, but the actors are not listed yet."""
         monkeypatch.undo()
         kill(first, 1)
         healing.start()
@@ -207,7 +207,7 @@ def test_environment_and_bootstrap_are_those_of_the_mesh(procs: Callable[..., An
 
 
 class Placed(Actor):
-    """Looks around in its constructor."""
+    """Records its context in its constructor."""
 
     def __init__(self, path: str = "", grouped: bool = False) -> None:
         self.place = current_rank()
@@ -247,7 +247,7 @@ def test_constructors_see_their_place(procs: Callable[..., Any], tmp_path: Any) 
     assert caught.value.rank == 2
 
 
-def test_it_can_be_awaited(procs: Callable[..., Any]) -> None:
+def test_heal_can_be_awaited(procs: Callable[..., Any]) -> None:
     import asyncio
 
     counters = procs(2).spawn("counters", Counter, 0)
@@ -260,7 +260,7 @@ def test_it_can_be_awaited(procs: Callable[..., Any]) -> None:
     assert asyncio.run(heal()) == [0, 1]
 
 
-def test_a_constructor_that_fails(procs: Callable[..., Any], tmp_path: Any) -> None:
+def test_heal_raises_constructor_error(procs: Callable[..., Any], tmp_path: Any) -> None:
     mesh = procs(2)
     fragile, counters = mesh.spawn("fragile", Fragile, str(tmp_path / "flag")), mesh.spawn("counters", Counter, 0)
     assert len(values(fragile.pid.call())) == 2
@@ -294,7 +294,7 @@ class Healer(Actor):
 
     @endpoint
     def own(self) -> list[int]:
-        """An actor heals what it has spawned."""
+        """Heal a mesh that this actor has spawned."""
         counters = this_host().spawn_procs({"gpus": 2}).spawn("counters", Counter, 0)
         pids = [pid for _, pid in counters.who.call().get(20).values()]
         os.kill(pids[1], signal.SIGKILL)
@@ -351,8 +351,8 @@ def test_replicas_get_tensors_of_a_living_rank(procs: Callable[..., Any]) -> Non
     assert values(replicas.step.call()) == [1] * 3
 
 
-def test_functions_and_a_program_that_heals(procs: Callable[..., Any], tmp_path: Any) -> None:
-    """Work goes on where a failure is caught: only the batch that failed is done again."""
+def test_program_heals_and_repeats_a_batch(procs: Callable[..., Any], tmp_path: Any) -> None:
+    """Work continues after a caught failure: only the failed batch is repeated."""
     mesh, flag = procs(3), tmp_path / "killed"
 
     def work(batch: int, path: str) -> int:
@@ -433,7 +433,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_across_hosts(program: Callable[..., Any]) -> None:
+def test_heal_works_across_hosts(program: Callable[..., Any]) -> None:
     lines = program(LOST, timeout=100).ok().splitlines()
     assert lines[0] == "SupervisionError" and lines[1] == "[True, True, True, False]"
     assert lines[3].startswith("ranks 2-3 of procs cannot be replaced: their host is lost")
@@ -499,7 +499,7 @@ def test_calls_may_precede_their_process(program: Callable[..., Any]) -> None:
 
 
 class Hooked(Actor):
-    """A replica that says itself what another one needs."""
+    """A replica with its own hooks for the state of another one."""
 
     def __init__(self, size: int = 100_000) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""What a program pays for before its first mesh: imports of what most programs never use come later."""
+"""Imports before the first mesh: rarely used modules are imported later."""
 
 from __future__ import annotations
 

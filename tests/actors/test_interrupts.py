@@ -1,4 +1,4 @@
-"""An interrupt reaches one call: programs that it has started, and none of the calls in front of it or behind it."""
+"""An interrupt ends one call and the programs that it started, and no call ahead of it or behind it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class SpinsAsync(Actor):
 
 @pytest.fixture(params=[("first", Spins), ("second", Spins), ("first", SpinsAsync), ("second", SpinsAsync)])
 def spins(request: pytest.FixtureRequest, procs: Any) -> Any:
-    """An actor in the main thread of its rank or in one of its own, sync or async."""
+    """An actor in the main thread of its rank or in a separate thread, sync or async."""
     name, cls = request.param
     mesh = procs(1)
     actors = {each: mesh.spawn(each, cls) for each in ("first", "second")}
@@ -115,7 +115,7 @@ class SlowToBegin(Actor):
         return 1
 
 
-def test_a_wait_behind_a_constructor_says_since_when(procs: Any, tmp_path: Path) -> None:
+def test_wait_behind_a_constructor_reports_its_time(procs: Any, tmp_path: Path) -> None:
     begun = time.monotonic()
     slow = procs(1).spawn("slow", SlowToBegin, str(tmp_path / "go"))
     with pytest.raises(CallTimeoutError, match=r"still runs? slow\.__init__\(\), begun (\d+) s ago") as caught:
@@ -126,7 +126,7 @@ def test_a_wait_behind_a_constructor_says_since_when(procs: Any, tmp_path: Path)
     assert next(iter(slow.ok.call().get(timeout=30).values())) == 1
 
 
-def test_a_wait_behind_another_call_says_which(spins: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_wait_behind_another_call_names_it(spins: Any, capfd: pytest.CaptureFixture[str]) -> None:
     front = spins.loop.call_one()
     behind = spins.ok.call_one()
     with pytest.raises(CallTimeoutError, match=r"ok\(\) has not .*rank 0 still runs \w+.loop\(\), begun \d+ s ago; it"):

@@ -1,4 +1,4 @@
-"""Large arguments and results: by shared memory, private where they arrive, and gone when nobody uses them."""
+"""Large arguments and results: in shared memory, private at the receiver, and freed after their last use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MB = 1 << 20
 
 
 def memory() -> int:
-    """Bytes of this process that are its own or shared memory: what it costs the machine."""
+    """Return the private and shared bytes of this process: its cost for the machine."""
     with open("/proc/self/smaps_rollup") as file:
         return sum(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
 
@@ -128,7 +128,7 @@ def test_arrow_tables(large: Any) -> None:
     assert large.echo.call(table).get(timeout=30)[1].equals(table)
 
 
-def test_writing_reaches_nobody_else(large: Any) -> None:
+def test_writes_to_an_argument_stay_private(large: Any) -> None:
     array = numpy.zeros(MB, numpy.float64)
     assert list(large.write.call(array).get(timeout=30).values()) == [MB, 2 * MB]
     assert array.sum() == 0
@@ -158,7 +158,7 @@ def test_sent_values_are_snapshots(large: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["numpy", "bytes", "torch"])
-def test_buffers_below_shared_memory_go_beside_the_body(large: Any, kind: str) -> None:
+def test_middle_buffers_travel_beside_the_body(large: Any, kind: str) -> None:
     import torch
 
     size = (THRESHOLD + SHARED) // 2
@@ -201,7 +201,7 @@ def test_memory_is_bounded(large: Any) -> None:
     assert max(large.memory.call().get(timeout=30).values()) - theirs < 400 * MB
 
 
-def test_nothing_stays_in_use(large: Any) -> None:
+def test_shared_memory_is_released_after_use(large: Any) -> None:
     for _ in range(20):
         large.echo.call(numpy.ones(MB, numpy.uint8)).get(timeout=30)
     gc.collect()

@@ -1,4 +1,4 @@
-"""Whatever the user's code does to the event loop of its actor, calls are answered, or a death is told."""
+"""User code that breaks the event loop of its actor: calls are still answered, or fail with a death."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Looped(Actor):
 
 @pytest.fixture(params=["first", "second"])
 def looped(request: pytest.FixtureRequest, procs: Callable[..., Any]) -> Any:
-    """An async actor on the main thread of its rank, and one with a thread of its own."""
+    """An async actor in the main thread of its rank, and one in a separate thread."""
     mesh = procs(1)
     actors = [mesh.spawn(name, Looped) for name in ("first", "second")]
     for actor in actors:

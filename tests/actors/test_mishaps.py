@@ -1,4 +1,4 @@
-"""What goes wrong in handling a message is told to its sender; where nobody waits, to the program, and seldom."""
+"""Errors in handling a message reach its sender or, if no caller waits, the program, at most rarely."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def echo(procs: Any) -> Any:
 
 @pytest.fixture
 def shown(host: Any, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[[], list[str]]]:
-    """The lines about errors of handlers that the program has shown; its counts begin at none."""
+    """The printed lines about errors of handlers; the counts start at zero."""
     mishaps = current_node().mishaps
     lines: list[str] = []
 
@@ -67,7 +67,7 @@ def shown(host: Any, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[[],
 
 
 def waiting(mesh: Any, method: str = "say") -> Gather[Any]:
-    """What waits for answers of a mesh, to a message that is still to be sent."""
+    """Return a Gather for a message that has not been sent yet."""
     peers = mesh._members_at().peers
     return Gather(current_node(), peers, mesh.extent, "echo", method, lambda _, values: values, mesh._key)
 
@@ -137,7 +137,7 @@ def test_answer_from_unknown_position_raises(procs: Any, rank: int) -> None:
     assert again.get(timeout=20) == ["first", "third"]
 
 
-def test_an_answer_of_a_stranger_is_counted(echo: Any, shown: Callable[[], list[str]]) -> None:
+def test_answer_from_a_stranger_is_counted(echo: Any, shown: Callable[[], list[str]]) -> None:
     node, answers = current_node(), waiting(echo)
     node.dispatch.deliver(m.encode(m.Reply("h/stranger.0", answers.port, 5, m.RESULT, 0, NOTHING)))
     wanted = ("h/stranger.0 answered echo", "is none of them")

@@ -1,4 +1,4 @@
-"""An error that comes through several actors tells the whole story."""
+"""An error that passes through several actors keeps all their tracebacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Fails(Actor):
             raise ValueError("bad weights")
 
 
-def test_errors_in_nested_calls_keep_the_whole_story(procs: Any) -> None:
+def test_errors_in_nested_calls_keep_all_tracebacks(procs: Any) -> None:
     class Middle(Actor):
         @endpoint
         def ask(self, other: Any) -> Any:

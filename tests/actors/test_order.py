@@ -1,4 +1,4 @@
-"""Order: of one sender to one receiver, over all adverbs and all views, each exactly once."""
+"""Messages of one sender to one receiver arrive in order and exactly once, over all adverbs and views."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Sender(Actor):
 
 
 def send_all(log: Any, who: str, count: int, seed: int) -> list[list[int]]:
-    """Sends to a mesh of 2x2 by all adverbs and views; gives the numbers that each member must have."""
+    """Send to a mesh of 2x2 by all adverbs and views; return the numbers that each member must have."""
     rng = random.Random(seed)
     expected: list[list[int]] = [[] for _ in range(4)]
     port, receiver = Channel.open()
@@ -89,7 +89,7 @@ def send_all(log: Any, who: str, count: int, seed: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("cls", [Log, AsyncLog])
-def test_three_senders_and_two_threads(procs: Any, cls: type) -> None:
+def test_order_holds_with_many_senders_and_threads(procs: Any, cls: type) -> None:
     log = procs({"a": 2, "b": 2}).spawn("log", cls)
     senders = procs(3).spawn("senders", Sender)
     runs = [senders.slice(gpus=index).send_all.call_one(log, f"sender {index}", 400, index) for index in range(3)]

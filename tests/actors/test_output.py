@@ -1,4 +1,4 @@
-"""What ranks print: where it goes, in which order, and what is said once for all."""
+"""Output of ranks: its place, its order, and folding of equal lines."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Asks(Actor):
 
 @pytest.fixture
 def lines(host: Any) -> Iterator[list[Line]]:
-    """The lines as they come, not shown."""
+    """The lines as they arrive, without showing them."""
     output = need_session(current_node()).output
     output.flush()
     seen: list[Line] = []
@@ -87,7 +87,7 @@ def texts(lines: list[Line], stream: str = "stdout") -> list[str]:
     return [line.text for line in lines if line.stream == stream]
 
 
-def test_output_of_a_call_is_there_before_its_result(procs: Any, lines: list[Line]) -> None:
+def test_output_is_shown_before_the_result(procs: Any, lines: list[Line]) -> None:
     prints = procs(2).spawn("prints", Prints)
     prints.nothing.call().get(timeout=20)
     for number in range(50):
@@ -97,7 +97,7 @@ def test_output_of_a_call_is_there_before_its_result(procs: Any, lines: list[Lin
     assert len(lines) == 50
 
 
-def test_every_way_to_print(procs: Any, lines: list[Line]) -> None:
+def test_output_of_every_writer_is_captured(procs: Any, lines: list[Line]) -> None:
     procs(1).spawn("prints", Prints).by_all_ways.call().get(timeout=20)
     assert sorted(texts(lines)) == ["c printf", "descriptor 1", "python stdout", "subprocess"]
     assert sorted(texts(lines, "stderr")) == ["descriptor 2", "python stderr", "subprocess stderr"]
@@ -135,7 +135,7 @@ def test_split_characters_and_invalid_bytes_are_shown(procs: Any, lines: list[Li
     assert texts(lines)[1:] == ["h", "ü", "h \ufffd"]
 
 
-def test_a_long_line_and_much_output(procs: Any, lines: list[Line]) -> None:
+def test_long_lines_and_much_output_arrive(procs: Any, lines: list[Line]) -> None:
     prints = procs(1).spawn("prints", Prints)
     prints.say.call("x" * 3_000_000).get(timeout=20)
     assert [len(text) for text in texts(lines)] == [3_000_000]
@@ -143,7 +143,7 @@ def test_a_long_line_and_much_output(procs: Any, lines: list[Line]) -> None:
     assert wait_until(lambda: len(lines) == 40_002)
 
 
-def test_a_line_without_an_end_is_shown_at_last(procs: Any, lines: list[Line]) -> None:
+def test_unfinished_line_is_shown_finally(procs: Any, lines: list[Line]) -> None:
     mesh = procs(1)
     prints = mesh.spawn("prints", Prints)
     prints.unfinished.call().get(timeout=20)
@@ -151,7 +151,7 @@ def test_a_line_without_an_end_is_shown_at_last(procs: Any, lines: list[Line]) -
     assert wait_until(lambda: "no line end, and its end" in "".join(texts(lines)))
 
 
-def test_async_endpoints_and_broadcasts(procs: Any, lines: list[Line]) -> None:
+def test_output_of_async_endpoints_and_broadcasts(procs: Any, lines: list[Line]) -> None:
     prints = procs(2).spawn("prints", Prints)
     prints.nothing.call().get(timeout=20)
     prints.say_async.call("async").get(timeout=20)
@@ -160,7 +160,7 @@ def test_async_endpoints_and_broadcasts(procs: Any, lines: list[Line]) -> None:
     assert wait_until(lambda: texts(lines)[-1] == "broadcast")
 
 
-def test_the_source_says_whose_call_it_was(procs: Any, lines: list[Line]) -> None:
+def test_output_source_names_the_call(procs: Any, lines: list[Line]) -> None:
     mesh = procs(1)
     first, second = mesh.spawn("first", Prints), mesh.spawn("second", Prints)
     # What one of them prints while another one ends something may be taken for that one's.
@@ -184,7 +184,7 @@ def test_concurrent_prints_of_one_proc_lose_nothing(procs: Any, lines: list[Line
     assert len(lines) == 300
 
 
-def test_it_goes_to_stdout_and_stderr_of_the_program(procs: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_keeps_stdout_and_stderr_apart(procs: Any, capsys: pytest.CaptureFixture[str]) -> None:
     prints = procs(2).spawn("prints", Prints)
     prints.nothing.call().get(timeout=20)
     prints.by_all_ways.call().get(timeout=20)
@@ -254,7 +254,7 @@ def test_dead_ranks_keep_only_quoted_output(procs: Any, lines: list[Line]) -> No
         assert ("line 8999" in str(caught.value)) == (not stop)
 
 
-def test_silence_costs_no_messages(procs: Any, lines: list[Line], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_ranks_send_no_output(procs: Any, lines: list[Line], monkeypatch: pytest.MonkeyPatch) -> None:
     prints = procs(1).spawn("prints", Prints)
     prints.nothing.call().get(timeout=20)
     node = current_node()
@@ -322,7 +322,7 @@ def test_c_output_without_a_newline_comes_with_its_call(procs: Any, lines: list[
     assert texts(lines) == ["a part", "of a child"]
 
 
-def test_a_hook_that_shows_lines_may_call_ranks(procs: Any, lines: list[Line]) -> None:
+def test_output_hook_may_call_ranks(procs: Any, lines: list[Line]) -> None:
     prints = procs(2).spawn("prints", Prints)
     answers: list[Any] = []
 
@@ -338,7 +338,7 @@ def test_a_hook_that_shows_lines_may_call_ranks(procs: Any, lines: list[Line]) -
     assert wait_until(lambda: texts(lines) == ["one"] and answers == [2])
 
 
-def test_a_hook_that_fails_does_not_end_the_output(
+def test_failing_output_hook_does_not_end_output(
     procs: Any, lines: list[Line], capsys: pytest.CaptureFixture[str]
 ) -> None:
     prints = procs(1).spawn("prints", Prints)

@@ -65,7 +65,7 @@ def test_env_of_one_mesh_is_not_that_of_another(procs: Any) -> None:
     assert without.spawn("b", Looks).env.call_one("MK_B").get(timeout=20) == [None]
 
 
-def test_env_by_a_bootstrap_command(procs: Any) -> None:
+def test_bootstrap_command_sets_env(procs: Any) -> None:
     command = default_bootstrap_cmd().with_env({"MK_C": "command", "MK_D": "command"})
     mesh = procs(1, bootstrap_command=command, env={"MK_D": "given"})
     assert mesh.spawn("a", Looks).env.call_one("MK_C", "MK_D").get(timeout=20) == ["command", "given"]
@@ -112,7 +112,7 @@ def test_invalid_shapes_are_refused(host: Any) -> None:
         proc_mesh(gpus=1, hosts=2)
 
 
-def test_cores_are_shared_out(procs: Any) -> None:
+def test_cores_are_split_among_ranks(procs: Any) -> None:
     each = procs(len(CORES)).spawn("a", Looks).cores.call().get(timeout=20)
     assert sorted(core for cores in each.values() for core in cores) == CORES
     whole = procs(1).spawn("a", Looks)
@@ -127,7 +127,7 @@ def test_user_setting_of_threads_wins(procs: Any) -> None:
     assert mesh.spawn("a", Looks).torch_threads.call().get(timeout=20)[0] == (3, "3")
 
 
-def test_cores_by_hand(procs: Any, host: Any) -> None:
+def test_user_setting_of_cores_wins(procs: Any, host: Any) -> None:
     mesh = procs(2, proc_bind=[[CORES[0]], {"cpus": str(CORES[-1])}])
     cores = mesh.spawn("a", Looks).cores.call().get(timeout=20)
     assert list(cores.values()) == [[CORES[0]], [CORES[-1]]]
@@ -185,14 +185,14 @@ if __name__ == "__main__":
     assert out.split() == ["True", "False"]
 
 
-def test_the_host_mesh_itself() -> None:
+def test_this_host_is_one_host_without_axes() -> None:
     assert this_host().sizes == {} and len(this_host()) == 1
     assert this_host().initialized.get(timeout=20) is True
 
 
 @pytest.fixture
 def hooked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the fault hook of the program was told."""
+    """The failures that the fault hook of the program got."""
     told: list[Any] = []
     monkeypatch.setattr("monarch.actor.unhandled_fault_hook", told.append)
     return told
@@ -216,7 +216,7 @@ def test_actors_of_a_failed_bootstrap_fail_with_its_error(
 
 
 @pytest.mark.parametrize("spawns", [False, True])
-def test_a_failed_bootstrap_that_nobody_awaits_reaches_the_hook(procs: Any, hooked: list[Any], spawns: bool) -> None:
+def test_unawaited_bootstrap_error_reaches_the_hook(procs: Any, hooked: list[Any], spawns: bool) -> None:
     def setup() -> None:
         raise OSError("no such disk")
 

@@ -1,4 +1,4 @@
-"""What threads of one process share in sending: made once, read whole, and nobody forgotten."""
+"""State that the sending threads of one process share: created once, read whole, and no waiter forgotten."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from monarch.actor import Actor, endpoint
 
 @pytest.fixture
 def often() -> Iterator[None]:
-    """Threads take turns at any time."""
+    """Set a short switch interval."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -37,7 +37,7 @@ def often() -> Iterator[None]:
 
 
 def together(work: Callable[[int], Any], count: int = 4) -> list[Any]:
-    """Runs the same in several threads at once; what each returned or raised."""
+    """Run a function in several threads at once; return the result or error of each."""
     begin, results = threading.Barrier(count), [None] * count
 
     def run(number: int) -> None:
@@ -76,7 +76,7 @@ class Keeper(Actor):
 
 
 def test_a_mesh_that_is_resized_is_read_in_one_state(procs: Any, often: None) -> None:
-    """Each call is for as many ranks as it names, whenever its mesh grows or shrinks."""
+    """Each call has one answer per named rank, even during a resize."""
     mesh = procs(2).spawn("some", Keeper)
     mesh.drop.call().get(timeout=20)
     procs_of, ends = mesh._state.procs, threading.Event()
@@ -127,7 +127,7 @@ def test_two_threads_start_one_runner(procs: Any, often: None) -> None:
 
 
 def test_two_threads_make_one_connection_to_a_process(host: Any, often: None) -> None:
-    """Two would not keep the order of what is sent."""
+    """With two connections, messages would lose their order."""
     node = current_node()
     made: list[Any] = []
 
@@ -147,7 +147,7 @@ def test_two_threads_make_one_connection_to_a_process(host: Any, often: None) ->
     assert wait_until(lambda: peers[0].dead is not None)
 
 
-def test_all_that_wait_for_shared_memory_are_woken(procs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_waiters_for_shared_memory_wake(procs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "SPACE_S", 20.0)
     mesh = procs(4).spawn("keepers", Keeper)
     node = current_node()

@@ -1,4 +1,4 @@
-"""Code of the user that runs in the middle of ours, in the same thread, and sends: a __del__, a handler of a signal."""
+"""User code that interrupts this package in the same thread, and sends: ``__del__`` and signal handlers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("how", ["signal", "gc"])
 def test_messages_sent_during_a_send_arrive_in_order(tmp_path: Path, how: str) -> None:
-    """Thousands of messages of a handler, or of __del__ methods, interrupt calls at every step."""
+    """Thousands of messages of a handler, or of ``__del__`` methods, interrupt calls at every step."""
     path = tmp_path / "program.py"
     path.write_text(STORM)
     done = subprocess.run([sys.executable, str(path), how, "1000"], capture_output=True, text=True, timeout=120)
@@ -100,7 +100,7 @@ class Echo(Actor):
 
 
 class Asks(str):
-    """A text that is unpickled by asking an actor."""
+    """A text whose unpickling calls an actor."""
 
     actor: Any
 
@@ -131,7 +131,7 @@ def test_unpickling_a_displayed_value_may_wait(procs: Any) -> None:
 
 
 class Prints(Actor):
-    """Prints in a thread of a call that has ended, while the program takes no output."""
+    """Prints in a thread of an ended call, while the program takes no output."""
 
     @endpoint
     def begin(self) -> None:
@@ -145,7 +145,7 @@ class Prints(Actor):
 
     @endpoint
     def locked(self) -> bool:
-        """Whether the lock of the streams is held while that thread waits for the program."""
+        """Return whether that thread holds the lock of the streams while it waits for the program."""
         from monarch._node.current import current_node
 
         node = current_node()

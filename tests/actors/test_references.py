@@ -1,4 +1,4 @@
-"""Meshes as arguments, and meshes that actors make: a reference is used and does not own."""
+"""Meshes as arguments, and meshes that actors spawn: a reference can be used and owns nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Leaf(Actor):
 
 
 class Boss(Actor):
-    """Uses what it is given, and makes meshes of its own."""
+    """Uses its arguments, and spawns meshes."""
 
     def __init__(self, friend: Any = None) -> None:
         self.friend = friend
@@ -108,7 +108,7 @@ def test_an_actor_mesh_as_argument_and_as_result(procs: Any) -> None:
     assert back.add.call_one(0).get(timeout=20) == 10
 
 
-def test_procs_as_argument(procs: Any) -> None:
+def test_procs_travel_as_argument(procs: Any) -> None:
     mesh = procs(2)
     boss = procs(1).spawn("boss", Boss)
     made = boss.spawn_on.call_one(mesh, 30).get(timeout=20)
@@ -141,7 +141,7 @@ def test_an_actor_spawns_a_neighbour_in_its_proc(procs: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [True, False])
-def test_an_actor_spawns_procs_and_its_end_is_theirs(procs: Any, given: bool) -> None:
+def test_procs_of_an_actor_end_with_it(procs: Any, given: bool) -> None:
     boss = procs(1).spawn("boss", Boss)
     boss.own_pid.call_one().get(timeout=20)
     before = set(processes())
@@ -184,7 +184,7 @@ def test_every_rank_spawns_its_own(procs: Any) -> None:
     assert wait_until(lambda: not pids & set(processes()))
 
 
-def test_an_actor_that_was_given_itself(procs: Any) -> None:
+def test_actor_can_get_itself_as_argument(procs: Any) -> None:
     class Me(Actor):
         @endpoint
         async def hold(self, me: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A program that goes on when a process dies, as published: kills come while it works, and between its calls."""
+"""A published fault-tolerant program survives kills, during its calls and between them."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ if __name__ == "__main__":
 """
 
 
-def test_it_completes_its_job(program: Callable[..., Any], tmp_path: Any) -> None:
+def test_resilient_program_completes_its_job(program: Callable[..., Any], tmp_path: Any) -> None:
     ran = program(PUBLISHED + AROUND, str(tmp_path))
     out = ran.ok()
     assert out.count("Node failure detected at step") == out.count("Mesh healed.") == 2, out

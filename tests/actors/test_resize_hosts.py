@@ -1,4 +1,4 @@
-"""Meshes of several hosts that grow and shrink by whole hosts, also when one is lost."""
+"""Meshes of several hosts grow and shrink by whole hosts, also after a host is lost."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Member(Actor):
 
     @endpoint
     def agent(self) -> int:
-        """Pid of the agent of this host, which takes the ranks from the zygote that forks them."""
+        """Return the pid of the agent of this host, which adopts the forked ranks."""
         return os.getppid()
 
 
@@ -71,7 +71,7 @@ def hosts(host: object, leaks: Kit) -> Iterator[HostMesh]:
 
 
 def lose(mesh: Any, members: Any, at: int) -> None:
-    """Kills the agent of a host, and waits until that is known."""
+    """Kill the agent of a host, and wait until the program knows."""
     state = mesh._state.procs
     pid = members.slice(hosts=at, gpus=0).agent.call_one().get(30)
     os.kill(pid, signal.SIGKILL)

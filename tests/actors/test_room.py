@@ -1,4 +1,4 @@
-"""Room at receivers: a sender waits for it for a bounded time, and hears for whom; and credit is never lost."""
+"""Room at receivers: a sender waits a bounded time, its error names the receiver, and no credit is lost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Counts(Actor):
 
     @endpoint
     def hold(self, gate: Path) -> None:
-        """Until somebody makes that file."""
+        """Wait until a file exists."""
         while not gate.exists():
             time.sleep(0.005)
 
@@ -47,7 +47,7 @@ class Counts(Actor):
 
     @endpoint
     def lose(self, credit: int) -> None:
-        """What an error in the counting would do."""
+        """Lose credit, as an error in the counting would."""
         for finished in current_node().replies.counts.values():
             finished.total -= credit
 
@@ -67,7 +67,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fill(mesh: Any) -> int:
-    """Send until there is no room at its first rank, which handles nothing meanwhile; return how many."""
+    """Send until the first rank, which handles nothing, has no room; return the number of messages."""
     peer = mesh._members_at().peers[0]
     sent = 0
     while peer.done:
@@ -128,10 +128,8 @@ def test_actor_without_room_raises_too(procs: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_receiver_that_works_slowly_is_waited_for(
-    procs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Progress counts, also of messages whose end nobody is told of by itself."""
+def test_slow_receiver_causes_no_timeout(procs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Progress counts, also of messages without an answer."""
     monkeypatch.setattr(backpressure, "ROOM_S", 1.5)
     monkeypatch.setattr(backpressure, "_ASK_EVERY_S", 0.1)
     mesh = procs(1).spawn("slow", Counts).slice(gpus=0)
@@ -148,7 +146,7 @@ def test_a_receiver_that_works_slowly_is_waited_for(
     mesh.all.call_one().get(timeout=30)
 
 
-def test_room_comes_to_all_threads_that_wait_for_it(procs: Any, tmp_path: Path) -> None:
+def test_all_threads_waiting_for_room_continue(procs: Any, tmp_path: Path) -> None:
     mesh = procs(1).spawn("busy", Counts).slice(gpus=0)
     held = mesh.hold.call_one(tmp_path / "gate")
     fill(mesh)
@@ -177,7 +175,7 @@ def test_invalid_room_timeout_is_refused(text: str) -> None:
 
 
 def test_four_actors_of_a_rank_lose_no_credit(procs: Any) -> None:
-    """At a switch interval at which threads of a rank and of the program meet in the middle of anything."""
+    """A short switch interval lets threads of a rank and of the program meet at any step."""
     mesh = procs(1)
     actors: list[Any] = [mesh.spawn(f"a{index}", Counts).slice(gpus=0) for index in range(4)]
     for actor in actors:

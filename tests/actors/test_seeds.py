@@ -1,4 +1,4 @@
-"""Programs as people write them: the actor part of a blog's example, and a first tour of the API."""
+"""Programs of users: the actor part of a blog's example, and a first tour of the API."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-def test_the_blogs_training_runs_as_it_is_written(program: Any, tmp_path: Any) -> None:
+def test_blog_training_runs_unchanged(program: Any, tmp_path: Any) -> None:
     source = tmp_path / "blog.py"
     source.write_text(BLOG.replace("%PORT%", str(free_port())))
     out = program(NOTEBOOK, str(source)).ok()
@@ -232,7 +232,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_a_tour(program: Any) -> None:
+def test_tour_of_the_api_runs(program: Any) -> None:
     assert program(TOUR, str(free_port())).ok().splitlines() == [
         "[6, 6, 1, 1] 1",
         "1 True",

@@ -1,4 +1,4 @@
-"""Who opens a session, and who may use it: entry points open one, getters do not, references work inside it only."""
+"""Entry points open a session, getters do not, and references work only inside their session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How meshes print: in a terminal and in a notebook, also with a thousand ranks."""
+"""The text and HTML of meshes, also with a thousand ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Shown(Actor):
 
 @pytest.fixture
 def thousand(host: Any) -> tuple[ProcMesh, ActorMesh]:
-    """Meshes of procs that do not exist: to print them talks to nobody."""
+    """Meshes of procs that do not exist, because printing sends no messages."""
     hosts = tuple(f"host{number:03}" for number in range(125))
     procs = Procs("abc123", "trainers", ("hosts", "gpus"), 1, current_node().proc, Roster(0, hosts, 8, (125, 8)))
     return (
@@ -31,7 +31,7 @@ def thousand(host: Any) -> tuple[ProcMesh, ActorMesh]:
     )
 
 
-def test_a_thousand_ranks(thousand: tuple[ProcMesh, ActorMesh]) -> None:
+def test_mesh_of_a_thousand_ranks_prints(thousand: tuple[ProcMesh, ActorMesh]) -> None:
     peers = len(current_node().peers.known)
     for mesh in thousand:
         assert "hosts=125, gpus=8" in repr(mesh) and "\n" not in repr(mesh)
@@ -55,7 +55,7 @@ def test_values_of_a_thousand_ranks() -> None:
     assert many.count("\n") < 40 and "more" in many
 
 
-def test_real_meshes(procs: Any) -> None:
+def test_live_meshes_print(procs: Any) -> None:
     mesh = procs(2, name="my <procs>")
     actors = mesh.spawn("my <actors>", Shown)
     actors.initialized.get(timeout=20)

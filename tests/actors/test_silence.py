@@ -1,4 +1,4 @@
-"""Ranks that live and do not answer are shown as such, and not taken for dead."""
+"""Ranks that are alive but do not answer are reported as unresponsive, not as dead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Worker(Actor):
 
     @endpoint
     def keep_the_lock(self, path: str) -> str:
-        """Inside a C call that does not let go of Python's lock, until somebody writes to a pipe."""
+        """Stay in a C call that holds the GIL until a byte arrives in a pipe."""
         import ctypes
 
         ctypes.PyDLL(None).open(path.encode(), os.O_RDONLY)
@@ -31,13 +31,13 @@ class Worker(Actor):
 
     @endpoint
     def let_go(self, path: str) -> str:
-        """Busy in Python: it answers."""
+        """Stay busy in Python code, which still answers."""
         while not os.path.exists(path):
             sum(range(1000))
         return "out"
 
 
-def test_stopped_by_a_signal(procs: Callable[..., Any], capfd: pytest.CaptureFixture[str]) -> None:
+def test_suspended_rank_is_reported(procs: Callable[..., Any], capfd: pytest.CaptureFixture[str]) -> None:
     # Long enough for those that live to answer, however busy the machine is.
     mesh = procs(3, name="mesh", silence=SILENCE)
     workers = mesh.spawn("workers", Worker)
@@ -64,7 +64,9 @@ def test_stopped_by_a_signal(procs: Callable[..., Any], capfd: pytest.CaptureFix
     assert wait_until(lambda: "monarch: rank 1 of mesh answers again" in capfd.readouterr().err)
 
 
-def test_inside_c(procs: Callable[..., Any], tmp_path: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_rank_holding_the_gil_is_reported(
+    procs: Callable[..., Any], tmp_path: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
     mesh = procs(2, name="mesh", silence=SILENCE)
     workers = mesh.spawn("workers", Worker)
     path, pipe = str(tmp_path / "go"), str(tmp_path / "pipe")
@@ -94,6 +96,6 @@ def test_dead_rank_is_not_unresponsive(procs: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf")])
-def test_no_time(procs: Callable[..., Any], wrong: float) -> None:
+def test_invalid_silence_is_refused(procs: Callable[..., Any], wrong: float) -> None:
     with pytest.raises(ArgumentError, match="silence: expected a number of seconds above 0"):
         procs(1, silence=wrong)

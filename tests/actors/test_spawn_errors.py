@@ -1,4 +1,4 @@
-"""A spawn whose constructor raises, and calls to what was never made."""
+"""A spawn whose constructor raises, and calls to its actors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PickyAsync(Picky):
 
 
 @pytest.mark.parametrize("cls", [Picky, PickyAsync])
-def test_initialized_and_calls_say_why(procs: Any, cls: type) -> None:
+def test_initialized_and_calls_raise_the_error(procs: Any, cls: type) -> None:
     mesh = procs(3)
     picky = mesh.spawn("picky", cls, 1)
     with pytest.raises(ActorError, match=r"picky\.__init__\(\) failed on rank 1 \(gpus=1\)") as caught:
@@ -62,7 +62,7 @@ def test_await_of_a_spawn_raises(procs: Any) -> None:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_a_constructor_that_ends_the_process(procs: Any) -> None:
+def test_constructor_that_exits_is_a_death(procs: Any) -> None:
     class Ends(Actor):
         def __init__(self) -> None:
             print("I am gone", file=sys.stderr)

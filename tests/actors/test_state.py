@@ -1,4 +1,4 @@
-"""What is looked at after each test finds what is wrong: lost credit, calls under way, open ports, strange threads."""
+"""The check after each test finds lost credit, pending calls, open ports and unknown threads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_lost_credit_is_found(procs: Any) -> None:
     assert credit_lost(5) == []
 
 
-def test_credit_of_work_under_way_is_not_lost(procs: Any) -> None:
+def test_credit_of_pending_work_is_not_lost(procs: Any) -> None:
     works = procs(2).spawn("works", Works)
     works.work.broadcast(0.4)
     for _ in range(20):

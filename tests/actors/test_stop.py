@@ -1,4 +1,4 @@
-"""The end of actors and procs: what came before is handled, cleanup runs, and later calls say what happened."""
+"""The end of actors and procs: earlier messages are handled, cleanup runs, and later calls fail with the reason."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_calls_after_a_stop_fail_at_once(procs: Any, tmp_path: Path) -> None:
     assert mesh.stop().get(timeout=20) is None
 
 
-def test_actors_of_stopped_procs_say_so(procs: Any, tmp_path: Path) -> None:
+def test_calls_to_stopped_procs_raise(procs: Any, tmp_path: Path) -> None:
     mesh = procs(1)
     actor = mesh.spawn("cleans", Cleans, str(tmp_path / "said"))
     actor.add.call().get(timeout=20)
@@ -140,7 +140,7 @@ def test_reference_to_a_stopped_actor_raises(procs: Any, tmp_path: Path) -> None
     assert isinstance(caught.value.exception, MonarchError)
 
 
-def test_calls_under_way_end_with_the_procs(procs: Any) -> None:
+def test_pending_calls_end_with_the_procs(procs: Any) -> None:
     class Waits(Actor):
         @endpoint
         async def wait(self) -> None:
@@ -156,7 +156,7 @@ def test_calls_under_way_end_with_the_procs(procs: Any) -> None:
     stopping.get(timeout=20)
 
 
-def test_calls_under_way_end_with_their_actor(procs: Any) -> None:
+def test_pending_calls_end_with_their_actor(procs: Any) -> None:
     class Waits(Actor):
         @endpoint
         async def wait(self) -> None:
@@ -170,7 +170,7 @@ def test_calls_under_way_end_with_their_actor(procs: Any) -> None:
 
 
 def test_messages_after_the_stop_are_refused(procs: Any, tmp_path: Path) -> None:
-    """Another sender does not know of the stop yet: each of its calls is answered."""
+    """Another sender has not heard of the stop yet; each of its calls gets an answer."""
 
     class Floods(Actor):
         @endpoint
@@ -193,7 +193,7 @@ def test_messages_after_the_stop_are_refused(procs: Any, tmp_path: Path) -> None
 
 
 class Stubborn(Actor):
-    """Ignores interrupts until a file is there."""
+    """Ignores interrupts until a file exists."""
 
     @endpoint
     def insist(self, path: str) -> None:
@@ -240,7 +240,7 @@ def test_call_that_was_refused_by_a_stop_never_runs(procs: Any, tmp_path: Path, 
     assert not wait_until(lambda: effects.read_text() != "x", 1.0)
 
 
-def test_effects_match_the_answers(procs: Any, tmp_path: Path) -> None:
+def test_stopped_calls_take_effect_as_answered(procs: Any, tmp_path: Path) -> None:
     class Floods(Actor):
         @endpoint
         def flood(self, other: Any, path: str) -> tuple[int, int]:
@@ -295,7 +295,7 @@ def test_many_spawns_and_stops_leave_nothing(procs: Any, tmp_path: Path) -> None
 
 
 class Ends(Actor):
-    """Notes how it ends, and keeps its end waiting in many ways."""
+    """Records how it ends, and delays its end in many ways."""
 
     def __init__(self, path: str, how: str = "") -> None:
         self.path = Path(path)
@@ -348,7 +348,7 @@ class EndsAsync(Ends):
 
 
 def hold(how: str) -> None:
-    """Ends by an interrupt, or does not end at all."""
+    """Block in a given way until an interrupt; with ``ignore``, forever."""
     if how == "event":
         threading.Event().wait()
     while how == "spin":

@@ -1,4 +1,4 @@
-"""Failures that nobody supervises fail all calls of their mesh; those that somebody does are his to deal with."""
+"""Unsupervised failures fail all calls of their mesh; a supervisor decides about the others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Worker(Actor):
 
     @endpoint
     def wait(self, path: str) -> str:
-        """Until a file is there."""
+        """Wait until a file exists."""
         assert wait_until(lambda: os.path.exists(path), 60)
         return "done"
 
@@ -50,7 +50,7 @@ class Worker(Actor):
 
 
 class Judge(Actor):
-    """Owns a mesh, and keeps what it was told of it."""
+    """Owns a mesh, and records its failures."""
 
     def __init__(self, handles: bool) -> None:
         self.handles = handles
@@ -95,7 +95,7 @@ class AsyncJudge(Actor):
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[MeshFailure]:
-    """What has gone up to the program."""
+    """The failures that have reached the program."""
     found: list[MeshFailure] = []
     # A death at the end of the test before may be told in this one.
     earlier = set(meshes_of(current_node()).own_procs)
@@ -156,10 +156,10 @@ def test_living_ranks_are_usable_after_a_caught_death(
     assert not told
 
 
-def test_call_made_once_a_waiter_was_told_goes_on(
+def test_call_after_a_reported_failure_continues(
     procs: Callable[..., Any], told: list[MeshFailure], tmp_path: Any
 ) -> None:
-    """It is made before the receiving thread has told all that wait, as by another thread that was told first."""
+    """The call is made before the receiving thread has told all waiters, as by a thread that was told first."""
     workers, path = procs(3).spawn("workers", Worker), str(tmp_path / "go on")
     workers.add.call().get(20)
     after: list[Any] = []
@@ -223,7 +223,7 @@ def test_mesh_healed_in_on_failure_stays_usable(procs: Callable[..., Any]) -> No
     assert [failure.ranks for failure in watch.failures] == [(1,)] * 3
 
 
-def test_inner_ones_are_asked_first_and_each_rank_once(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
+def test_inner_supervisors_come_first_once_per_rank(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
     mesh, workers, pids = spawned(procs)
     asked: list[tuple[str, int]] = []
 
@@ -308,7 +308,7 @@ def test_the_owning_actor_is_asked_once_for_each_rank(
             judge.what.call_one().get(30)
 
 
-def test_an_async_owner(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
+def test_async_owner_supervises(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
     judge = procs(1).spawn("judge", AsyncJudge)
     pids = judge.begin.call_one().get(30)
     kill(pids[0])
@@ -328,7 +328,7 @@ def test_invalid_arguments_of_supervise_are_refused(procs: Callable[..., Any]) -
         supervise(workers)
 
 
-def test_in_async_code(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
+def test_supervise_works_in_async_code(procs: Callable[..., Any], told: list[MeshFailure]) -> None:
     mesh, workers, pids = spawned(procs, 2)
 
     async def work() -> int:

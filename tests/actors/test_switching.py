@@ -1,4 +1,4 @@
-"""The tests of messages once more, with threads that take turns at any time, in the program and in its ranks."""
+"""The tests of messages again, with a short switch interval in the program and its ranks."""
 
 from __future__ import annotations
 

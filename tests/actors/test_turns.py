@@ -1,4 +1,4 @@
-"""An actor handles one message at a time, async endpoints included; concurrent ones overlap."""
+"""An actor handles one message at a time, also in async endpoints; concurrent endpoints overlap."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class Computes(Actor):
         return sys.getswitchinterval()
 
 
-def test_rank_gives_the_gil_up_after_a_millisecond(procs: Any) -> None:
+def test_rank_releases_the_gil_after_a_millisecond(procs: Any) -> None:
     mesh = procs(1)
     assert mesh.spawn("one", Computes).switch_interval.call_one().get(timeout=20) == pytest.approx(0.001)
     own = mesh.spawn("two", Computes)
@@ -170,7 +170,7 @@ class Neighbour(Actor):
 
     @endpoint
     def interleave(self, target: Any) -> None:
-        """The first to queue a call for the target goes on once another thread has delivered one after it."""
+        """Let another thread deliver its call before the first thread that queues one."""
         executor = actors_of(current_node()).here[target._key].executor
         deliver, first, other = executor.deliver, threading.Lock(), threading.Event()
 

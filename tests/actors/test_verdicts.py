@@ -1,4 +1,4 @@
-"""Calls wait for a verdict as long as somebody decides, and not longer."""
+"""Calls wait for a verdict only while it is open."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Worker(Actor):
 
 @pytest.fixture
 def busy() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Set the shortest switch interval."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -73,7 +73,7 @@ def test_no_verdict_stays_open_when_judges_race(host: Any, busy: None) -> None:
     assert not watch.is_open("race") and watch.wait("race", "race", "a call") is False
 
 
-def test_wait_for_a_verdict_is_bounded_and_says_for_whom(
+def test_wait_for_a_verdict_is_bounded_and_names_it(
     procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(verdicts, "VERDICT_S", 0.3)

@@ -1,4 +1,4 @@
-"""Views of meshes: slices of slices address the same actors as numpy says."""
+"""Views of meshes: slices of slices address the same actors as in numpy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cube() -> Any:
 
 @st.composite
 def steps(draw: st.DrawFn) -> list[tuple[str, Any]]:
-    """Some views, one after the other, of a 2x2x2 mesh."""
+    """A sequence of views of a 2x2x2 mesh."""
     made: list[tuple[str, Any]] = []
     sizes = {"a": 2, "b": 2, "c": 2}
     for number in range(draw(st.integers(1, 4))):
@@ -109,7 +109,7 @@ def test_views_of_views_are_those_of_numpy(cube: Any, made: list[tuple[str, Any]
     assert [identity for _, (identity, _) in said] == [said[rank][0] for rank in range(array.size)]
 
 
-def test_errors_of_shape_name_the_axes_there_are(cube: Any) -> None:
+def test_shape_errors_name_the_axes(cube: Any) -> None:
     for make in (lambda: cube.slice(gpus=0), lambda: cube.rename(gpus="x"), lambda: cube.size("gpus")):
         with pytest.raises(AxisError, match=r"a=2.*b=2.*c=2") as caught:
             make()
@@ -126,7 +126,7 @@ def test_errors_of_shape_name_the_axes_there_are(cube: Any) -> None:
         cube.slice(b=slice(0, 1)).flatten("all").slice(all=slice(0, 2)).split(all=("a", "a"), a=1)
 
 
-def test_slicing_talks_to_no_rank(cube: Any) -> None:
+def test_slicing_sends_no_message(cube: Any) -> None:
     peers = {peer.proc: peer.sent for peer in cube._node.peers.known.values()}
     for _ in range(100):
         cube.slice(a=0).rename(b="x").slice(x=1).flatten("y")

@@ -1,4 +1,4 @@
-"""Waits in callbacks, services, unpickling and finalizers: each ends, and harms no later wait."""
+"""Waits in callbacks, services, unpickling and finalizers end, and break no later wait."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ held: dict[str, Any] = {}
 
 @pytest.fixture(autouse=True)
 def switching(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The interpreter changes threads as often as it can, but for those variants of tests that have no timeout."""
+    """Set the shortest switch interval, except in variants of tests without a timeout."""
     usual = sys.getswitchinterval()
     callspec = getattr(request.node, "callspec", None)
     if callspec is None or callspec.params.get("timeout", 0) is not None:
@@ -48,7 +48,7 @@ timeouts = pytest.mark.parametrize("timeout", [None, GUARD], ids=["no timeout", 
 
 
 class Answers(Actor):
-    """Answers, and makes objects whose code runs where they arrive."""
+    """Answers, and creates objects whose code runs at the receiver."""
 
     @endpoint
     def one(self) -> int:
@@ -68,7 +68,7 @@ class Answers(Actor):
 
 
 class Runs:
-    """Runs a function of ``held`` when it is unpickled, and is what that returns."""
+    """Unpickles to the result of a function of ``held``."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -78,7 +78,7 @@ class Runs:
 
 
 class Restores:
-    """The same, by ``__setstate__``."""
+    """Does the same by ``__setstate__``."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -91,7 +91,7 @@ class Restores:
 
 
 class Lists:
-    """Asks an actor for its attributes."""
+    """Calls an actor to list its attributes."""
 
     def __init__(self, other: Any, timeout: float | None) -> None:
         self.other, self.timeout = other, timeout
@@ -101,7 +101,7 @@ class Lists:
 
 
 class Blocks:
-    """Its attributes are there when a file is."""
+    """Lists its attributes when a file exists."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -112,7 +112,7 @@ class Blocks:
 
 
 class Waits:
-    """Waits when it is let go of."""
+    """Waits in its finalizer."""
 
     def __init__(self, work: Callable[[], Any], outcomes: list[Any]) -> None:
         self.work, self.outcomes = work, outcomes
@@ -126,7 +126,7 @@ def run_held(name: str) -> Any:
 
 
 def outcome(work: Callable[[], Any]) -> Any:
-    """What a function returns, or the error that it raises."""
+    """Return the result of a function, or the error that it raises."""
     try:
         return work()
     except BaseException as error:
@@ -134,7 +134,7 @@ def outcome(work: Callable[[], Any]) -> Any:
 
 
 def in_thread(work: Callable[[], Any]) -> Callable[[], Any]:
-    """Begins something in a thread; the function returned gives its outcome."""
+    """Start a function in a thread; return a function that waits for its outcome."""
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(outcome(work)), daemon=True)
     thread.start()
@@ -164,7 +164,7 @@ def first(actors: Any) -> Any:
 
 
 @timeouts
-def test_callback_may_wait_while_nobody_else_does(first: Any, timeout: float | None) -> None:
+def test_callback_may_wait_when_no_thread_does(first: Any, timeout: float | None) -> None:
     outcomes: list[Any] = []
     first.one.call_one().add_done_callback(
         lambda _: outcomes.append(outcome(lambda: first.one.call_one().get(timeout=timeout)))
@@ -224,7 +224,7 @@ def test_completion_may_wait_in_dir(actors: Any, first: Any, timeout: float | No
     assert found.get(timeout=GUARD) == {0: ["thing.attribute_1"]}
 
 
-def test_service_that_blocks_keeps_no_other_waiting(first: Any, tmp_path: Path) -> None:
+def test_blocking_service_delays_no_other(first: Any, tmp_path: Path) -> None:
     first.keep.call_one("thing", Blocks(str(tmp_path / "there"))).get(timeout=GUARD)
     found = ask(first, complete_here, "thing.", "")
     assert ask(first, here).get(timeout=GUARD) == {0: None}
@@ -257,7 +257,7 @@ def test_undeclared_service_is_refused(first: Any, name: str) -> None:
         ask(first, service, "x").get(timeout=GUARD)
 
 
-def test_service_of_actors_cannot_be_asked_for_by_itself(first: Any) -> None:
+def test_actor_service_is_refused_outside_an_actor(first: Any) -> None:
     with pytest.raises((ActorError, ValueError), match="runs only in an actor"):
         ask(first, pack, None, "token", "handoff.state_of", ()).get(timeout=GUARD)
 
@@ -305,7 +305,7 @@ def test_import_that_reads_a_result_does_not_deadlock(
         sys.modules.pop("module_that_reads", None)
 
 
-def test_read_keeps_its_time_while_another_thread_unpickles(first: Any) -> None:
+def test_read_keeps_its_timeout_during_an_unpickling(first: Any) -> None:
     begun, goes_on = threading.Event(), threading.Event()
     held["waits"] = lambda: begun.set() or (goes_on.wait(GUARD) and 5)
     future = first.make.call_one(Runs, "waits")
