@@ -95,15 +95,8 @@ class MeshMagics(Magics):
         header = parse(line)
         mesh, actors = self.addressed(header.name)
         self._attach_streams()
-        finishing = mesh.finishing() if mesh is not None else []
-        if finishing:
-            where = describe_ranks(finishing)
-            print(
-                f"waiting for {where}, still inside a C call of a stopped cell; Stop replaces the process, and its "
-                f"variables and actor state are lost",
-                file=sys.stderr,
-            )
-            self._attach_streams().told([call for each in mesh.unfinished for call in each.futures] if mesh else [])
+        if mesh is not None:
+            self._say_finishing(mesh)
         try:
             run, displays = self._start(actors, header, cell, mesh is None)
         except DeviceMeshError as error:
@@ -133,8 +126,33 @@ class MeshMagics(Magics):
         mesh, actors = self.addressed(header.name)
         if mesh is None:
             raise HeaderError(f"%mesh run --on {header.name}: expected a mesh of ranks, got a mesh of actors")
-        text = hand_out(program, actors, choose(actors, header))
-        return self.cell(program.place, text)
+        views = choose(actors, header)
+        self._await_finishing(mesh, {view._region.base_rank(each) for view in views for each in range(len(view))})
+        return self.cell(program.place, hand_out(program, actors, views))
+
+    def _say_finishing(self, mesh: Mesh) -> None:
+        """Tell the user which ranks are still in a stopped cell."""
+        finishing = mesh.finishing()
+        if finishing:
+            print(
+                f"waiting for {describe_ranks(finishing)}, still inside a C call of a stopped cell; Stop replaces the "
+                f"process, and its variables and actor state are lost",
+                file=sys.stderr,
+            )
+            self._attach_streams().told([call for each in mesh.unfinished for call in each.futures])
+
+    def _await_finishing(self, mesh: Mesh, ranks: set[int]) -> None:
+        """Wait until no stopped cell runs on these ranks; a program is handed to them before its cell begins."""
+        if not ranks.intersection(mesh.finishing()):
+            return
+        self._say_finishing(mesh)
+        calls = [call for each in mesh.unfinished for call in each.futures]
+        run = Running("", calls, frozenset(call.actor for call in calls))
+        try:
+            run.wait()
+        except KeyboardInterrupt:
+            print(self.stop_calls(run, mesh).text(), file=sys.stderr)
+            raise CellStopped("the cell was stopped before its program began") from None
 
     def addressed(self, name: str | None) -> tuple[Mesh | None, ActorMesh]:
         """Return the mesh of a name and its namespaces; or None and the actors in the variable of that name."""

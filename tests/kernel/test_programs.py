@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,29 @@ if "--wait" in sys.argv:
     print("waiting", flush=True)
     while True:
         time.sleep(0.01)
+"""
+
+DDP = """
+import sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+# No functions, so its variables are gone as soon as nothing refers to the module.
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+step = 0
+try:
+    while step < 5 or "--wait" in sys.argv:
+        optimizer.zero_grad()
+        model(torch.randn(16, 64)).pow(2).mean().backward()
+        optimizer.step()
+        step += 1
+        if step == 5:
+            print("stepped", flush=True)
+finally:
+    if "--destroy" in sys.argv:
+        dist.destroy_process_group()
 """
 
 
@@ -58,6 +82,38 @@ def test_mesh_run_is_stopped_by_an_interrupt(notebook: Notebook, script: Path) -
     cell.wait()
     assert cell.status == "error" and "stopped by an interrupt" in cell.text
     assert notebook.mesh("x = torch.ones(1); dist.all_reduce(x); x.item()").ok().shown == "[ranks 0-3] 4.0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["", "--destroy"])
+def test_ddp_script_ends_and_runs_again_after_a_stop(notebook: Notebook, tmp_path: Path, option: str) -> None:
+    """The last owner of a group is DDP's reducer, which used to join gloo's threads with the GIL held."""
+    path = tmp_path / "ddp.py"
+    path.write_text(DDP)
+    for _ in range(8):
+        cell = notebook.send(f"%mesh run {path} --wait {option}")
+        cell.until(lambda cell=cell: cell.said().get("stepped") == {0, 1, 2, 3})
+        notebook.interrupt()
+        cell.wait()
+        assert "ranks 0-3: stopped by an interrupt" in cell.text or "freed from a collective" in cell.text
+        assert notebook.run(f"%mesh run {path} {option}").ok().said().get("stepped") == {0, 1, 2, 3}
+
+
+@pytest.mark.slow
+def test_mesh_run_waits_for_a_stopped_cell_and_can_be_stopped(own: Callable[..., Notebook], script: Path) -> None:
+    book = own()
+    book.run("%mesh up --procs 2").ok()
+    cell = book.send("%%mesh\na = torch.randn(2000, 2000)\nprint('runs')\n"
+                     "if rank == 1: b = torch.linalg.matrix_power(a, 2**30 - 1)")  # fmt: skip
+    cell.until(lambda: cell.said().get("runs") == {0, 1})
+    book.interrupt()
+    cell.wait()
+    run = book.send(f"%mesh run {script}")
+    run.until(lambda: "waiting for rank 1" in run.stream("stderr"))
+    book.interrupt()
+    run.wait()
+    assert run.reply["ename"] == "KeyboardInterrupt" and "rank 1: replaced by a new process" in run.text
+    assert "rank 1 of 2 sum 2.0 []" in book.run(f"%mesh run {script}").ok().said()
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ import runpy
 import secrets
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from monarch._actors.running import current
 from monarch._core.roster import Procs
 from monarch._groups.breaking import retire_elsewhere
 from monarch._groups.default_group import own_group
@@ -21,7 +22,6 @@ from monarch._node.current import current_node
 from monarch._node.services.asking import ask_proc
 from monarch._node.services.registry import service
 from monarch._procs.os.helpers import as_helper
-from monarch._tensors.torch_compat import as_it_is, default_group
 from monarch.exceptions import ArgumentError, GroupError
 
 
@@ -151,7 +151,7 @@ def run_script(script: Script, meeting: Meeting) -> None:
         own.leave()
         retire_elsewhere(own.generation)
     # Like torchrun, which does not bind processes to cores.
-    with as_helper(), own_group(), _setting(script):
+    with as_helper(), own_group(), _setting(script), _own_groups():
         set_variables(meeting)
         try:
             if script.path == "-m":
@@ -163,8 +163,6 @@ def run_script(script: Script, meeting: Meeting) -> None:
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise RuntimeError(f"{_title(script)} ended with exit code {end.code}") from None
-        finally:
-            _end_group()
 
 
 def _run_source(path: str, source: str) -> None:
@@ -198,12 +196,27 @@ def _setting(script: Script) -> Iterator[None]:
         os.environ.update(environment)
 
 
-def _end_group() -> None:
-    if default_group() is not None:
-        import torch.distributed as dist
+@contextlib.contextmanager
+def _own_groups() -> Iterator[None]:
+    """End the groups that a program leaves; its variables live until the call has ended, if it fails."""
+    from monarch._tensors.collectives.program_groups import ProgramGroups
 
-        with as_it_is():
-            dist.destroy_process_group()
+    config = current_node().config
+    groups = ProgramGroups(config.addresses if config is not None else ())
+    try:
+        yield
+    except BaseException:
+        groups.cut()
+        raise
+    finally:
+        _after_call(groups.release)
+        groups.end()
+
+
+def _after_call(action: Callable[[], None]) -> None:
+    here = current.get()
+    if here is not None:
+        here[0].executor.post(action)
 
 
 def _title(script: Script) -> str:

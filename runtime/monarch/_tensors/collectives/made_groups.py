@@ -51,6 +51,8 @@ class GroupSockets:
         return opened.union(*(open_sockets() - before for before in making))
 
 
+on_made: list[Callable[[Any], None]] = []
+"""Called with each new group; changed by threads that run programs, in atomic steps."""
 _sockets = GroupSockets()
 _free_threads = False
 
@@ -89,6 +91,9 @@ def _observed(make: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(make)
     def make_observed(*args: Any, **kwargs: Any) -> Any:
         with as_helper() if _free_threads else nullcontext(), _sockets.opening():
-            return make(*args, **kwargs)
+            made = make(*args, **kwargs)
+        for hold in list(on_made):
+            hold(made[0])
+        return made
 
     return make_observed

@@ -107,7 +107,7 @@ class World:
         connections."""
         making = [open_sockets() - before for before in list(self.making.values())]
         # User code may have created further groups, such as those of a DeviceMesh.
-        return shut_down(self.sockets.union(noted_sockets(), *making)) + _abort_nccl()
+        return shut_down(self.sockets.union(noted_sockets(), *making)) + abort_nccl()
 
 
 def counts() -> dict[str, tuple[tuple[int, ...], int]]:
@@ -211,7 +211,8 @@ def own_device() -> str:
     return f"cuda {uuid}" if uuid else f"cuda {os.uname().nodename} {visible} {index}"
 
 
-def _abort_nccl() -> int:
+def abort_nccl() -> int:
+    """Abort the NCCL groups of this process; return how many."""
     count = 0
     for group in groups():
         for backend in {id(each): each for each in _backends(group)}.values():
