@@ -81,10 +81,11 @@ class MonarchKernel(IPythonKernel):
         threading.Thread(target=self._say_what_runs, name="monarch-idle-stop", daemon=True).start()
 
     def _say_what_runs(self) -> None:
-        """Tell the user, after a Stop while no cell runs, what still runs; in a thread of its own."""
+        """Break off cleanup after a Stop while no cell runs, and say what still runs; in a thread of its own."""
         magics = _shell(self).magics_manager.registry.get("MeshMagics")
         if magics is None:
             return
+        magics.break_off()
         for text in magics.unended():
             magics.streams().place().write(f"no notebook cell is running, so nothing was stopped; {text}")
 

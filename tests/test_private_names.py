@@ -24,6 +24,7 @@ PLATFORM = {
     "__res_init",
     "__res_state",
     "_children",
+    "_current_exceptions",
     "_current_frames",
     "_fut_waiter",
     "_get_running_loop",

@@ -73,6 +73,8 @@ class Calls:
         """Names of the handles of cells that the notebook does not wait for."""
         self._left: dict[int, set[str]] = {}
         """The processes where a call was stopped but has not ended."""
+        self._cleaning: dict[int, set[str]] = {}
+        """The processes where a stopped call was left to clean up; the next stop breaks that off."""
 
     def opened(self, port: int, cell: int) -> None:
         """Record a call that is made."""
@@ -83,7 +85,7 @@ class Calls:
 
     def _forget(self) -> None:
         gathers = self._node.ports.gathers
-        for table in (self._cells, self._names, self._handles, self._left):
+        for table in (self._cells, self._names, self._handles, self._left, self._cleaning):
             for port in [port for port in list(table) if port not in gathers]:
                 table.pop(port, None)
 
@@ -125,6 +127,14 @@ class Calls:
         """Record that a stop did not end a call in a process."""
         self._left.setdefault(port, set()).add(proc)
 
+    def clean(self, port: int, proc: str) -> None:
+        """Record that a stopped call cleans up in a process."""
+        self._cleaning.setdefault(port, set()).add(proc)
+
+    def is_cleaning(self, port: int, proc: str) -> bool:
+        """Return whether a stop left a call in a process to clean up."""
+        return proc in self._cleaning.get(port, ())
+
     def is_left(self, port: int, proc: str) -> bool:
         """Return whether a stop did not end a call in a process, so that the next one replaces the process."""
         return proc in self._left.get(port, ()) and split_proc(proc)[0] in meshes_of(self._node).own_procs
@@ -144,6 +154,8 @@ class Calls:
                 f"{where}: waiting for {title}, which was stopped but has not ended; Stop replaces the process; "
                 f"its variables and actor state are lost"
             )
+        if any(self.is_cleaning(each.call.port, proc) for proc in each.procs):
+            return f"{where}: waiting for {title}, still in its except or finally code; Stop breaks it off"
         _, begun = self._cells.get(each.call.port, (0, 0.0))
         since = f" for {time.monotonic() - begun:.0f} s" if begun else ""
         stop = "" if _is_special(each.call) else "; Stop stops it too"
@@ -165,6 +177,8 @@ class Calls:
                     f"{self.title(each)} was stopped but has not ended on {where}; Stop while a cell waits for it "
                     f"replaces the process"
                 )
+            elif any(self.is_cleaning(port, proc) for proc in procs):
+                lines.append(f"{self.title(each)} is still in its except or finally code on {where}")
         return lines
 
 

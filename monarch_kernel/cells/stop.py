@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -60,6 +60,8 @@ class Stopped:
         """The operations that freed ranks were waiting in."""
         self._left = left
         self.doomed = doomed
+        self.cleaning: set[int] = set()
+        """Ranks that still run and clean up."""
         self.notes: list[str] = []
         """Other calls that were stopped or go on."""
         self.waited: dict[int, str] = {}
@@ -150,6 +152,8 @@ class _StopRun:
         self._say = say
         self._tasks = running.tasks()
         again = {number for number, task in self._tasks.items() if calls.is_left(task.port, task.proc)}
+        self._breaking = {number for number, task in self._tasks.items() if calls.is_cleaning(task.port, task.proc)}
+        """Calls whose cleanup this stop breaks off, since the last one has left them to it."""
         self._ladder = StopLadder(self._tasks, restartable, again)
         self._numbers = {(task.proc, task.port): number for number, task in self._tasks.items()}
         self._by_proc: dict[str, list[int]] = {}
@@ -220,10 +224,9 @@ class _StopRun:
             elif isinstance(command, Free):
                 self._begin_to_free(tasks)
             elif isinstance(command, Insist):
-                running.interrupt(tasks)
-                self._answers += running.ask(tasks, prod)
+                self._ask(command.ranks, prod)
             elif isinstance(command, Look):
-                self._answers += running.ask(tasks, thread_state, (running.name,), self._looked)
+                self._ask(command.ranks, thread_state, (running.name,), self._looked)
                 self._answers += running.states(tasks, self._state)
             elif isinstance(command, Announce):
                 ranks = describe_ranks(task.rank for task in tasks)
@@ -233,6 +236,18 @@ class _StopRun:
                 )
             else:
                 assert isinstance(command, Restart)
+
+    def _ask(
+        self,
+        numbers: Iterable[int],
+        service: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        heard: Callable[[str, int, Any], None] = lambda proc, port, answer: None,
+    ) -> None:
+        """Ask ranks for a service whose last argument is whether to spare their cleanup."""
+        for spare in (True, False):
+            tasks = [self._tasks[number] for number in numbers if (number not in self._breaking) is spare]
+            self._answers += self._running.ask(tasks, service, (*args, spare), heard)
 
     def _begin_to_free(self, tasks: list[Task]) -> None:
         """Ask ranks for the generation of their groups, so that no newer one is aborted, and agents for states.
@@ -249,8 +264,7 @@ class _StopRun:
         self._generations[proc] = number
         left = [each for each in self._by_proc[proc] if each not in self._ladder.endings]
         self._asked_to_free.update(left)
-        tasks = [self._tasks[each] for each in left]
-        self._answers += self._running.ask(tasks, free, (STOPPED, number), self._heard_freed)
+        self._ask(left, free, (STOPPED, number), self._heard_freed)
         return []
 
     # News
@@ -303,18 +317,23 @@ class _StopRun:
         endings: dict[int, Ending] = {}
         left: dict[int, str] = {}
         doomed: list[str] = []
+        cleaning: set[int] = set()
         for number, ending in self._ladder.endings.items():
             task = self._tasks[number]
             # One call of a rank may have waited for another; the rank has stopped when both have.
             endings[task.rank] = max(ending, endings.get(task.rank, ending), key=lambda each: each.value)
             if ending is Ending.LEFT:
-                if task.proc not in self._spared:
+                if self._ladder.activity(number) is Activity.CLEANING:
+                    self._calls.clean(task.port, task.proc)
+                    cleaning.add(task.rank)
+                elif task.proc not in self._spared:
                     self._calls.leave(task.port, task.proc)
                 more = "; stop again to replace" if self._calls.is_left(task.port, task.proc) else ""
                 left.setdefault(task.rank, self._does(number) + more)
             elif ending is Ending.RESTARTED:
                 doomed.append(task.proc)
         stopped = Stopped(endings, left, doomed)
+        stopped.cleaning = cleaning
         for number, freed in self._freed.items():
             if self._ladder.endings[number] is Ending.FREED:
                 stopped.note_freed(self._tasks[number].rank, freed)
@@ -341,6 +360,10 @@ class _StopRun:
             else ""
         )
         activity = self._ladder.activity(number)
+        if activity is Activity.CLEANING and thread_state is not None:
+            what = "in its except or finally code" if thread_state.handles else "running, past its except code"
+            at = f" at {thread_state.place}" if thread_state.place else ""
+            return f"still {what}{at}; Stop again to break it off"
         if activity is Activity.PYTHON:
             return "goes on after each interrupt"
         if activity is Activity.WAITING:

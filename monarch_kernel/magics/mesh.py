@@ -97,6 +97,7 @@ class MeshMagics(Magics):
         self._attach_streams()
         if mesh is not None:
             self._say_finishing(mesh)
+            mesh.check_groups_left()
         try:
             run, displays = self._start(actors, header, cell, mesh is None)
         except DeviceMeshError as error:
@@ -132,13 +133,20 @@ class MeshMagics(Magics):
 
     def _say_finishing(self, mesh: Mesh) -> None:
         """Tell the user which ranks are still in a stopped cell."""
-        finishing = mesh.finishing()
-        if finishing:
+        calls, finishing = self._attach_streams().calls, mesh.finishing()
+        tasks = [task for run in mesh.unfinished for task in run.tasks().values()]
+        cleaning = sorted({task.rank for task in tasks if calls.is_cleaning(task.port, task.proc)})
+        inside = [rank for rank in finishing if rank not in cleaning]
+        if cleaning:
+            where = describe_ranks(cleaning)
+            print(f"waiting for {where}, still in its except or finally code; Stop breaks it off", file=sys.stderr)
+        if inside:
             print(
-                f"waiting for {describe_ranks(finishing)}, still inside a C call of a stopped cell; Stop replaces the "
+                f"waiting for {describe_ranks(inside)}, still inside a C call of a stopped cell; Stop replaces the "
                 f"process, and its variables and actor state are lost",
                 file=sys.stderr,
             )
+        if finishing:
             self._attach_streams().told([call for each in mesh.unfinished for call in each.futures])
 
     def _await_finishing(self, mesh: Mesh, ranks: set[int]) -> None:
@@ -208,7 +216,9 @@ class MeshMagics(Magics):
         left = stopped.ranks(Ending.LEFT)
         if left:
             mesh.unfinished.append(run)
-        if not stopped.doomed:
+        if stopped.cleaning and not stopped.cut:
+            mesh.check_groups_later()
+        elif not stopped.doomed:
             mesh.check_groups(stopped.cut or bool(left), stopped.generation)
         return stopped
 
@@ -342,6 +352,15 @@ class MeshMagics(Magics):
         if self._streams is None:
             return []
         return self._streams.calls.of_cell(self._streams.calls_of(cell))
+
+    def break_off(self) -> None:
+        """Break off the cleanup of stopped cells, at a Stop while no cell runs."""
+        calls, place = self._attach_streams().calls, self._attach_streams().place()
+        for run in [run for mesh in self.meshes.by_name.values() for run in list(mesh.unfinished)]:
+            tasks = run.tasks().values()
+            cleaning = [calls.is_cleaning(task.port, task.proc) for task in tasks]
+            if any(cleaning) and not any(calls.is_left(task.port, task.proc) for task in tasks):
+                place.write(stop_ranks(run, calls, say=place.write).text())
 
     def unended(self) -> list[str]:
         """Describe the calls that still run though no notebook cell waits for them."""

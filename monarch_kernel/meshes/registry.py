@@ -67,12 +67,24 @@ class Mesh:
         self._bare: set[int] = set()
         """New ranks, or ranks about to be made, that lack the definitions."""
         self.unfinished: list[Run] = []
-        """Stopped cells with ranks still inside C calls; they end when the calls return."""
+        """Stopped cells with ranks still inside C calls, or cleaning up; they end when that is done."""
+        self._unchecked = False
+        """Whether a stop has left the check of the groups for later."""
 
     def finishing(self) -> list[int]:
-        """Return the ranks that are still inside a C call of a stopped cell."""
+        """Return the ranks that have not ended a stopped cell: they are inside a C call or clean up."""
         self.unfinished = [run for run in self.unfinished if not run.done]
         return sorted({rank for run in self.unfinished for rank in run.missing()})
+
+    def check_groups_later(self) -> None:
+        """Check the groups once the stopped ranks have cleaned up, for which they may need them."""
+        self._unchecked = True
+
+    def check_groups_left(self) -> None:
+        """Check the groups if that was left for later, and stopped cells have ended."""
+        if self._unchecked and not self.finishing():
+            self._unchecked = False
+            self.check_groups(False)
 
     def check_groups(self, cut: bool, known: int = 0) -> None:
         """After a stop, break the process groups if some ranks left a collective that others are in.

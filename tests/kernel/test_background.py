@@ -14,7 +14,14 @@ from leaks import Kit
 pytestmark = pytest.mark.slow
 
 WAITS = "import os, time\nprint('runs')\nwhile not os.path.exists('{0}'): time.sleep(0.01)\n"
-SWALLOWS = "import time\nprint('runs')\nwhile True:\n    try: time.sleep(0.1)\n    except KeyboardInterrupt: pass"
+SWALLOWS = """
+import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print('runs')
+while True:
+    try: sum(range(1000))
+    except BaseException: pass
+"""
 ACTORS = """
 from monarch.actor import Actor, endpoint
 class Works(Actor):

@@ -5,13 +5,19 @@ from __future__ import annotations
 import ctypes
 import signal
 import threading
+from collections.abc import Callable
+from types import FrameType
 
 from monarch._wire.held import harmless
 
+_trip = ctypes.pythonapi.PyErr_SetInterruptEx
+_trip.argtypes = [ctypes.c_int]
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = [ctypes.c_ulong, ctypes.py_object]
 _arrived: set[int] = set()
 """Threads that received the last interrupt."""
+raised: dict[int, BaseException] = {}
+"""The last interrupt that was raised in a thread's running call. Set and removed by that thread, in atomic steps."""
 NOTICE = signal.SIGRTMIN + 7
 """A signal that only runs Python's handler, which happens between two bytecodes."""
 noticed = 0
@@ -24,8 +30,34 @@ def listen() -> None:
     signal.signal(NOTICE, _notice)
 
 
-def _notice(*_: object) -> None:
+on_notice: list[Callable[[FrameType | None], tuple[bool, BaseException | None]]] = []
+"""Called by that handler with the interrupted frame; filled while modules are imported."""
+
+
+_noticing = False
+"""Whether that handler runs. Main thread only."""
+
+
+def _notice(_: int, frame: FrameType | None) -> None:
+    global _noticing
     notice()
+    if _noticing:
+        # One more signal, in the middle of this.
+        return
+    again, error = False, None
+    _noticing = True
+    try:
+        for look in on_notice:
+            again, error = look(frame)
+    finally:
+        _noticing = False
+    # A loop steps without a call or a jump, at which the signal would run this handler again.
+    if again and error is None:
+        for _ in map(_trip, (NOTICE,)):
+            return
+    if again and error is not None:
+        for _ in map(_trip, (NOTICE,)):
+            raise error
 
 
 def notice() -> None:
@@ -42,6 +74,12 @@ def prod() -> None:
     signal.pthread_kill(threading.main_thread().ident or 0, NOTICE)
 
 
+def new_interrupt() -> KeyboardInterrupt:
+    """Return an interrupt for this thread to raise."""
+    error = raised[threading.get_ident()] = KeyboardInterrupt()
+    return error
+
+
 class Interrupt(KeyboardInterrupt):
     """A KeyboardInterrupt in a thread other than the main one."""
 
@@ -49,6 +87,7 @@ class Interrupt(KeyboardInterrupt):
         super().__init__()
         # Python constructs it in that thread when it raises it.
         _arrived.add(threading.get_ident())
+        raised[threading.get_ident()] = self
 
 
 # Endpoints expect, and users see, this name.

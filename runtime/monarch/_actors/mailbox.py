@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._actors.actor import is_async
 from monarch._actors.endpoint import Method, methods_of
+from monarch._actors.escape import forget_interrupt
 from monarch._actors.executors import start_task
 from monarch._actors.halting import Halting
+from monarch._actors.interrupts import raised
 from monarch._actors.ports import ReplyPort
 from monarch._actors.running import current
 from monarch._actors.turns import Turns
@@ -266,6 +268,9 @@ class Mailbox:
             if self._dropped:
                 # It had begun before the drop.
                 self._dropped.pop(id(call), None)
+            if raised:
+                # It holds the frames of the call.
+                forget_interrupt()
 
     async def run_async(self, call: m.Call, more: Sequence[Any]) -> None:
         """Handle a message as a task of the event loop."""

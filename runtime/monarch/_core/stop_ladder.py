@@ -32,6 +32,8 @@ class Activity(Enum):
 
     PYTHON = auto()
     """Its Python code keeps running after each interrupt."""
+    CLEANING = auto()
+    """It has taken the interrupt, and runs its ``except`` or ``finally`` code or what follows."""
     COMPUTING = auto()
     """It is in C code that computes, or sleeps for a while."""
     WAITING = auto()

@@ -5,18 +5,26 @@ from __future__ import annotations
 import ast
 import dis
 import linecache
+import re
 import sys
 import threading
+import time
 from types import FrameType
 from typing import NamedTuple
 
 from monarch._actors import interrupts
+from monarch._actors.cleanup import cleans_up, is_handling, region_of
+from monarch._actors.escape import ask_escape
 from monarch._actors.interrupting import interrupt
 from monarch._core.stop_ladder import Activity
 from monarch._node.services.registry import service
 from monarch._procs.os.blocked import Wait, blocked
 from monarch._supervision.freeing import running, thread_of, waiting
 
+_CELL = re.compile(r"cell \[\d+\]")
+_LOOKS = 10
+_PAUSE = 0.005
+"""Seconds between two looks at a thread."""
 _LONGEST = 80
 """The most characters shown of an expression."""
 _prodded: dict[str, int] = {}
@@ -31,28 +39,41 @@ class ThreadState(NamedTuple):
     """Line of the cell, 0 if none of its frames is of a cell."""
     call: str
     """The called expression in source form; empty if unknown."""
+    place: str = ""
+    """Where it is, as in ``cell [3] line 5``; empty if unknown."""
+    handles: bool = False
+    """Whether it runs ``except`` or ``finally`` code for an interrupt."""
 
 
 @service("busy.prod", "threaded")
-def prod(key: str, src: str, port: int) -> None:
+def prod(key: str, src: str, port: int, spare: bool) -> None:
     """Service: interrupt a call once more, so that ``thread_state`` can tell whether it swallows interrupts.
+
+    A call that cleans up after its interrupt is left alone if ``spare`` is true.
 
     Args:
         key: of the actor's mesh.
         src: proc that has called.
         port: where it waits for the answer.
     """
-    before = interrupts.noticed
-    interrupt(key, src, port)
     found = running(key, src, port)
     mailbox = found[0] if found is not None else waiting(key, src, port)
-    if mailbox is not None and thread_of(mailbox) == threading.main_thread().ident:
+    if found is not None and spare and _cleans_up(thread_of(found[0])):
+        return
+    before, main = interrupts.noticed, threading.main_thread().ident or 0
+    is_main = mailbox is not None and thread_of(mailbox) == main
+    region = region_of(interrupts.raised.get(main)) if found is not None and is_main else None
+    if region is not None:
+        ask_escape(region)
+    else:
+        interrupt(key, src, port)
+    if is_main:
         _prodded[key] = before
         interrupts.prod()
 
 
 @service("busy.thread_state", "threaded")
-def thread_state(key: str, src: str, port: int, name: str) -> ThreadState | None:
+def thread_state(key: str, src: str, port: int, name: str, spare: bool) -> ThreadState | None:
     """Service: return the state of a call's code; None if it has ended.
 
     Args:
@@ -60,6 +81,7 @@ def thread_state(key: str, src: str, port: int, name: str) -> ThreadState | None
         src: proc that has called.
         port: where it waits for the answer.
         name: what the cell's frames call their file.
+        spare: whether to leave a call alone that cleans up after its interrupt.
     """
     # A call may be queued behind another one that does not stop.
     found = running(key, src, port)
@@ -72,11 +94,32 @@ def thread_state(key: str, src: str, port: int, name: str) -> ThreadState | None
     moves = not threads.pending if threads is not None else interrupts.noticed > _prodded.get(key, interrupts.noticed)
     frame = sys._current_frames().get(ident)
     activity = Activity.PYTHON
-    if not moves:
+    if spare and found is not None and _cleans_up(ident):
+        activity = Activity.CLEANING
+    elif not moves:
         waits = blocked(ident).wait in (Wait.SOCKET, Wait.OTHER)
         activity = Activity.WAITING if waits else Activity.COMPUTING
     at = _frame_of(frame, name)
-    return ThreadState(activity, at.f_lineno if at is not None and at.f_code.co_filename == name else 0, _call_at(at))
+    line = at.f_lineno if at is not None and at.f_code.co_filename == name else 0
+    return ThreadState(activity, line, _call_at(at), _place_of(frame), is_handling(ident))
+
+
+def _cleans_up(ident: int) -> bool:
+    """Return whether a thread cleans up after its interrupt; one that swallows it is soon back where it was."""
+    for _ in range(_LOOKS):
+        if not cleans_up(ident):
+            return False
+        time.sleep(_PAUSE)
+    return True
+
+
+def _place_of(frame: FrameType | None) -> str:
+    """Return the innermost line of any cell."""
+    while frame is not None:
+        if _CELL.fullmatch(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename} line {frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def _frame_of(frame: FrameType | None, name: str) -> FrameType | None:

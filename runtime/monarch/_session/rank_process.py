@@ -16,7 +16,7 @@ from typing import Any
 
 from monarch._actors.executors import Executor, MainExecutor, ThreadExecutor
 from monarch._actors.halting import is_stuck, longest
-from monarch._actors.interrupts import NOTICE, listen, notice
+from monarch._actors.interrupts import NOTICE, listen, new_interrupt, notice
 from monarch._actors.mailbox import NOTHING, Mailbox
 from monarch._actors.table import actors_of
 from monarch._core.roster import Procs, split_proc
@@ -170,7 +170,7 @@ class Rank:
             return
         if main.interruptible:
             interrupt_programs(threading.get_native_id())
-            raise KeyboardInterrupt
+            raise new_interrupt()
         if main.unwanted and main.loop is not None and asyncio.current_task(main.loop) in main.unwanted:
             main.unwanted = set()
             raise KeyboardInterrupt

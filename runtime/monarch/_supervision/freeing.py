@@ -11,6 +11,7 @@ import threading
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from monarch._actors.cleanup import cleans_up
 from monarch._actors.table import actors_of
 from monarch._core.fail_fast import Standing
 from monarch._core.stop_ladder import Freed
@@ -169,7 +170,7 @@ def expect(key: str, src: str, port: int, reason: str, number: int) -> None:
 
 
 @service("freeing.free", "quick")
-def free(key: str, src: str, port: int, reason: str, number: int) -> Freed:
+def free(key: str, src: str, port: int, reason: str, number: int, spare: bool = False) -> Freed:
     """Abort the waits of a call of this rank: collectives, a socket, a condition.
 
     The call goes on with an error or with its pending interrupt.
@@ -180,6 +181,7 @@ def free(key: str, src: str, port: int, reason: str, number: int) -> Freed:
         port: the port at which the caller waits.
         reason: for the error of its collectives.
         number: the generation of groups at the time of the request; newer groups are left alone.
+        spare: whether to leave a call alone that cleans up after its interrupt.
 
     Returns:
         A description of the aborted waits.
@@ -188,6 +190,8 @@ def free(key: str, src: str, port: int, reason: str, number: int) -> Freed:
     if found is None:
         return Freed.NOTHING
     ident = thread_of(found[0])
+    if spare and cleans_up(ident):
+        return Freed.NOTHING
     what = blocked(ident)
     if _makes_group(sys._current_frames().get(ident)):
         _explain(reason)
