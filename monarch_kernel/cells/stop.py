@@ -58,7 +58,8 @@ class Stopped:
         self._endings = endings
         self._freed: dict[int, Freed] = {}
         """The operations that freed ranks were waiting in."""
-        self._left = left
+        self.left = left
+        """The activity of each rank that still runs."""
         self.doomed = doomed
         self.cleaning: set[int] = set()
         """Ranks that still run and clean up."""
@@ -98,7 +99,7 @@ class Stopped:
         if ending is Ending.RESTARTED:
             return "replaced by a new process (ignored interrupts); its variables and actor state are lost"
         if ending is Ending.LEFT:
-            return self._left[rank]
+            return self.left[rank]
         if rank in self.waited:
             return self.waited[rank]
         if self._freed.get(rank) is Freed.COLLECTIVE:

@@ -25,7 +25,7 @@ from monarch._kernel_api import (
     open_node,
     replace_procs,
 )
-from monarch.exceptions import DeviceMeshError, MonarchError
+from monarch.exceptions import CallTimeoutError, DeviceMeshError, MonarchError
 from monarch_kernel.cells.checkpoints import Saving
 from monarch_kernel.cells.handle import Handle
 from monarch_kernel.cells.running import Run, Running
@@ -39,7 +39,7 @@ from monarch_kernel.meshes.elastic import Elastic
 from monarch_kernel.meshes.registry import Mesh, Meshes, choose, with_hint
 from monarch_kernel.meshes.spawning import Spawning, parse_spawn
 from monarch_kernel.output.displays import Displays
-from monarch_kernel.output.render import CellStopped, MeshCellError, bundle_of_ranks, error_lines
+from monarch_kernel.output.render import CellStopped, MeshCellError, bundle_of_ranks, error_lines, timeout_text
 from monarch_kernel.output.streams import Streams
 
 
@@ -262,6 +262,8 @@ class MeshMagics(Magics):
                 # The stop does not hide errors from before it.
                 self._show_errors(MeshCellError(run.name, stopped.errors, total), run.told >= stopped.errors.keys())
             print(stopped.text(), file=sys.stderr)
+            if stopped.timeout is not None:
+                raise CallTimeoutError(self._describe_timeout(run, results, stopped))
             raise CellStopped("the cell was stopped on its ranks")
         errors = {rank: result.error for rank, result in ordered if result.error is not None}
         self._record(mesh, header, run, [rank for rank, _ in ordered if rank not in errors])
@@ -270,6 +272,15 @@ class MeshMagics(Magics):
             self._show_errors(failure, True)
             raise failure
         return None
+
+    @staticmethod
+    def _describe_timeout(run: Run, results: dict[int, CellResult], stopped: Stopped) -> str:
+        interrupts = {
+            rank: result.error
+            for rank, result in sorted(results.items())
+            if result.error is not None and rank not in stopped.errors
+        }
+        return timeout_text(run.name, stopped.timeout or 0.0, interrupts, stopped.left)
 
     def _show_errors(self, failure: MeshCellError, told: bool) -> None:
         """Show folded tracebacks, below the error lines unless these were shown already."""

@@ -134,6 +134,27 @@ class MeshCellError(Exception):
         ]
 
 
+def timeout_text(name: str, seconds: float, errors: dict[int, CellError], left: dict[int, str]) -> str:
+    """Describe where each rank was when the timeout of a cell ran out.
+
+    Args:
+        name: of the cell.
+        seconds: its timeout.
+        errors: the interrupts of ranks that were stopped.
+        left: what ranks that still run are doing.
+    """
+    places: dict[str, list[int]] = {}
+    for rank, error in errors.items():
+        source = f": {error.source}" if error.source else ""
+        places.setdefault(f"was at {name} line {error.line}{source}" if error.line else "was stopped", []).append(rank)
+    for rank, text in left.items():
+        places.setdefault(text, []).append(rank)
+    ranks = sorted(rank for group in places.values() for rank in group)
+    where = f" on {describe_ranks(ranks)}" if ranks else ""
+    lines = [f"  {describe_ranks(sorted(group))}: {text}" for text, group in places.items()]
+    return "\n".join([f"{name} did not end within {seconds:g} s{where}, and was stopped", *lines])
+
+
 def _follows(error: CellError) -> bool:
     """Return whether an error is only a consequence of others."""
     return error.freed or error.cut_off

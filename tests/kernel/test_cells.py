@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -161,9 +162,25 @@ def test_timeout_interrupts_the_ranks(notebook: Notebook) -> None:
     cell = notebook.mesh("kept = 1\nimport time\nif rank == 2: time.sleep(600)\nrank", "--timeout 0.2")
     assert cell.status == "error"
     assert "0.2 s" in cell.text and "rank 2: stopped by an interrupt" in cell.text
+    assert (
+        "CallTimeoutError: cell [" in cell.text and "did not end within 0.2 s on rank 2, and was stopped" in cell.text
+    )
+    assert re.search(r"rank 2: was at cell \[\d+\] line 3: if rank == 2: time.sleep\(600\)", cell.text)
     # The results of the others are shown.
     assert "[rank 3] 3" in cell.shown
     assert "[ranks 0-3] 1" in notebook.mesh("kept").ok().shown
+
+
+def test_timeout_names_the_line_of_each_group_of_ranks(notebook: Notebook) -> None:
+    body = "import time\nif rank == 0:\n    time.sleep(600)\nelif rank == 1:\n    while True: pass\ndist.barrier()"
+    cell = notebook.mesh(body, "--timeout 1")
+    assert cell.reply["ename"] == "CallTimeoutError"
+    lines = {"rank 0": "3: time.sleep(600)", "rank 1": "5: while True: pass", "ranks 2-3": "6: dist.barrier()"}
+    for ranks, line in lines.items():
+        assert f"{ranks}: was at cell [{cell.reply['execution_count']}] line {line}" in cell.text
+    call = "get_ipython().run_cell_magic('mesh', '--timeout 0.1', 'while True: pass')"
+    caught = notebook.run(f"try: {call}\nexcept TimeoutError: print('caught')").ok()
+    assert "caught" in caught.stream("stdout")
 
 
 def test_displays_are_tagged_with_the_rank(notebook: Notebook) -> None:

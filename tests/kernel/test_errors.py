@@ -152,9 +152,8 @@ def test_error_is_not_hidden_by_a_stop(notebook: Notebook, end: str) -> None:
         assert "ranks 0,2-3: stopped by an interrupt" in notebook.run("handle.interrupt()").ok().shown
         assert "rank 1: ValueError: bad" in notebook.run("handle.result()").text
     else:
-        assert cell.reply["ename"] == "KeyboardInterrupt" and "ranks 0,2-3: stopped by an interrupt" in cell.stream(
-            "stderr"
-        )
+        name = "KeyboardInterrupt" if end == "stop" else "CallTimeoutError"
+        assert cell.reply["ename"] == name and "ranks 0,2-3: stopped by an interrupt" in cell.stream("stderr")
         assert "ValueError: bad" in cell.shown
 
 
