@@ -228,7 +228,7 @@ def test_blocking_service_delays_no_other(first: Any, tmp_path: Path) -> None:
     first.keep.call_one("thing", Blocks(str(tmp_path / "there"))).get(timeout=GUARD)
     found = ask(first, complete_here, "thing.", "")
     assert ask(first, here).get(timeout=GUARD) == {0: None}
-    assert ask(first, thread_state, first._key, first._node.proc, 0, "cell").get(GUARD) == {0: None}
+    assert ask(first, thread_state, first._key, first._node.proc, 0, "cell", True).get(GUARD) == {0: None}
     assert first.one.call_one().get(timeout=GUARD) == 1
     assert not found.done
     (tmp_path / "there").touch()
