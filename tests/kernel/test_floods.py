@@ -50,7 +50,8 @@ def test_flood_is_stopped_and_frees_memory(notebook: Notebook, flood: str) -> No
         cell.until(lambda cell=cell: "flood" in cell.stream())
     assert min(took) <= STOP
     after = notebook.mesh("print('next cell')").ok()
-    assert after.said() == {"next cell": ALL} and "flood" not in after.stream()
+    after.until(lambda: after.said() == {"next cell": ALL})
+    assert "flood" not in after.stream()
     # The memory of the output is freed.
     assert notebook.mesh(HELD).ok().shown == "[ranks 0-3] True"
 
@@ -59,9 +60,9 @@ def test_flood_left_out_bytes_are_counted(notebook: Notebook) -> None:
     cell = notebook.mesh(
         "import os\nfor _ in range(200): os.write(1, b'y' * (1 << 20) + b'\\n')\nprint('the end')"
     ).ok()
-    assert re.search(r"\[ranks? [^\]]*: [\d,]+ bytes of output \([\d.]+ MB\) left out", cell.stream())
-    # The end of the output is always shown.
-    assert "the end" in cell.said()
+    left_out = r"\[ranks? [^\]]*: [\d,]+ bytes of output \([\d.]+ MB\) left out"
+    # The end of the output is always shown, on a busy machine some time after the cell's end.
+    cell.until(lambda: re.search(left_out, cell.stream()) and "the end" in cell.said())
 
 
 def test_progress_bar_is_shown_while_the_cell_runs(notebook: Notebook, tmp_path: Path) -> None:
