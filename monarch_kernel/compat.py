@@ -6,14 +6,38 @@ ipykernel is not imported here: an IPython shell without a kernel loads this fil
 
 from __future__ import annotations
 
-from types import FrameType
+from collections.abc import Callable
+from importlib import import_module
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 from IPython.core.interactiveshell import InteractiveShell
 
 _Kernel = TypeVar("_Kernel", bound=type)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-_RUN_CODE = InteractiveShell.run_code.__code__
+_SHELL: Any = InteractiveShell
+_RUN_CODE: CodeType = _SHELL.run_code.__code__
+
+
+def line_magic(name: str) -> Callable[[_Function], _Function]:
+    """Method decorator: the magic ``%name``. IPython's own is not typed, nor are the next three."""
+    return import_module("IPython.core.magic").line_magic(name)
+
+
+def cell_magic(name: str) -> Callable[[_Function], _Function]:
+    """Method decorator: the magic ``%%name``."""
+    return import_module("IPython.core.magic").cell_magic(name)
+
+
+def matcher(function: _Function) -> _Function:
+    """Decorator: a matcher of the shell's completer that takes the context of the cursor."""
+    return import_module("IPython.core.completer").context_matcher()(function)
+
+
+def display(bundle: dict[str, str], display_id: str | None = None) -> None:
+    """Show a MIME bundle in the running cell; with an id, it can be updated later."""
+    import_module("IPython.display").display(bundle, raw=True, display_id=display_id)
 
 
 def runs_cell(frame: FrameType | None) -> bool:

@@ -40,7 +40,8 @@ class MonarchKernel(IPythonKernel):
         return "Monarch: a Python kernel that controls a mesh of ranks. %mesh help lists the verbs."
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        # ipykernel types few of its methods.
+        super().__init__(**kwargs)  # pyright: ignore[reportUnknownMemberType]
         monarch_kernel.load_ipython_extension(self.shell)
         watch_forks()
         # A child forked by a cell is no kernel: it ends where the cell does.
@@ -54,7 +55,7 @@ class MonarchKernel(IPythonKernel):
     async def execute_request(self, stream: Any, ident: Any, parent: Any) -> None:
         """Run a cell. A Ctrl-C interrupts only its code: an interrupted kernel would not answer."""
         if threading.current_thread() is not threading.main_thread():
-            await super().execute_request(stream, ident, parent)
+            await super().execute_request(stream, ident, parent)  # pyright: ignore[reportUnknownMemberType]
             return
         over = threading.Event()
         last = 0.0
@@ -71,7 +72,7 @@ class MonarchKernel(IPythonKernel):
 
         signal.signal(signal.SIGINT, stop)
         try:
-            await super().execute_request(stream, ident, parent)
+            await super().execute_request(stream, ident, parent)  # pyright: ignore[reportUnknownMemberType]
         finally:
             over.set()
             # Until the end of the message, when the handler of the idle kernel is restored.
@@ -113,7 +114,9 @@ class MonarchKernel(IPythonKernel):
         """Inspect a name; in a ``%%mesh`` cell, on the rank."""
         text = _shell(self).monarch_help.inspect(code, cursor_pos)
         if text is None:
-            return super().do_inspect(code, cursor_pos, detail_level, omit_sections)
+            return super().do_inspect(  # pyright: ignore[reportUnknownMemberType]
+                code, cursor_pos, detail_level, omit_sections
+            )
         return {"status": "ok", "found": True, "data": {"text/plain": text}, "metadata": {}}
 
     def do_is_complete(self, code: str) -> Any:
@@ -122,14 +125,14 @@ class MonarchKernel(IPythonKernel):
         if first.startswith("%%mesh") and newline:
             status, indent = _shell(self).input_transformer_manager.check_complete(body)
             return {"status": status, "indent": " " * (indent or 0)} if status == "incomplete" else {"status": status}
-        return super().do_is_complete(code)
+        return super().do_is_complete(code)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
     def do_shutdown(self, restart: bool) -> Any:
         """End the meshes with the kernel."""
         from monarch._kernel_api import shutdown_context
 
         shutdown_context(2).get()
-        return super().do_shutdown(restart)
+        return super().do_shutdown(restart)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _shell(kernel: MonarchKernel) -> Any:

@@ -70,7 +70,7 @@ def used(tree: ast.AST) -> Iterator[tuple[int, str]]:
             names = [*node.module.split("."), *(alias.name for alias in node.names)]
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in {"getattr", "setattr", "hasattr"}:
             names = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-        yield from ((node.lineno, name) for name in names if is_private(name))
+        yield from ((getattr(node, "lineno", 0), name) for name in names if is_private(name))
 
 
 def rooms(trees: dict[str, ast.Module]) -> set[str]:

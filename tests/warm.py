@@ -29,12 +29,12 @@ def hold_server() -> socket.socket:
     """
     from monarch._procs.agent.main import AgentConfig
     from monarch._procs.launch.local import _connect, _start_server
-    from monarch._procs.session_folder import _base
+    from monarch._procs.session_folder import base_folder
     from monarch._procs.zygote.fork_server import READY
     from monarch._procs.zygote.identity import session_key
     from monarch._session.session import LATER
 
-    base, preload = str(_base()), usual_preload()
+    base, preload = str(base_folder()), usual_preload()
     key = session_key(preload, LATER)
     found, starter = _connect(base, key), None
     if found is None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from monarch._kernel_api import Gather, Node, describe_ranks, meshes_of, methods_of, split_proc
+from monarch._kernel_api import Gather, Node, describe_ranks, is_gather, meshes_of, methods_of, split_proc
 
 _REMEMBERED = 10_000
 
@@ -39,7 +39,7 @@ def ahead_of(node: Node, calls: Iterable[Gather[Any]]) -> list[Ahead]:
     ahead: list[Ahead] = []
     for each in list(node.ports.gathers.values()) if last else ():
         # Other gathers wait for deaths, or ask processes rather than actors.
-        if not isinstance(each, Gather) or each.port >= last.get(each.actor, 0) or _is_concurrent(each):
+        if not is_gather(each) or each.port >= last.get(each.actor, 0) or _is_concurrent(each):
             continue
         procs = waiting[each.actor].intersection(peer.proc for peer in each.waits_for())
         if procs:
@@ -165,7 +165,7 @@ class Calls:
         """Describe the calls that still run though no notebook cell waits for them."""
         lines: list[str] = []
         for port, each in list(self._node.ports.gathers.items()):
-            if not isinstance(each, Gather) or not each.waits_for():
+            if not is_gather(each) or not each.waits_for():
                 continue
             procs = [peer.proc for peer in each.waits_for()]
             where = describe_ranks(sorted(split_proc(proc)[1] for proc in procs))

@@ -107,7 +107,8 @@ def stop_calls(shell: Any) -> Stopped | None:
     kernel = getattr(shell, "kernel", None)
     if magics is None or kernel is None:
         return None
-    cell = (kernel.get_parent("shell") or {}).get("header", {}).get("msg_id", "")
+    parent: dict[str, Any] = kernel.get_parent("shell") or {}
+    cell: str = parent.get("header", {}).get("msg_id", "")
     futures = magics.calls_of(cell)
     if not futures:
         return None

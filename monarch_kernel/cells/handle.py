@@ -10,10 +10,11 @@ from collections.abc import Callable, Generator
 from threading import Lock
 from typing import Any
 
-from monarch._kernel_api import ValueMesh, current_node, describe_ranks, in_thread
+from monarch._kernel_api import ValueMesh, current_node, describe_ranks, in_thread, when_done
 from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.cells.running import Run
 from monarch_kernel.cells.stop import Stopped
+from monarch_kernel.compat import display
 from monarch_kernel.output.render import MeshCellError
 from monarch_kernel.output.streams import Place
 
@@ -54,7 +55,7 @@ class Handle:
     def watch(self) -> None:
         """Show the end of the cell in its output."""
         for future in self._run.futures:
-            future._when_done(lambda _: self._ended())
+            when_done(future, lambda _: self._ended())
 
     def _ended(self) -> None:
         """Handle the end of one call, in the receiving thread."""
@@ -122,10 +123,8 @@ class Handle:
 
     def _ipython_display_(self) -> None:
         """Show the handle, in a display that its end updates."""
-        from IPython.display import publish_display_data
-
         with self._lock:
-            publish_display_data({"text/plain": repr(self)}, transient={"display_id": self._id})
+            display({"text/plain": repr(self)}, display_id=self._id)
 
     def __repr__(self) -> str:
         return f"<{self._run.name}: {self._outcome or (_outcome(None) if self.done else self._where())}>"

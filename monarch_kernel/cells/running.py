@@ -23,6 +23,8 @@ from monarch._kernel_api import (
     endpoint_of,
     host_of,
     interrupt,
+    is_dict,
+    region_of,
     request,
     run_in_actor,
     states,
@@ -137,8 +139,10 @@ class Running:
             hosts.setdefault(host_of(task.proc), set()).add(task.proc)
 
         def take(_: str, answer: Any) -> None:
-            for proc, (state, pid) in answer.items() if isinstance(answer, dict) else ():
-                heard(proc, state, pid)
+            # Anything else is an error of the agent.
+            if is_dict(answer):
+                for proc, (state, pid) in answer.items():
+                    heard(proc, state, pid)
 
         return [
             Answers(current_node(), [f"{host}/agent"], states(sorted(procs)), take) for host, procs in hosts.items()
@@ -194,7 +198,7 @@ class Run(Running):
         self.source = source
         self.told: set[int] = set()
         """Ranks whose errors were shown while others still ran."""
-        self.ranks = [view._region.base_rank(position) for view in views for position in range(len(view))]
+        self.ranks = [region_of(view).base_rank(position) for view in views for position in range(len(view))]
         late = await_delivery()
         if late:
             raise MonarchError(
@@ -224,7 +228,7 @@ class Run(Running):
         outcomes: dict[int, CellResult] = {}
         dead: list[int] = []
         for view, future in zip(self.views, self.futures, strict=True):
-            ranks = [view._region.base_rank(position) for position in range(len(view))]
+            ranks = [region_of(view).base_rank(position) for position in range(len(view))]
             if not future.done:
                 continue
             failed: BaseException | None = None

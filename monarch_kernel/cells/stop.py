@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -129,7 +129,7 @@ def stop_ranks(
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Generator[None]:
     """Ignore a second Ctrl-C, which would cut off the ladder; the ladder ends soon by itself."""
     if threading.current_thread() is not threading.main_thread():
         yield

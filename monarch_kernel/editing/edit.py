@@ -7,7 +7,18 @@ import time
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from monarch._kernel_api import Actor, ActorMesh, changes, current_node, has_node, meshes_of, update_class
+from monarch._kernel_api import (
+    Actor,
+    ActorMesh,
+    changes,
+    current_node,
+    has_node,
+    meshes_of,
+    node_of,
+    state_of,
+    update_class,
+    view_at,
+)
 from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.editing.reload import reload_module
 from monarch_kernel.magics.header import HeaderError
@@ -46,16 +57,16 @@ class Editor:
                 continue
             self._cells[cls] = getattr(result.info, "cell_id", None)
             for mesh in _living():
-                if mesh._state.cls is not cls and _same_name(mesh._state.cls, cls):
+                if state_of(mesh).cls is not cls and _same_name(state_of(mesh).cls, cls):
                     self._offer(mesh, cls)
 
     def _offer(self, mesh: ActorMesh, cls: type) -> None:
         """Update a mesh, unless the class is from another cell and so may be unrelated."""
-        before = self._cells.get(mesh._state.cls)
+        before = self._cells.get(state_of(mesh).cls)
         if before is not None and self._cells[cls] is not None and before != self._cells[cls]:
             print(
-                f"{mesh._name}: its {len(_whole(mesh))} actors keep the {cls.__name__} of their own cell; "
-                f"%mesh update {mesh._name} gives them this one"
+                f"{state_of(mesh).name}: its {len(_whole(mesh))} actors keep the {cls.__name__} of their own cell; "
+                f"%mesh update {state_of(mesh).name} gives them this one"
             )
             return
         try:
@@ -65,7 +76,7 @@ class Editor:
 
     def renew(self, mesh: ActorMesh, cls: type) -> bool:
         """Give a mesh a class if it is a new version of its own; return whether it is."""
-        if not _same_name(mesh._state.cls, cls):
+        if not _same_name(state_of(mesh).cls, cls):
             return False
         print(self.give(mesh, cls))
         return True
@@ -77,7 +88,7 @@ class Editor:
             EditError: the class does not fit; all actors keep the old one.
         """
         begun = time.perf_counter()
-        different = changes(mesh._state.cls, cls).text()
+        different = changes(state_of(mesh).cls, cls).text()
         done = update_class(mesh, cls)
         whole = _whole(mesh)
         try:
@@ -85,20 +96,19 @@ class Editor:
             when = f"{(time.perf_counter() - begun) * 1e3:.0f} ms"
         except CallTimeoutError:
             when = "busy actors take it after their current message"
-        return (
-            f"{mesh._name}: {len(whole)} actors have the new {cls.__name__}: {different or 'nothing changed'} ({when})"
-        )
+        count = f"{state_of(mesh).name}: {len(whole)} actors"
+        return f"{count} have the new {cls.__name__}: {different or 'nothing changed'} ({when})"
 
     def update(self, words: list[str]) -> None:
         """``%mesh update NAME``: give actors the notebook's current class of that name."""
         name = parse("update", words).name
         mesh = self._shell.user_ns.get(name)
         if not isinstance(mesh, ActorMesh):
-            names = sorted({each._name for each in _living()}) or ["none"]
+            names = sorted({state_of(each).name for each in _living()}) or ["none"]
             raise HeaderError(f"no actors {name!r}; live actors: {', '.join(names)}")
-        cls = self._shell.user_ns.get(mesh._state.cls.__name__)
+        cls = self._shell.user_ns.get(state_of(mesh).cls.__name__)
         if not (isinstance(cls, type) and issubclass(cls, Actor)):
-            raise HeaderError(f"the notebook has no class {mesh._state.cls.__name__}, the class of {name}")
+            raise HeaderError(f"the notebook has no class {state_of(mesh).cls.__name__}, the class of {name}")
         print(self.give(mesh, cls))
 
     def reload(self, words: list[str]) -> None:
@@ -108,7 +118,7 @@ class Editor:
         print(reload_module(module, self._shell.user_ns, [*everywhere, *_living()], self.give))
 
 
-def actor_classes(shell: Any) -> list[type]:
+def actor_classes(shell: Any) -> list[type[Any]]:
     """Return the named actor classes that notebook cells have defined."""
     return [
         value
@@ -124,12 +134,12 @@ def _living() -> list[ActorMesh]:
     return [
         mesh
         for mesh in list(meshes_of(current_node()).actor_meshes.values())
-        if mesh._stopped is None and not mesh._node.closed
+        if state_of(mesh).stopped is None and not node_of(mesh).closed
     ]
 
 
 def _whole(mesh: ActorMesh) -> ActorMesh:
-    return mesh._view(mesh._state.region)
+    return view_at(mesh, state_of(mesh).region)
 
 
 def _same_name(one: type, other: type) -> bool:

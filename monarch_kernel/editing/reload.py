@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from monarch._kernel_api import ActorMesh, ask, forget, reload_here, renamed, restore
+from monarch._kernel_api import ActorMesh, ask, forget, reload_here, renamed, restore, state_of, view_at
 from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError, EditError
 from monarch_kernel.magics.header import HeaderError
 
@@ -48,7 +48,7 @@ def reload_module(
     number = next(_numbers)
     candidates = list(meshes)
     # One mesh for each mesh of processes is enough.
-    places = list({(mesh._state.procs, mesh._state.region): mesh for mesh in candidates}.values())
+    places = list({(state_of(mesh).procs, state_of(mesh).region): mesh for mesh in candidates}.values())
     loaded = name in sys.modules
     changes: list[str] = []
     updated: list[tuple[ActorMesh, type]] = []
@@ -58,7 +58,7 @@ def reload_module(
         for mesh in places:
             _ask(mesh, name, reload_here, number, name, path, source)
         for mesh in candidates:
-            old = mesh._state.cls
+            old = state_of(mesh).cls
             new = renamed(number, old) if loaded else old
             if new is not old and isinstance(new, type):
                 changes.append(give(mesh, new))
@@ -92,15 +92,16 @@ P = ParamSpec("P")
 
 
 def _ask(mesh: ActorMesh, name: str, service: Callable[P, Any], *args: P.args, **named: P.kwargs) -> None:
-    whole = mesh._view(mesh._state.region)
+    state = state_of(mesh)
+    whole = view_at(mesh, state.region)
     try:
         ask(whole, service, *args, **named).get(_PATIENCE)
     except CallTimeoutError:
         raise EditError(
-            f"{name} was not reloaded: not all ranks of {mesh._name} answered within {_PATIENCE:.0f} s", mesh=mesh._name
+            f"{name} was not reloaded: not all ranks of {state.name} answered within {_PATIENCE:.0f} s", mesh=state.name
         ) from None
     except ActorError as error:
-        raise EditError(f"{name} was not reloaded; all keep the old version: {error}", mesh=mesh._name) from error
+        raise EditError(f"{name} was not reloaded; all keep the old version: {error}", mesh=state.name) from error
 
 
 def _file_of(name: str) -> str:

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from IPython.display import display
-
+from monarch._kernel_api import member_at, state_of
 from monarch.actor import Restart
 from monarch.config import CHECK_COLLECTIVES
+from monarch_kernel.compat import display
 from monarch_kernel.magics.help import bundle_of, unknown
 from monarch_kernel.magics.verbs import Usage, parse
 from monarch_kernel.meshes.detached import DetachedRecipe, detached_recipe
@@ -57,7 +57,7 @@ class Verbs:
 
     def do_help(self, words: list[str]) -> None:
         """Show all verbs, or the arguments of one."""
-        display(bundle_of(parse("help", words).verb), raw=True)
+        display(bundle_of(parse("help", words).verb))
 
     def do_up(self, words: list[str]) -> None:
         """Start a mesh."""
@@ -118,7 +118,7 @@ class Verbs:
             print(f"mesh {mesh.name!r}{used}")
             print(mesh.procs.to_table())
             for actors in mesh.actors():
-                print(f"  actors {actors._name!r}: {actors._state.cls.__name__} on {len(actors)} ranks")
+                print(f"  actors {state_of(actors).name!r}: {state_of(actors).cls.__name__} on {len(actors)} ranks")
 
     def do_use(self, words: list[str]) -> None:
         """Make a mesh the one that cells run on if they name none."""
@@ -158,7 +158,7 @@ class Verbs:
                 raise Usage(
                     f"%mesh pull: no rank {arguments.rank}; mesh {mesh.name!r} has ranks 0 to {len(mesh.cells) - 1}"
                 )
-            value = mesh.cells._member(arguments.rank).pull.call_one(arguments.name).get()
+            value = member_at(mesh.cells, arguments.rank).pull.call_one(arguments.name).get()
         else:
             value = mesh.cells.pull.call(arguments.name).get()
         self._shell.user_ns[arguments.target or arguments.name] = value

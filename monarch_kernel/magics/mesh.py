@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from threading import Lock
 from typing import Any
 
-from IPython.core.magic import Magics, cell_magic, line_magic, magics_class  # pyright: ignore[reportUnknownVariableType]
+from IPython.core.magic import Magics, magics_class  # pyright: ignore[reportUnknownVariableType]
 
 from monarch._kernel_api import (
     ActorMesh,
@@ -23,6 +23,7 @@ from monarch._kernel_api import (
     in_thread,
     need_session,
     open_node,
+    region_of,
     replace_procs,
 )
 from monarch.exceptions import CallTimeoutError, DeviceMeshError, MonarchError
@@ -30,6 +31,7 @@ from monarch_kernel.cells.checkpoints import Saving
 from monarch_kernel.cells.handle import Handle
 from monarch_kernel.cells.running import Run, Running
 from monarch_kernel.cells.stop import Stopped, stop_ranks, uninterrupted
+from monarch_kernel.compat import cell_magic, line_magic
 from monarch_kernel.editing.edit import Editor
 from monarch_kernel.magics.header import Header, HeaderError, parse
 from monarch_kernel.magics.lines import Verbs
@@ -128,7 +130,7 @@ class MeshMagics(Magics):
         if mesh is None:
             raise HeaderError(f"%mesh run --on {header.name}: expected a mesh of ranks, got a mesh of actors")
         views = choose(actors, header)
-        self._await_finishing(mesh, {view._region.base_rank(each) for view in views for each in range(len(view))})
+        self._await_finishing(mesh, {region_of(view).base_rank(each) for view in views for each in range(len(view))})
         return self.cell(program.place, hand_out(program, actors, views))
 
     def _say_finishing(self, mesh: Mesh) -> None:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from monarch._kernel_api import ActorMesh, Script, arrange, ask, new_token, run_order, script_of, take_order
+from monarch._kernel_api import (
+    ActorMesh,
+    Script,
+    arrange,
+    ask,
+    new_token,
+    region_of,
+    run_order,
+    script_of,
+    state_of,
+    take_order,
+)
 from monarch_kernel.magics.header import HeaderError
 
 _USAGE = "write %mesh run [--on MESH[SLICE]] script.py ARGS, or -m module ARGS"
@@ -43,8 +54,8 @@ def parse_run(words: list[str]) -> Program:
 
 def hand_out(program: Program, actors: ActorMesh, views: list[ActorMesh]) -> str:
     """Send the program to its ranks; return the text of the cell that runs it there."""
-    ranks = [view._region.base_rank(position) for view in views for position in range(len(view))]
-    meeting = arrange(actors._state.procs, ranks)
+    ranks = [region_of(view).base_rank(position) for view in views for position in range(len(view))]
+    meeting = arrange(state_of(actors).procs, ranks)
     token = new_token()
     for answer in [ask(view, take_order, token, program.script, meeting) for view in views]:
         answer.get()

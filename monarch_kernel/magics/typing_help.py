@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
+from IPython.core.completer import CompletionContext, SimpleCompletion
 
-from monarch._kernel_api import ask, complete_here, inspect_here
+from monarch._kernel_api import ask, complete_here, inspect_here, member_at, state_of
 from monarch.exceptions import CallTimeoutError, MonarchError
+from monarch_kernel.compat import matcher
 from monarch_kernel.magics.header import OPTIONS, HeaderError, parse
 from monarch_kernel.magics.mesh import MeshMagics
 from monarch_kernel.meshes.registry import choose
@@ -89,8 +90,8 @@ class TypingHelp:
         try:
             parsed = parse(header)
             mesh, actors = self._magics.addressed(parsed.name)
-            first = choose(actors, parsed)[0]._member(0)
-            key = "" if mesh is not None else first._key
+            first = member_at(choose(actors, parsed)[0], 0)
+            key = "" if mesh is not None else state_of(first).key
             return ask(first, service, text, key).get(PATIENCE)[0]
         except (CallTimeoutError, MonarchError, HeaderError):
             return None
@@ -104,7 +105,7 @@ def install(shell: Any, magics: MeshMagics) -> TypingHelp:
     """Make the shell's completer ask the ranks in ``%%mesh`` cells."""
     helper = TypingHelp(magics)
 
-    @context_matcher()
+    @matcher
     def monarch_matcher(context: CompletionContext) -> Any:
         code = context.full_text
         lines = code.split("\n")

@@ -21,6 +21,7 @@ from monarch._kernel_api import (
     keep,
     parse_duration,
     records,
+    state_of,
 )
 from monarch.exceptions import MonarchError
 from monarch_kernel.editing.definitions import Defined
@@ -148,7 +149,7 @@ class Detaching:
         print(f"attached mesh {name!r}: {sizes}; it outlives this notebook by {duration_text(kept.seconds)}")
         for actors in kept.actors:
             if actors != mesh.cells:
-                print(f"  actors {actors._name!r}: {self._bind(actors)}")
+                print(f"  actors {state_of(actors).name!r}: {self._bind(actors)}")
         if kept.dropped:
             print(f"  the first {kept.dropped:,} bytes printed meanwhile were dropped: no room")
 
@@ -169,7 +170,7 @@ class Detaching:
         except msgspec.DecodeError:
             # A program detached it, or a notebook that died in its first cell.
             book = Book(Recipe(kept.name, {}))
-        cells = [actors for actors in kept.actors if actors._state.cls is Namespace]
+        cells = [actors for actors in kept.actors if state_of(actors).cls is Namespace]
         if not cells and (kept.problems or not kept.procs):
             raise HeaderError(
                 f"%mesh attach {kept.name}: "
@@ -178,7 +179,7 @@ class Detaching:
         recipe = DetachedRecipe(**_plain(book.recipe), seconds=kept.seconds, kept=kept)
         if cells:
             mine: Any = cells[0]
-            procs = next(each for each in kept.procs if each._state.procs == mine._state.procs)
+            procs = next(each for each in kept.procs if state_of(each).procs == state_of(cells[0]).procs)
         else:
             # A program made it, without namespaces.
             procs = kept.procs[0]
@@ -191,8 +192,8 @@ class Detaching:
 
     def _bind(self, actors: ActorMesh) -> str:
         """Bind actors to a variable of their name unless it is taken; describe the result."""
-        what = f"{actors._state.cls.__name__} on {len(actors)} ranks"
-        name, names = actors._name, self._shell.user_ns
+        what = f"{state_of(actors).cls.__name__} on {len(actors)} ranks"
+        name, names = state_of(actors).name, self._shell.user_ns
         if not name.isidentifier() or names.get(name, actors) != actors:
             return f"{what}, without a variable: {name!r} is taken"
         names[name] = actors

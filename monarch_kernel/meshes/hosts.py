@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from monarch._kernel_api import Extent, HostMesh, Region, axes_text, current_node, reaches
+from monarch._kernel_api import Extent, HostMesh, Region, axes_text, current_node, hosts_of, reaches, state_of
 from monarch.actor import ProcMesh
 from monarch_kernel.magics.header import HeaderError
 from monarch_kernel.meshes.recipe import Recipe
@@ -25,7 +25,7 @@ class Hosts:
         self._recipe = recipe
         self._procs = procs
         self._releases = [release]
-        self._known = list(procs._state.procs.hosts)
+        self._known = list(state_of(procs).procs.hosts)
 
     def add(self, text: str, key: str, names: Mapping[str, Any]) -> None:
         """Attach more hosts.
@@ -38,7 +38,7 @@ class Hosts:
         Raises:
             HeaderError: no hosts match, or the mesh cannot use them.
         """
-        if not self._procs._state.procs.host_axes:
+        if not state_of(self._procs).procs.host_axes:
             raise HeaderError(
                 f"mesh {self._recipe.name!r} has no hosts axis ({axes_text(self._procs.extent)}), so it cannot grow "
                 f"onto more; start a mesh on several with %mesh up --hosts"
@@ -46,7 +46,7 @@ class Hosts:
         like = Recipe(self._recipe.name, {}, hosts=text, key=key or self._recipe.key, silence=self._recipe.silence)
         more, release = like.find_hosts(names)
         self._releases.append(release)
-        self._known += more._hosts
+        self._known += hosts_of(more)
 
     def free(self, missing: int) -> HostMesh | None:
         """Return hosts that the mesh is not on; None if there are none.
@@ -54,7 +54,7 @@ class Hosts:
         Args:
             missing: how many it needs; if they are processes of this machine, they are started.
         """
-        current, node = self._procs._state.procs.hosts, current_node()
+        current, node = state_of(self._procs).procs.hosts, current_node()
         free = [each for each in dict.fromkeys(self._known) if each not in current and reaches(node, each)]
         if len(free) < missing and self._recipe.hosts.isdecimal():
             self.add(str(missing - len(free)), "", {})
@@ -65,7 +65,7 @@ class Hosts:
     def lost(self) -> int:
         """Return the number of lost hosts of the mesh."""
         node = current_node()
-        return sum(not reaches(node, host) for host in dict.fromkeys(self._procs._state.procs.hosts))
+        return sum(not reaches(node, host) for host in dict.fromkeys(state_of(self._procs).procs.hosts))
 
     def release(self) -> None:
         """Give all hosts back."""

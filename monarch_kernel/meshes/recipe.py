@@ -21,7 +21,7 @@ class Recipe:
     name: str
     axes: dict[str, int]
     """Axes of the ranks on each host."""
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict[str, str])
     hosts: str = ""
     """How many hosts to start on this machine, or addresses of workers, or a variable that holds hosts."""
     key: str = ""

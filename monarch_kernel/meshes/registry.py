@@ -25,10 +25,14 @@ from monarch._kernel_api import (
     heal_mesh,
     in_step,
     in_thread,
+    is_a,
+    member_at,
     meshes_of,
     request,
     spoil_groups,
+    state_of,
     take_copies,
+    targets_of,
     to_its_end,
 )
 from monarch.exceptions import DeviceMeshError, MonarchError
@@ -96,7 +100,7 @@ class Mesh:
         if cut and known:
             self._spoil(known)
             return
-        peers = [peer.proc for peer in self.cells._members_at().peers if peer.dead is None]
+        peers = [peer.proc for peer in targets_of(self.cells).peers if peer.dead is None]
         positions = _positions(peers)
         # A rank that does not answer is inside a C call, and may be in a collective.
         if cut or len(positions) < len(peers) or not in_step({n: at for n, (_, at) in enumerate(positions)}):
@@ -104,20 +108,17 @@ class Mesh:
 
     def _spoil(self, number: int) -> None:
         """Break one generation: a rank that hears of it late may have newer groups by then."""
-        spoil_groups(current_node(), [self.procs._state.procs], STOPPED, number)
+        spoil_groups(current_node(), [state_of(self.procs).procs], STOPPED, number)
 
     def actors(self) -> list[ActorMesh]:
         """Return the live meshes of actors in its processes, without the namespaces."""
-        meshes = list(meshes_of(current_node()).actor_meshes.values())
-        return [
-            mesh
-            for mesh in meshes
-            if mesh._state.procs == self.procs._state.procs and mesh._stopped is None and mesh != self.cells
-        ]
+        procs = state_of(self.procs).procs
+        states = [(mesh, state_of(mesh)) for mesh in list(meshes_of(current_node()).actor_meshes.values())]
+        return [mesh for mesh, state in states if state.procs == procs and state.stopped is None and mesh != self.cells]
 
     def dead(self) -> list[int]:
         """Return the dead ranks."""
-        procs, node = self.procs._state.procs, current_node()
+        procs, node = state_of(self.procs).procs, current_node()
         return [rank for rank in range(len(self.procs)) if node.peers.get(procs.proc(rank)).dead is not None]
 
     def heal(self, define: bool) -> list[tuple[int, int]]:
@@ -149,7 +150,7 @@ class Mesh:
 
     def resize(self, sizes: dict[str, int]) -> int:
         """Resize the mesh; return the number of cells whose definitions new ranks ran."""
-        procs = self.procs._state.procs
+        procs = state_of(self.procs).procs
         now = dict(self.procs.sizes)
         of_hosts = procs.labels[: procs.host_axes]
         missing = prod(sizes.get(label, now[label]) for label in of_hosts) - len(procs.hosts) if of_hosts else 0
@@ -178,8 +179,8 @@ class Mesh:
         return filled
 
     def _define(self, rank: int) -> int:
-        cells: Any = self.cells._member(rank)
-        port, receiver = Channel.open()
+        cells: Any = member_at(self.cells, rank)
+        port, receiver = Channel[Any].open()
         try:
             defined = self.definitions.of(rank)
             for each in defined:
@@ -195,7 +196,7 @@ class Mesh:
 
     def look(self) -> None:
         """Update which ranks answer, for the table."""
-        node, procs = current_node(), self.procs._state.procs
+        node, procs = current_node(), state_of(self.procs).procs
         if (silence := node.find_part(Liveness)) is not None:
             peers = [node.peers.get(procs.proc(rank)) for rank in range(len(self.procs))]
             silence.look([peer.proc for peer in peers if peer.dead is None], _LOOK)
@@ -215,7 +216,7 @@ class Mesh:
 def choose(actors: ActorMesh, header: Header) -> list[ActorMesh]:
     """Return the actors that a cell is for: one view, or one of each if they make no regular view."""
     if header.role:
-        shared = meshes_of(current_node()).own_procs.get(actors._state.procs.uid)
+        shared = meshes_of(current_node()).own_procs.get(state_of(actors).procs.uid)
         roles = shared.roles if shared is not None else {}
         if header.role not in roles:
             raise HeaderError(
@@ -231,7 +232,7 @@ def choose(actors: ActorMesh, header: Header) -> list[ActorMesh]:
     chosen = ranks_of(header.ranks, len(actors))
     if chosen == list(range(len(actors))):
         return [actors]
-    return [actors._member(rank) for rank in chosen]
+    return [member_at(actors, rank) for rank in chosen]
 
 
 class Meshes:
@@ -380,7 +381,7 @@ def _positions(procs: list[str]) -> list[tuple[int, dict[str, int] | None]]:
     said, all_said = threading.Event(), threading.Event()
 
     def heard(_: str, answer: Any) -> None:
-        positions.append(answer if isinstance(answer, tuple) else (0, None))
+        positions.append(answer if is_a(answer, tuple) else (0, None))
         said.set()
         if len(positions) == len(procs):
             all_said.set()

@@ -8,7 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from monarch._kernel_api import ActorMesh, Ending, ProcMesh, current_node, describe_ranks, meshes_of
+from monarch._kernel_api import (
+    ActorMesh,
+    Ending,
+    Future,
+    ProcMesh,
+    current_node,
+    describe_ranks,
+    meshes_of,
+    node_of,
+    region_of,
+    state_of,
+)
 from monarch_kernel.cells.calls import Calls
 from monarch_kernel.cells.running import Running
 from monarch_kernel.cells.stop import Stopped, stop_ranks, uninterrupted
@@ -76,9 +87,10 @@ class Spawning:
         __tracebackhide__ = True
         before = actor_classes(self._shell)
         shell = self._shell
-        source = shell.transform_cell(cell)
-        name = shell.compile.cache(source, shell.displayhook.prompt_count, raw_code=cell)
-        exec(compile(source, name, "exec", shell.compile.flags, dont_inherit=True), shell.user_ns)
+        source: str = shell.transform_cell(cell)
+        flags: int = shell.compile.flags
+        name: str = shell.compile.cache(source, shell.displayhook.prompt_count, raw_code=cell)
+        exec(compile(source, name, "exec", flags, dont_inherit=True), shell.user_ns)
         new = [cls for cls in actor_classes(shell) if cls not in before]
         if not new:
             raise HeaderError(
@@ -86,9 +98,9 @@ class Spawning:
             )
         cls = new[-1]
         living = self._shell.user_ns.get(order.name)
-        if isinstance(living, ActorMesh) and living._stopped is None and not living._node.closed:
+        if isinstance(living, ActorMesh) and state_of(living).stopped is None and not node_of(living).closed:
             if not order.anew and self._editor.renew(living, cls):
-                if order.arguments != self._arguments_of.get(living._state.key, order.arguments):
+                if order.arguments != self._arguments_of.get(state_of(living).key, order.arguments):
                     print(
                         f"{order.name}: the arguments ({order.arguments}) are ignored, since the actors keep their "
                         f"state; --anew spawns new ones",
@@ -98,14 +110,14 @@ class Spawning:
             if not order.anew:
                 raise HeaderError(
                     f"%%mesh spawn {order.name}: {order.name!r} already names actors of another class "
-                    f"({living._state.cls.__name__}); stop them with {order.name}.stop().get(), or add --anew"
+                    f"({state_of(living).cls.__name__}); stop them with {order.name}.stop().get(), or add --anew"
                 )
             living.stop().get(15)
         args, kwargs = self._arguments(order)
         place = self._place(order)
         before = set(meshes_of(current_node()).actor_meshes)
         try:
-            actors = place.spawn(order.name, cls, *args, **kwargs)
+            actors: ActorMesh = place.spawn(order.name, cls, *args, **kwargs)
             actors.initialized.get()
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt)
@@ -116,8 +128,8 @@ class Spawning:
                 print(f"{order.name}: the spawn was stopped; no actors were made", file=sys.stderr)
             raise
         self._shell.user_ns[order.name] = actors
-        self._arguments_of[actors._state.key] = order.arguments
-        ranks = describe_ranks([actors._region.base_rank(at) for at in range(len(actors))])
+        self._arguments_of[state_of(actors).key] = order.arguments
+        ranks = describe_ranks([region_of(actors).base_rank(at) for at in range(len(actors))])
         count = f"{len(actors)} actor{'s' if len(actors) > 1 else ''}"
         print(f"{order.name}: {count} of {cls.__name__}, on {ranks} of {self._where(order)}")
 
@@ -128,7 +140,7 @@ class Spawning:
                 stopped = _stop_birth(actors, self._calls())
                 left = bool(stopped.ranks(Ending.LEFT))
                 for mesh in self._meshes.by_name.values():
-                    if mesh.procs._state.procs == actors._state.procs:
+                    if state_of(mesh.procs).procs == state_of(actors).procs:
                         mesh.check_groups(stopped.cut or left, stopped.generation)
                 if left:
                     print(f"{name}: some constructors are still running; {stopped.text()}", file=sys.stderr)
@@ -168,16 +180,24 @@ class Spawning:
 def _spawned(name: str, before: set[str]) -> list[ActorMesh]:
     """Return the actors of a name that were spawned since, and that nobody has stopped."""
     meshes = list(meshes_of(current_node()).actor_meshes.items())
-    return [mesh for key, mesh in meshes if key not in before and mesh._name == name and mesh._stopped is None]
+    return [
+        mesh
+        for key, mesh in meshes
+        if key not in before and state_of(mesh).name == name and state_of(mesh).stopped is None
+    ]
 
 
 def _stop_birth(actors: ActorMesh, calls: Calls) -> Stopped:
     """Carry out the stop ladder for constructors; it restarts no rank."""
-    birth: Any = actors._state.birth
+    birth: Any = state_of(actors).birth
     # The person who stops them needs no report of the interrupts as failures.
-    birth.add_done_callback(lambda _: None)
+    birth.add_done_callback(_read)
     spared = frozenset(peer.proc for peer in birth.targets)
     return stop_ranks(Running("", [birth]), calls, spared=spared)
+
+
+def _read(_: Future[Any]) -> None:
+    pass
 
 
 def _forsake(name: str, before: set[str], reason: str) -> None:

@@ -39,7 +39,7 @@ class Displays:
         """The number of displays of each rank."""
         self._waiting: dict[int, dict[int, dict[str, Any]]] = {}
         """Displays not shown yet: by their number (first, second, ...), then by rank."""
-        self.port, self._receiver = Channel.open_ranked()
+        self.port, self._receiver = Channel[Any].open_ranked()
         self._receive, self._receiver.reply = self._receiver.reply, self._take
 
     def _take(self, reply: Any, frames: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from threading import Lock
@@ -23,8 +24,9 @@ class _Segment:
     """An unnamed file of older output, which disappears with this process."""
 
     def __init__(self) -> None:
-        # Stays open as long as the segment exists.
+        # Stays open as long as the segment exists: a reader may still have a dropped one.
         self.file: IO[bytes] = tempfile.TemporaryFile(prefix="monarch-log-")  # noqa: SIM115
+        weakref.finalize(self, self.file.close)
         self.size = 0
         self.lines = 0
         self.characters = 0

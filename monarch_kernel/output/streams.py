@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from threading import Lock, get_ident
 from typing import Any
@@ -19,6 +19,7 @@ from monarch._kernel_api import (
     describe_ranks,
     describe_unjoined,
     in_units,
+    is_tuple,
     left_out,
     ranks_of,
     show_blocks,
@@ -97,7 +98,7 @@ class Streams:
             output.on_unfinished = self.unfinished
 
     @contextmanager
-    def hiding(self, collect: bool) -> Iterator[None]:
+    def hiding(self, collect: bool) -> Generator[None]:
         """Hide the output of calls that this thread makes meanwhile: collect it, or only keep it for ``%mesh log``."""
         self._hiding[get_ident()] = collect
         try:
@@ -322,11 +323,12 @@ class Place:
 
 
 def _id_of(parent: Any) -> str:
-    return (parent or {}).get("header", {}).get("msg_id", "")
+    request: dict[str, Any] = parent or {}
+    return request.get("header", {}).get("msg_id", "")
 
 
 def _port_of(block: Block) -> int:
-    return block.source[2] if isinstance(block.source, tuple) else 0
+    return block.source[2] if is_tuple(block.source) else 0
 
 
 def _wipe(cell: _CellOutput) -> str:

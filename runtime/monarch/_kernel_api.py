@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from monarch._actors.endpoint import methods_of as methods_of
     from monarch._actors.interrupting import interrupt as interrupt
     from monarch._actors.ports import Channel as Channel
+    from monarch._core.kinds import is_a as is_a
+    from monarch._core.kinds import is_dict as is_dict
+    from monarch._core.kinds import is_tuple as is_tuple
     from monarch._core.roster import split_proc as split_proc
     from monarch._core.shapes.extent import Extent as Extent
     from monarch._core.shapes.extent import axes_text as axes_text
@@ -58,6 +61,13 @@ if TYPE_CHECKING:
     from monarch._meshes.actors.class_updates import update_class as update_class
     from monarch._meshes.actors.deferred_calls import at_once as at_once
     from monarch._meshes.host_mesh import HostMesh as HostMesh
+    from monarch._meshes.inside import hosts_of as hosts_of
+    from monarch._meshes.inside import member_at as member_at
+    from monarch._meshes.inside import node_of as node_of
+    from monarch._meshes.inside import region_of as region_of
+    from monarch._meshes.inside import state_of as state_of
+    from monarch._meshes.inside import targets_of as targets_of
+    from monarch._meshes.inside import view_at as view_at
     from monarch._meshes.procs.proc_mesh import ProcMesh as ProcMesh
     from monarch._meshes.procs.queries import reaches as reaches
     from monarch._meshes.registry import meshes_of as meshes_of
@@ -67,7 +77,9 @@ if TYPE_CHECKING:
     from monarch._node.future import Future as Future
     from monarch._node.future import in_thread as in_thread
     from monarch._node.future import to_its_end as to_its_end
+    from monarch._node.future import when_done as when_done
     from monarch._node.gather import Gather as Gather
+    from monarch._node.gather import is_gather as is_gather
     from monarch._node.liveness import Liveness as Liveness
     from monarch._node.node import Node as Node
     from monarch._node.remote_errors import is_ours as is_ours
@@ -132,6 +144,7 @@ _WHERE = {
     "monarch._actors.endpoint": "methods_of",
     "monarch._actors.interrupting": "interrupt",
     "monarch._actors.ports": "Channel",
+    "monarch._core.kinds": "is_a is_dict is_tuple",
     "monarch._core.roster": "split_proc",
     "monarch._core.shapes.extent": "Extent axes_text",
     "monarch._core.shapes.ranks": "describe_ranks",
@@ -153,12 +166,13 @@ _WHERE = {
     "monarch._meshes.actors.class_updates": "changes update_class",
     "monarch._meshes.actors.deferred_calls": "at_once",
     "monarch._meshes.host_mesh": "HostMesh",
+    "monarch._meshes.inside": "hosts_of member_at node_of region_of state_of targets_of view_at",
     "monarch._meshes.procs.proc_mesh": "ProcMesh",
     "monarch._meshes.procs.queries": "reaches",
     "monarch._meshes.registry": "meshes_of",
     "monarch._node.current": "current_node has_node open_node",
-    "monarch._node.future": "Future in_thread to_its_end",
-    "monarch._node.gather": "Gather",
+    "monarch._node.future": "Future in_thread to_its_end when_done",
+    "monarch._node.gather": "Gather is_gather",
     "monarch._node.liveness": "Liveness",
     "monarch._node.node": "Node",
     "monarch._node.remote_errors": "is_ours",

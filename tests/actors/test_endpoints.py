@@ -35,7 +35,7 @@ class Kinds(Actor):
     @endpoint
     def inner(self, x: int) -> Any:
         # On the actor itself an endpoint is the plain method.
-        return self.plain(x)
+        return self.plain(x)  # pyright: ignore[reportCallIssue]
 
     @endpoint(explicit_response_port=True)
     def through_port(self, port: Port[Any], x: int) -> str:
@@ -212,13 +212,13 @@ def test_invalid_endpoints_and_actors_are_refused(procs: Any) -> None:
     with pytest.raises(ValueError, match="async"):
 
         class _A(Actor):
-            @concurrent_endpoint
+            @concurrent_endpoint  # pyright: ignore[reportArgumentType]
             def f(self) -> None: ...
 
     with pytest.raises(ValueError, match="already"):
 
         class _B(Actor):
-            @concurrent_endpoint
+            @concurrent_endpoint  # pyright: ignore[reportArgumentType]
             @endpoint
             async def f(self) -> None: ...
 

@@ -193,7 +193,7 @@ def test_error_names_one_failed_rank_of_many(fails: Any) -> None:
     head = str(error).splitlines()[0]
     assert "rank 3 (hosts=1, gpus=1)" in head and "ranks 0-2 answered (see err.results)" in head
     assert error.rank == 3 and dict(error.point) == {"hosts": 1, "gpus": 1}
-    assert list(error.results.values()) == [0, 10, 20, None]
+    assert error.results is not None and list(error.results.values()) == [0, 10, 20, None]
     assert error.results["hosts", 1, "gpus", 0] == 20
 
 

@@ -169,7 +169,7 @@ def test_output_source_names_the_call(procs: Any, lines: list[Line]) -> None:
     one.get(timeout=20)
     two = second.say.call("two")
     two.get(timeout=20)
-    found = {line.text: line.source for line in lines}
+    found: dict[str, Any] = {line.text: line.source for line in lines}
     assert found["one"][1:] == (first._key, one.port) and found["two"][1:] == (second._key, two.port)
 
 

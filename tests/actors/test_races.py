@@ -38,7 +38,7 @@ def often() -> Iterator[None]:
 
 def together(work: Callable[[int], Any], count: int = 4) -> list[Any]:
     """Run a function in several threads at once; return the result or error of each."""
-    begin, results = threading.Barrier(count), [None] * count
+    begin, results = threading.Barrier(count), list[Any]([None] * count)
 
     def run(number: int) -> None:
         begin.wait(10)

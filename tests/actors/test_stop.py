@@ -277,7 +277,7 @@ def test_with_and_async_with_stop_at_the_end(host: Any, tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(main(), 20))
     assert set(processes()) <= before
     with pytest.raises(ZeroDivisionError), this_host().spawn_procs() as mesh:
-        1 / 0
+        1 / 0  # pyright: ignore[reportUnusedExpression]
     assert set(processes()) <= before
 
 

@@ -97,7 +97,7 @@ def test_wait_for_a_verdict_is_bounded_and_names_it(
         with pytest.raises(SupervisionError, match=r"the end of supervise\(\) has waited"), supervise(mesh):
             pass
         with pytest.raises(ZeroDivisionError), supervise(mesh):
-            1 / 0
+            1 / 0  # pyright: ignore[reportUnusedExpression]
         assert "the end of supervise() has waited" in capsys.readouterr().err
         monkeypatch.setattr(verdicts, "VERDICT_S", 60.0)
         gate.set()

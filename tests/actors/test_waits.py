@@ -360,7 +360,7 @@ def test_wait_in_a_finalizer_in_the_receiving_thread_is_an_error(first: Any, tim
     outcomes: list[Any] = []
     thing = Waits(lambda: first.one.call_one().get(timeout=timeout), outcomes)
     # The thread that receives lets go of it last.
-    current_node().receive_loop.call_later(0.05, partial(id, thing))
+    current_node().receive_loop.call_later(0.05, partial(id, thing))  # pyright: ignore[reportArgumentType]
     del thing
     assert wait_until(lambda: len(outcomes) == 1)
     thread, error = outcomes[0]

@@ -24,7 +24,8 @@ class Call:
     """One pending call."""
 
     def __init__(self, ledger: Ledger, what: str, future: Any) -> None:
-        self.ledger, self.what, self.future = ledger, what, future
+        self.ledger, self.what = ledger, what
+        self.future: Any = future
         self.ends = 0
         future.add_done_callback(self._ended)
 

@@ -61,8 +61,9 @@ def simulate(ranks: dict[int, Rank], restartable: bool = True, again: set[int] |
                 later(ranks[rank].ends.get(type(command)), ("stopped", rank))
                 if isinstance(command, Free):
                     later(ranks[rank].is_freed, ("freed", rank))
-                if isinstance(command, Look) and ranks[rank].says is not None:
-                    later(ranks[rank].says[0], ("seen", rank, ranks[rank].says[1]))
+                says = ranks[rank].says
+                if isinstance(command, Look) and says is not None:
+                    later(says[0], ("seen", rank, says[1]))
             if isinstance(command, Restart):
                 assert not set(command.ranks) & stopped.keys(), "a rank that has ended is destroyed"
 

@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,8 @@ def kill(book: Notebook, *names: str) -> None:
     """Kill the kernel without any chance to clean up."""
     pid = int(book.run("import os; os.getpid()").shown)
     os.kill(pid, signal.SIGKILL)
-    assert wait_until(lambda: book.manager.provisioner.process.poll() is not None, ENDS)
+    provisioner: Any = book.manager.provisioner
+    assert wait_until(lambda: provisioner.process.poll() is not None, ENDS)
     for name in names:
         assert wait_until(lambda name=name: not find(name).user, ENDS)
 

@@ -43,7 +43,7 @@ def die(config: bytes) -> None:
 def with_children(config: bytes) -> None:
     """Has a subprocess, one of a group of its own, and a grandchild whose parent has ended."""
     subprocess.Popen(["sleep", "1000"])
-    subprocess.Popen(["sleep", "1000"], process_group=0)
+    subprocess.Popen(["sleep", "1000"], preexec_fn=os.setpgrp)
     subprocess.run(["sh", "-c", "sleep 1000 & exit"])
     wait(config)
 

@@ -52,12 +52,11 @@ class Parent(Actor):
     def have_children(self) -> dict[str, int]:
         # A name in /dev/shm, and a process that removes it when this one has ended.
         self.memory = shared_memory.SharedMemory(create=True, size=4096)
-        quiet = {"stdout": subprocess.DEVNULL}
         return {
             "plain": subprocess.Popen(SLEEP).pid,
-            "group": subprocess.Popen(SLEEP, process_group=0).pid,
+            "group": subprocess.Popen(SLEEP, preexec_fn=os.setpgrp).pid,
             "setsid": subprocess.Popen(SLEEP, start_new_session=True).pid,
-            "clean environment": subprocess.Popen(SLEEP, start_new_session=True, env={}, **quiet).pid,
+            "clean environment": subprocess.Popen(SLEEP, start_new_session=True, env={}, stdout=subprocess.DEVNULL).pid,
             "background": _background(),
             "background, setsid": _background("setsid", "-w"),
             "background, clean environment": _background("env", "-i", "setsid", "-w"),

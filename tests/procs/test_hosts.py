@@ -152,7 +152,7 @@ def test_call_is_one_message_per_host(workers: Any, monkeypatch: pytest.MonkeyPa
         assert not isinstance(m.decode(frames[0]), m.Call), "sent to one by itself"
         route(self, proc, frames)
 
-    def counted(name: str, handler: Callable[..., None]) -> Callable[..., None]:
+    def counted(name: str, handler: Callable[..., object]) -> Callable[..., None]:
         def count(message: Any, more: Any) -> None:
             got[name] += 1
             handler(message, more)
@@ -321,6 +321,7 @@ def test_peers_without_the_key_are_ignored(hosts: Any, workers: Any, tmp_path: P
     sockets = []
     strange = KeyPair.new()
     bomb = pickle.dumps(((Bomb(str(target)),), {}))
+    assert node.hosts.keys is not None
     doors = [(session._address, node.hosts.keys.public)]
     doors += [(address, public.encode()) for address, public in node.hosts.known.values()]
     doors += [(address, public.encode()) for host, (address, public) in session._table.items()]

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -438,6 +439,10 @@ def test_nothing_is_lost_and_nobody_hangs_under_stress(tmp_path: Path, seed: int
     rounds = 250
     posted: list[tuple[int, int]] = []
 
+    def note(thread: int, step: int, number: int) -> None:
+        posted.append((thread, step))
+        rig.fill(number)
+
     def work(thread: int) -> None:
         chance = random.Random(seed * 100 + thread)
         for step in range(rounds):
@@ -447,9 +452,7 @@ def test_nothing_is_lost_and_nobody_hangs_under_stress(tmp_path: Path, seed: int
             if way == 0:
                 rig.receive_loop.call_later(chance.random() * 0.003, lambda number=number: rig.send(number))
             elif way == 1:
-                rig.receive_loop.post(
-                    lambda step=step, number=number: (posted.append((thread, step)), rig.fill(number))
-                )
+                rig.receive_loop.post(partial(note, thread, step, number))
             elif way == 2:
                 threading.Thread(target=rig.fill, args=(number,)).start()
             elif way == 3:

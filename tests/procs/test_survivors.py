@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -151,7 +151,7 @@ class Run:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Callable[..., Run]:
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
     runs: list[Run] = []
@@ -160,7 +160,7 @@ def start(tmp_path: Path) -> Callable[..., Run]:
         runs.append(Run(path, mode, wait_for))
         return runs[-1]
 
-    yield begin  # type: ignore[misc]
+    yield begin
     for run in runs:
         run.end()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -43,19 +44,19 @@ class Saver(Actor):
 
     @endpoint
     def save(self, folder: str) -> None:
-        import torch.distributed.checkpoint as checkpoint
+        checkpoint: Any = import_module("torch.distributed.checkpoint")
 
         checkpoint.save(self._parts(), checkpoint_id=folder)
 
     @endpoint
     def save_meanwhile(self, folder: str) -> None:
-        import torch.distributed.checkpoint as checkpoint
+        checkpoint: Any = import_module("torch.distributed.checkpoint")
 
         checkpoint.async_save(self._parts(), checkpoint_id=folder).result()
 
     @endpoint
     def load(self, folder: str) -> None:
-        import torch.distributed.checkpoint as checkpoint
+        checkpoint: Any = import_module("torch.distributed.checkpoint")
         from torch.distributed.checkpoint.state_dict import set_state_dict
 
         parts = self._parts()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -149,8 +150,7 @@ def test_versions_are_written_and_pruned(procs: Any, tmp_path: Path) -> None:
     assert restore(mesh, str(path), version=2).get(GUARD) == str(path / "v000002")
     assert values(mesh.seen.call()) == [(2.0, 2, {"a": [1]}, None)] * 2
     # Torch itself can read the files.
-    import torch.distributed.checkpoint as torchs
-
+    torchs: Any = import_module("torch.distributed.checkpoint")
     plain = {"w": torch.zeros(4, 3), "step": 0}
     torchs.load(plain, checkpoint_id=path / "v000003")
     assert plain["step"] == 3 and plain["w"].mean() == 3.0
@@ -343,7 +343,8 @@ def test_missing_keys_are_named(procs: Any, tmp_path: Path) -> None:
     other.put.call(w=None).get(GUARD)
     with pytest.raises(ArgumentError, match=r"'w' is a tensor in the checkpoint .* but NoneType in the state"):
         restore(other, tmp_path).get(GUARD)
-    for wrong in ({"state": "states"}, {"keep": 0}, {"timeout": 0}):
+    wrongs: list[dict[str, Any]] = [{"state": "states"}, {"keep": 0}, {"timeout": 0}]
+    for wrong in wrongs:
         with pytest.raises(ArgumentError):
             checkpoint(mesh, tmp_path, **wrong)
     with pytest.raises(ArgumentError, match="expected a mesh of actors, got dict"):

@@ -231,7 +231,11 @@ def test_uncopyable_states_are_errors(procs: Callable[..., Any]) -> None:
     wrong: list[tuple[Callable[[], Any], type[Exception], str]] = [
         (lambda: copy_state(7, target.weights), ArgumentError, "source: expected a method of a mesh of actors"),
         (lambda: copy_state(source.weights, {}), ArgumentError, "target: expected a method of a mesh of actors"),
-        (lambda: copy_state(source.weights, target.weights, timeout=-1), ArgumentError, "timeout: expected seconds above 0, got -1"),
+        (
+            lambda: copy_state(source.weights, target.weights, timeout=-1),
+            ArgumentError,
+            "timeout: expected seconds above 0, got -1",
+        ),
         (
             lambda: copy_state(source.weights, target.weights),
             ArgumentError,

@@ -109,7 +109,7 @@ class Member(Actor):
     @endpoint
     def ignore_calls_to_generations(self) -> None:
         """Makes this rank one that no generation can form with, as if it had died on the way."""
-        self.own.join = lambda *_: None
+        self.own.join = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
 
     @endpoint
     def spoil_while_the_others_are_awaited(self) -> str:

@@ -93,7 +93,6 @@ def test_unsent_export_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
             cancelled.append(reduced)
 
     monkeypatch.setattr(pickling, "lender", Lender())
-    monkeypatch.setattr(pickling._Pickler, "_tensor", pickling._Pickler._of_gpu)
     monkeypatch.setitem(pickling._TORCH, "Tensor", pickling._Pickler._of_gpu)
     # A part of its storage, since small CPU tensors that own all of it are reduced otherwise.
     tensor = torch.ones(4)[:3]

@@ -39,7 +39,8 @@ class Trainer(Actor):
         """A signal arrives, meant for this message or for the one before it."""
         here = current.get()
         assert here is not None
-        cell, call = here
+        cell: Any = here[0]
+        call = here[1]
         other = m.Call(call.src, call.actor, "before", call.port, b"", "", 0, b"")
         cell.executor.meant = cell, other if stale else call
         try:

@@ -33,8 +33,8 @@ class Trainer(Actor):
     def __init__(self) -> None:
         self.rank = current_rank().rank
 
-    def _train(self, model: nn.Module, part: int, parts: int, steps: int = STEPS) -> list[float]:
-        self.model = model
+    def _train(self, model: Any, part: int, parts: int, steps: int = STEPS) -> list[float]:
+        self.model: Any = model
         return train(model, make_optimizer(model), range(steps), part, parts)
 
     @endpoint
@@ -60,6 +60,7 @@ class Trainer(Actor):
     @endpoint
     def compiled(self, backend: str, ddp_first: bool, folder: str) -> list[float]:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        model: Any
         if ddp_first:
             model = torch.compile(DistributedDataParallel(make_net(), process_group=group()), backend=backend)
         else:
@@ -70,7 +71,8 @@ class Trainer(Actor):
     def fsdp(self) -> tuple[list[float], dict[str, torch.Tensor]]:
         from torch.distributed.fsdp import fully_shard
 
-        model, mesh = make_net(), device_mesh()
+        model: Any = make_net()
+        mesh = device_mesh()
         for layer in model.children():
             fully_shard(layer, mesh=mesh)
         losses = self._train(fully_shard(model, mesh=mesh), self.rank, 2)
@@ -90,7 +92,7 @@ class Trainer(Actor):
 
         mesh = device_mesh()
         assert mesh.mesh_dim_names == ("dp", "tp") and mesh.shape == (2, 2)
-        model = fully_shard(_split_layers(make_net(), mesh["tp"]), mesh=mesh["dp"])
+        model: Any = fully_shard(_split_layers(make_net(), mesh["tp"]), mesh=mesh["dp"])
         losses = self._train(model, current_rank()["dp"], 2)
         assert model.first.weight.to_local().shape == (4, 6)
         return losses
@@ -102,15 +104,15 @@ class Trainer(Actor):
         torch.manual_seed(0)
         left, right, mesh = torch.randn(6, 4), torch.randn(4, 2), device_mesh()
         mine = slice(3 * self.rank, 3 * self.rank + 3)
-        rows = distribute_tensor(left, mesh, [Shard(0)])
+        rows: Any = distribute_tensor(left, mesh, [Shard(0)])
         assert torch.equal(rows.to_local(), left[mine]) and torch.equal(rows.full_tensor(), left)
-        product = rows @ distribute_tensor(right, mesh, [Replicate()])
+        product: Any = rows @ distribute_tensor(right, mesh, [Replicate()])
         torch.testing.assert_close(product.to_local(), (left @ right)[mine])
         torch.testing.assert_close(product.full_tensor(), left @ right)
         columns = product.redistribute(mesh, [Shard(1)])
         torch.testing.assert_close(columns.to_local(), (left @ right)[:, self.rank : self.rank + 1])
         # Along the axis of the sums, so each rank has a part of every sum.
-        parts = rows.redistribute(mesh, [Shard(1)]) @ distribute_tensor(right, mesh, [Shard(0)])
+        parts: Any = rows.redistribute(mesh, [Shard(1)]) @ distribute_tensor(right, mesh, [Shard(0)])
         assert parts.placements[0].is_partial()
         torch.testing.assert_close(parts.redistribute(mesh, [Replicate()]).to_local(), left @ right)
 
@@ -149,7 +151,7 @@ class Trainer(Actor):
         return self._train(make_net(), 0, 1)
 
 
-def _split_layers(model: nn.Module, mesh: Any) -> nn.Module:
+def _split_layers(model: nn.Module, mesh: Any) -> Any:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     return parallelize_module(model, mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})

@@ -79,7 +79,7 @@ def receive(kept: dict, name: str, body: bytes, ref: list) -> None:
     if "mappings" not in kept:
         kept["released"] = deque()
         kept["mappings"] = Mappings(kept["released"].append)
-    kept[name] = loads(body, kept["mappings"].open(ref))
+    kept[name] = loads(body, kept["mappings"].open(BulkRef(*ref)))
 
 
 def own(kept: dict, obj: Any) -> tuple[bytes, list]:

@@ -99,7 +99,7 @@ def test_small_values_need_no_cloudpickle(make: Any, at_length: list[Any]) -> No
         lambda: np.array(["a"], object),
         lambda: np.ones(3, ">f8"),
         lambda: np.array("2026-01-01", "M8[D]"),
-        lambda: np.ma.masked_array([1, 2], [0, 1]),
+        lambda: np.ma.masked_array([1, 2], [False, True]),
         lambda: lambda: 3,
         lambda: [torch.ones(3)] * 60,
     ],

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._actors.running import ActorLike
+from monarch._core.kinds import is_a
 from monarch._core.later import asyncio
 from monarch.exceptions import DeadlockError
 
@@ -120,7 +121,7 @@ def _leaves(waited: Any) -> Iterator[asyncio.Future[Any]]:
     if waited is None or waited.done():
         return
     children = getattr(waited, "_children", None)
-    if isinstance(waited, asyncio.Task):
+    if is_a(waited, asyncio.Task):
         yield from _leaves(getattr(waited, "_fut_waiter", None))
     elif children is not None:
         for child in children:

@@ -11,6 +11,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from monarch._actors import interrupts
+from monarch._core.frames import frame_of, handled_by
 
 _CHAIN = 20
 """The most exceptions that are followed."""
@@ -29,9 +30,7 @@ class Region(NamedTuple):
 
 def is_handling(ident: int) -> bool:
     """Return whether a thread runs ``except`` or ``finally`` code for an interrupt."""
-    active: Any = sys._current_exceptions().get(ident)
-    # A tuple before Python 3.12.
-    return of_interrupt(active[1] if isinstance(active, tuple) else active)
+    return of_interrupt(handled_by(ident))
 
 
 def of_interrupt(error: BaseException | None) -> bool:
@@ -49,7 +48,7 @@ def cleans_up(ident: int) -> bool:
     if is_handling(ident):
         return True
     region = region_of(raised)
-    return region is not None and not is_in(sys._current_frames().get(ident), region)
+    return region is not None and not is_in(frame_of(ident), region)
 
 
 def region_of(raised: BaseException | None) -> Region | None:

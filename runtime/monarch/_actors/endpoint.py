@@ -65,7 +65,13 @@ class EndpointProperty(Generic[P, R]):
     @overload
     def __get__(self, instance: Any, owner: type) -> Endpoint[P, R]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else self.method.__get__(instance, owner)
+        if instance is None:
+            return self
+        return _bound(self.method, instance, owner)
+
+
+def _bound(method: Any, instance: Any, owner: type) -> Any:
+    return method.__get__(instance, owner)
 
 
 class _Decorator(Protocol):
@@ -165,7 +171,7 @@ def concurrent_endpoint(
 
 def _decorate(method: Any, explicit: bool, concurrent: bool, propagate: Any) -> Any:
     if method is None:
-        return lambda given: _decorate(given, explicit, concurrent, propagate)
+        return functools.partial(_decorate, explicit=explicit, concurrent=concurrent, propagate=propagate)
     if concurrent and isinstance(method, EndpointProperty):
         name = getattr(method.method, "__name__", method.method)
         raise ValueError(f"{name} is already an endpoint; use only one of the two decorators")
@@ -177,7 +183,8 @@ def _decorate(method: Any, explicit: bool, concurrent: bool, propagate: Any) -> 
             f"{name}: expected an async method for a concurrent endpoint, got a sync one; write async def, or use a "
             f"plain @endpoint"
         )
-    return EndpointProperty(method, explicit, concurrent, propagate)
+    made: EndpointProperty[..., Any] = EndpointProperty(method, explicit, concurrent, propagate)
+    return made
 
 
 class Method(NamedTuple):

@@ -8,9 +8,9 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from threading import get_ident, main_thread
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from monarch._actors.interrupts import ThreadInterrupts
 from monarch._actors.running import ActorLike
@@ -29,7 +29,7 @@ _EXITED = (
     "monarch: a task or callback of an async actor raised SystemExit; the awaiting code gets it, and the process "
     "goes on. Call os._exit() to end the process"
 )
-Item = Any
+Item: TypeAlias = "Action | tuple[Receiver, Call, Sequence[Any]]"
 """An action, or a message for an actor: mailbox, call and buffers."""
 
 
@@ -42,7 +42,7 @@ class Receiver(Protocol):
     """A receiver of messages; see mailbox.py."""
 
     def start(self, call: Call, more: Sequence[Any], /) -> None: ...
-    def _run(self, call: Call, more: Sequence[Any], /) -> None: ...
+    def run(self, call: Call, more: Sequence[Any], /) -> None: ...
 
 
 class Executor:
@@ -105,13 +105,13 @@ class Executor:
         except IndexError:
             # A surplus wake-up: see enter_loop.
             return
-        if type(item) is tuple:
-            item[0].start(item[1], item[2])
-        else:
+        if callable(item):
             item()
+        else:
+            item[0].start(item[1], item[2])
 
     @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
+    def inside(self) -> Generator[None]:
         """Mark a block as user code that may be interrupted; in the executor's thread."""
         try:
             try:
@@ -172,10 +172,10 @@ class Executor:
                 continue
             item = self._items.popleft()
             try:
-                if type(item) is tuple:
-                    item[0]._run(item[1], item[2])
-                else:
+                if callable(item):
                     item()
+                else:
+                    item[0].run(item[1], item[2])
             except BaseException:
                 # User errors are answered elsewhere; this is a bug and must not end the thread.
                 traceback.print_exc()

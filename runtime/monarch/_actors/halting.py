@@ -10,6 +10,7 @@ from typing import Any
 
 from monarch._actors.executors import start_task
 from monarch._actors.running import ActorLike, current
+from monarch._core.kinds import is_coroutine
 from monarch._core.later import asyncio
 from monarch._node.remote_errors import pack_failure
 from monarch._wire import messages as m
@@ -107,7 +108,7 @@ class Halting:
             if hook is not None:
                 with mailbox.executor.inside():
                     result = hook(None)
-                if isinstance(result, Coroutine):
+                if is_coroutine(result):
                     await self._within_bounds(result)
         except BaseException as error:
             failure = self._failure(error)

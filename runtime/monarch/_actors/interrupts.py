@@ -20,7 +20,7 @@ raised: dict[int, BaseException] = {}
 """The last interrupt that was raised in a thread's running call. Set and removed by that thread, in atomic steps."""
 NOTICE = signal.SIGRTMIN + 7
 """A signal that only runs Python's handler, which happens between two bytecodes."""
-noticed = 0
+noticed: int = 0
 """How often the handler has run."""
 
 

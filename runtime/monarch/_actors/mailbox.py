@@ -18,6 +18,7 @@ from monarch._actors.interrupts import raised
 from monarch._actors.ports import ReplyPort
 from monarch._actors.running import current
 from monarch._actors.turns import Turns
+from monarch._core.kinds import class_of, is_coroutine
 from monarch._core.later import asyncio
 from monarch._core.shapes.extent import Point
 from monarch._node.node import Node
@@ -225,7 +226,7 @@ class Mailbox:
             return False
         return True
 
-    def _run(self, call: m.Call, more: Sequence[Any]) -> None:
+    def run(self, call: m.Call, more: Sequence[Any]) -> None:
         """Handle a message with a sync method, in the actor's thread."""
         if (self._odd and self.is_refused(call)) or not self._unqueue(call):
             self._dropped.pop(id(call), None)
@@ -285,7 +286,7 @@ class Mailbox:
             if isinstance(value, Coroutine):
                 self.running = self.turns.call
                 args = kwargs = None
-                value = await value
+                value = await value  # pyright: ignore[reportUnknownVariableType]
         except BaseException as error:
             self._answer_cut(call, error)
         else:
@@ -319,7 +320,7 @@ class Mailbox:
         if call.flags & FUNCTION:
             return Method(function_of(call.method), False, False, False)
         if call.flags & UNDECORATED:
-            function = getattr(type(self.instance), call.method, None)
+            function = getattr(class_of(self.instance), call.method, None)
             function = getattr(function, "method", function)
             if callable(function):
                 coroutine = inspect.iscoroutinefunction(function)
@@ -419,7 +420,7 @@ class Mailbox:
     async def _supervise_async(self, failure: Any, judged: Callable[[bool], None]) -> None:
         try:
             handled = self.instance.__supervise__(failure)
-            if isinstance(handled, Coroutine):
+            if is_coroutine(handled):
                 handled = await handled
         except BaseException as error:
             self.fail(pack_failure(error))

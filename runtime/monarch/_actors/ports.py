@@ -65,6 +65,11 @@ class Port(Generic[T]):
         return f"<Port {self._port} of {self._proc}>"
 
 
+def answer(port: Port[Any], status: int, body: bytes, buffers: Sequence[memoryview], rank: int) -> None:
+    """Send an answer that is pickled already, in the name of a rank."""
+    port._send(status, body, buffers, rank)  # pyright: ignore[reportPrivateUsage]
+
+
 class ReplyPort(Port[Any]):
     """The response port of an endpoint with ``explicit_response_port``.
 

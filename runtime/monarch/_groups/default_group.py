@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -52,7 +52,7 @@ def hook_torch() -> None:
 
 
 @contextmanager
-def own_group() -> Iterator[None]:
+def own_group() -> Generator[None]:
     """Leave torch's default group to the program that runs meanwhile."""
     global _programs
     _programs += 1

@@ -10,7 +10,7 @@ import runpy
 import secrets
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 from monarch._actors.running import current
@@ -179,7 +179,7 @@ def _run_source(path: str, source: str) -> None:
 
 
 @contextlib.contextmanager
-def _setting(script: Script) -> Iterator[None]:
+def _setting(script: Script) -> Generator[None]:
     environment, arguments, path = dict(os.environ), sys.argv[:], sys.path[:]
     if script.path == "-m":
         found = importlib.util.find_spec(script.arguments[0])
@@ -197,7 +197,7 @@ def _setting(script: Script) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _own_groups() -> Iterator[None]:
+def _own_groups() -> Generator[None]:
     """End the groups that a program leaves; its variables live until the call has ended, if it fails."""
     from monarch._tensors.collectives.program_groups import ProgramGroups
 

@@ -12,6 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from monarch._actors.running import current
+from monarch._core.kinds import is_a, is_count, is_mapping
 from monarch._core.roster import Procs, Roster
 from monarch._core.shapes.extent import Extent, axes_text
 from monarch._core.shapes.mesh_view import MeshView
@@ -20,6 +21,7 @@ from monarch._core.supervision import Restart
 from monarch._core.text.tables import html_table, text_table
 from monarch._meshes.actors.birth import Booting
 from monarch._meshes.async_resource import AsyncResource
+from monarch._meshes.inside import node_of, region_of, state_of
 from monarch._meshes.mesh_like import Hosts
 from monarch._meshes.ownership import own_by_current
 from monarch._meshes.procs.agents import agents_of
@@ -51,7 +53,7 @@ class BootstrapCommand:
     program: str = field(default_factory=lambda: sys.executable)
     arg0: str | None = None
     args: Sequence[str] = ()
-    env: Mapping[str, str | None] = field(default_factory=dict)
+    env: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])
     inherit_env: bool = True
 
     def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:
@@ -67,7 +69,7 @@ def default_bootstrap_cmd() -> BootstrapCommand:
 class HostMesh(Hosts, MeshView, AsyncResource):
     """Hosts, each with an agent that starts processes; ``this_host()`` is the one that this program runs on."""
 
-    def __init__(self, hosts: tuple[str, ...], region: Region, node: Node, shared: _SharedHosts) -> None:
+    def __init__(self, hosts: tuple[str, ...], region: Region, node: Node, shared: SharedHosts) -> None:
         self._hosts = hosts
         self._region = region
         self._node = node
@@ -76,7 +78,7 @@ class HostMesh(Hosts, MeshView, AsyncResource):
     @classmethod
     def of_hosts(cls, hosts: tuple[str, ...], region: Region, node: Node, name: str = "") -> HostMesh:
         """Return a reference to hosts of this session."""
-        return cls(hosts, region, node, _SharedHosts(None, name=name))
+        return cls(hosts, region, node, SharedHosts(None, name=name))
 
     @classmethod
     def _received(cls, origin: str, hosts: tuple[str, ...], region: Region, name: str) -> HostMesh:
@@ -140,7 +142,7 @@ class HostMesh(Hosts, MeshView, AsyncResource):
             which = f"the hosts {self._shared.name}" if self._shared.name else "these hosts"
             raise StoppedError(f"{which} have been shut down; get new ones", mesh=self._shared.name or "hosts")
         rule = restart_of(restart)
-        if not isinstance(spares, int) or isinstance(spares, bool) or spares < 0:
+        if not is_count(spares):
             raise ArgumentError(f"spares: expected a number of processes per host, got {spares!r}")
         check_bound(silence)
         local = _local_extent(self.extent, axes_of(per_host, roles))
@@ -164,7 +166,7 @@ class HostMesh(Hosts, MeshView, AsyncResource):
         node.part(Liveness).watch(uid, silence)
         meshes_of(node).add_procs(uid, called, own_by_current(mesh), shared)
         packed = dumps_whole(bootstrap, "bootstrap") if bootstrap is not None else None
-        path = [path for path in sys.path if isinstance(path, str)]
+        path = [path for path in sys.path if is_a(path, str)]
         owner, cwd = here[0].key if here else "", _cwd()
         shared.roles = ranges_of(roles)
         differing = environments(roles, len(hosts), count)
@@ -237,7 +239,7 @@ class HostMesh(Hosts, MeshView, AsyncResource):
         return HostMesh._received, (self._node.origin, self._hosts, self._region, self._shared.name)
 
 
-class _SharedHosts:
+class SharedHosts:
     """State that all views of one host mesh share in this process."""
 
     def __init__(self, release: Callable[[], None] | None, region: Region | None = None, name: str = "") -> None:
@@ -251,7 +253,7 @@ class _SharedHosts:
 def attached(hosts: tuple[str, ...], node: Node, release: Callable[[], None], name: str = "") -> HostMesh:
     """Return a mesh of hosts that this program has attached and owns."""
     region = Region.full(Extent(("hosts",), (len(hosts),)))
-    return HostMesh(hosts, region, node, _SharedHosts(release, region, name))
+    return HostMesh(hosts, region, node, SharedHosts(release, region, name))
 
 
 def this_host() -> HostMesh:
@@ -295,7 +297,7 @@ def _check_hosts(node: Node, hosts: Sequence[str]) -> None:
 def _local_extent(hosts: Extent, per_host: Mapping[str, int] | None) -> Extent:
     axes = dict(per_host or {})
     for label, size in axes.items():
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        if not is_count(size, 1):
             raise ShapeError(f"per_host[{label!r}]: expected a number of processes of at least 1, got {size!r}")
         if label in hosts:
             raise ShapeError(f"the hosts already have an axis {label!r} ({axes_text(hosts)}); choose another name")
@@ -314,14 +316,14 @@ def restart_of(restart: str | Restart | None) -> Restart | None:
 
 
 def _environment(command: BootstrapCommand | None, env: Mapping[str, Any] | None) -> dict[str, str | None]:
-    if command is not None and not isinstance(command, BootstrapCommand):
+    if command is not None and not is_a(command, BootstrapCommand):
         hint = "; pass a function to run first as bootstrap=" if callable(command) else ""
         raise ArgumentError(f"bootstrap_command: expected a BootstrapCommand, got {command!r}{hint}")
-    if env is not None and not isinstance(env, Mapping):
+    if env is not None and not is_a(env, Mapping):
         raise EnvError(f"env: expected a mapping of names to values, got {env!r}")
     given: dict[str, Any] = {**(command.env if command is not None else {}), **(env or {})}
     for key, value in given.items():
-        if not isinstance(key, str) or not key or "=" in key or "\0" in key:
+        if not is_a(key, str) or not key or "=" in key or "\0" in key:
             raise EnvError(f"env: expected a name without '=' or NUL, got {key!r}")
         if value is not None and not isinstance(value, (str, int, float)):
             raise EnvError(f"env[{key!r}]: expected str, int, float or None, got {value!r}")
@@ -339,7 +341,7 @@ def _binds(proc_bind: Sequence[Any] | None, count: int) -> list[list[int] | None
 def _cores(bind: Any) -> list[int]:
     from monarch._core.shapes.ranks import parse_ranks
 
-    if isinstance(bind, Mapping):
+    if is_mapping(bind):
         text = bind.get("cpus") or bind.get("physcpubind") or bind.get("cpunodebind")
         bind = text if text is not None else ""
     cores = parse_ranks(bind) if isinstance(bind, str) else [int(core) for core in bind]
@@ -358,11 +360,11 @@ def _cwd() -> str:
 
 def _hosts_of(mesh: ProcMesh) -> HostMesh:
     """Return the hosts that the processes of a mesh are on."""
-    procs = mesh._state.procs
-    if not mesh._region.labels:
-        rank = mesh._region.base_rank(0)
-        return HostMesh.of_hosts((procs.host(rank),), Region((), 0, (), ()), mesh._node)
-    return HostMesh.of_hosts(procs.hosts, procs.host_region(), mesh._node)
+    procs = state_of(mesh).procs
+    if not region_of(mesh).labels:
+        rank = region_of(mesh).base_rank(0)
+        return HostMesh.of_hosts((procs.host(rank),), Region((), 0, (), ()), node_of(mesh))
+    return HostMesh.of_hosts(procs.hosts, procs.host_region(), node_of(mesh))
 
 
 ProcMesh.host_mesh = property(_hosts_of)

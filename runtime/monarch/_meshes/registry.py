@@ -6,6 +6,7 @@ from monarch._core.events import Event
 from monarch._core.roster import split_proc
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.birth import Booting
+from monarch._meshes.inside import state_of
 from monarch._meshes.procs.state import ProcsState
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.node import Node
@@ -44,10 +45,10 @@ class Meshes:
     def add_actors(self, key: str, mesh: ActorMesh) -> None:
         """Register an actor mesh that was spawned from here."""
         self.actor_meshes[key] = mesh
-        mesh._state.ended.subscribe(lambda: self.actor_meshes.pop(key, None))
+        state_of(mesh).ended.subscribe(lambda: self.actor_meshes.pop(key, None))
 
     def _forget_actors(self, shared: ProcsState) -> None:
-        for key in [key for key, mesh in list(self.actor_meshes.items()) if mesh._state.procs == shared.procs]:
+        for key in [key for key, mesh in list(self.actor_meshes.items()) if state_of(mesh).procs == shared.procs]:
             self.actor_meshes.pop(key, None)
 
     def shared_of(self, uid: str, name: str, wish: str) -> ProcsState:
@@ -85,8 +86,8 @@ def forsake(node: Node, uid: str) -> None:
     if shared is None or shared.changes.now is not None or verdicts_of(node).is_open(uid):
         return
     for mesh in list(meshes_of(node).actor_meshes.values()):
-        birth = mesh._state.birth
-        if birth is not None and mesh._state.procs.uid == uid:
+        birth = state_of(mesh).birth
+        if birth is not None and state_of(mesh).procs.uid == uid:
             birth.forsake()
 
 
@@ -103,4 +104,4 @@ def is_boot_unwanted(node: NodeLike, uid: str) -> bool:
     shared = meshes.own_procs.get(uid)
     if shared is None or shared.stopped is not None:
         return True
-    return any(mesh._state.procs.uid == uid for mesh in list(meshes.actor_meshes.values()))
+    return any(state_of(mesh).procs.uid == uid for mesh in list(meshes.actor_meshes.values()))

@@ -16,6 +16,7 @@ from monarch._groups.torchrun import (
     set_variables,
 )
 from monarch._meshes.context import context
+from monarch._meshes.inside import check_procs, node_of, region_of, state_of
 from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._node.future import in_thread
 from monarch._node.services.asking import ask_proc
@@ -44,8 +45,8 @@ def setup_torch_elastic_env(
     """
     if (master_addr is None) != (master_port is None):
         raise ValueError("expected both master_addr and master_port, or neither")
-    procs, ranks = proc_mesh._state.procs, list(proc_mesh._region.base_ranks())
-    proc_mesh._check("setup_torch_elastic_env")
+    procs, ranks = state_of(proc_mesh).procs, list(region_of(proc_mesh).base_ranks())
+    check_procs(proc_mesh, "setup_torch_elastic_env")
     if master_addr is not None and master_port is not None:
         meeting = Meeting(ranks, master_addr, int(master_port), False)
     else:
@@ -63,7 +64,7 @@ async def setup_torch_elastic_env_async(
 ) -> None:
     """Await the result of ``setup_torch_elastic_env``."""
     await in_thread(
-        proc_mesh._node,
+        node_of(proc_mesh),
         "setup_torch_elastic_env",
         lambda: setup_torch_elastic_env(proc_mesh, master_addr, master_port, use_ipaddr),
     )
@@ -103,6 +104,6 @@ class SPMDActor(Actor):
 
     def _meeting(self, address: str, port: int) -> Meeting:
         mesh = context().actor_instance.proc_mesh
-        ranks = list(mesh._region.base_ranks())
-        first = mesh._state.procs.proc(ranks[0])
+        ranks = list(region_of(mesh).base_ranks())
+        first = state_of(mesh).procs.proc(ranks[0])
         return Meeting(ranks, address, int(port), bool(ask_proc(first, serves, int(port)).get()))

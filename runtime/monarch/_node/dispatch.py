@@ -43,8 +43,10 @@ class Dispatch:
             message = m.decode(frame)
             handler = self.handlers.get(type(message)) or self._handler_of(message)
             more: Sequence[Any] = ()
-            if type(message) in _FRAMED and message.frames:  # pyright: ignore[reportAttributeAccessIssue]
-                more = self._rest(message.frames)  # pyright: ignore[reportAttributeAccessIssue]
+            if type(message) in _FRAMED and (
+                message.frames  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+            ):
+                more = self._rest(message)
         except ProtocolError as error:
             self._drop_rest()
             self.mishaps.undecodable(error)
@@ -69,9 +71,11 @@ class Dispatch:
             raise ProtocolError(f"this process does not handle {type(message).__name__}")
         return handler
 
-    def _rest(self, number: int) -> list[Any]:
+    def _rest(self, message: Any) -> list[Any]:
         """Return the frames that follow the first one of a message."""
-        socket, more = self._socket, []
+        number: int = message.frames
+        socket = self._socket
+        more: list[Any] = []
         left = socket.get(zmq.RCVMORE)
         while left:
             part = socket.recv(copy=False)

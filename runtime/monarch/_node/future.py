@@ -26,7 +26,7 @@ S = TypeVar("S")
 judging: ContextVar[bool] = ContextVar("monarch_judging", default=False)
 """Whether this code judges or heals a mesh, and so must not wait for the verdict."""
 
-_PENDING: Any = object()
+PENDING: Any = object()
 
 
 class Future(Generic[R]):
@@ -39,21 +39,20 @@ class Future(Generic[R]):
         "__weakref__",
         "_callbacks",
         "_error",
+        "_label",
         "_lock",
         "_maker",
         "_node",
         "_onlookers",
         "_value",
         "done",
-        "label",
         "thread",
         "wanted",
     )
 
     def __init__(self, node: NodeLike, label: str = "") -> None:
         self._node = node
-        self.label: str = label
-        """The awaited call, for errors."""
+        self._label = label
         self.done: bool = False
         self.thread: Turn | None = None
         self.wanted = False
@@ -61,12 +60,17 @@ class Future(Generic[R]):
         # Shared by all futures of a node, held briefly. Guards everything below and the setting of ``done``.
         self._lock = node.waits.lock
         self._callbacks: list[Callable[[Future[R]], None]] | None = None
-        self._value: Any = _PENDING
+        self._value: Any = PENDING
         self._error: BaseException | None = None
         self._maker = 0
         """The thread that unpickles the value; 0 if none does."""
         self._onlookers: list[Callable[[], None]] | None = None
         """Called when that thread has finished or was interrupted."""
+
+    @property
+    def label(self) -> str:
+        """The awaited call, for errors."""
+        return self._label
 
     # Waiting
 
@@ -95,7 +99,7 @@ class Future(Generic[R]):
                 f"{self.label or 'the call'} has not finished within {timeout:g} s{why}; "
                 f"it goes on, and get() can be called again"
             )
-        if self._value is _PENDING and self._node.waits.unshown:
+        if self._value is PENDING and self._node.waits.unshown:
             # Show the output of the call before its result is read.
             self._node.waits.await_shown()
         return self._outcome(deadline)
@@ -198,7 +202,7 @@ class Future(Generic[R]):
 
         Unpickling runs user code, so no lock is held; one thread does it, and others wait.
         """
-        while self._value is _PENDING and self._error is None:
+        while self._value is PENDING and self._error is None:
             if self._begins():
                 self._make_now()
             else:
@@ -212,7 +216,7 @@ class Future(Generic[R]):
         """Return whether this thread must unpickle the value now; False if another one does or did."""
         ident = threading.get_ident()
         with self._lock:
-            if self._value is not _PENDING or self._error is not None:
+            if self._value is not PENDING or self._error is not None:
                 return False
             if self._maker == ident:
                 raise DeadlockError(
@@ -278,8 +282,34 @@ def _nothing(_: Any) -> None:
     pass
 
 
+# The insides of futures, for other files: users see the other attributes when they press Tab.
+
+
+def node_behind(future: Future[Any]) -> NodeLike:
+    """Return the node of this process in the session of a call."""
+    return future._node  # pyright: ignore[reportPrivateUsage]
+
+
+def when_done(future: Future[R], callback: Callable[[Future[R]], None]) -> None:
+    """Call an internal function once a future is done, in the thread that completes it.
+
+    That may be the receiving thread, so the function does not wait or run user code.
+    """
+    future._when_done(callback)  # pyright: ignore[reportPrivateUsage]
+
+
+def is_awaited(future: Future[Any]) -> bool:
+    """Return whether a thread or an event loop waits for a future; a hint."""
+    return future.wanted or bool(future._callbacks)  # pyright: ignore[reportPrivateUsage]
+
+
+def missing_of(future: Future[Any]) -> str:
+    """Describe the ranks that have not answered, for errors; empty without any."""
+    return future._missing()  # pyright: ignore[reportPrivateUsage]
+
+
 def _call_later(callback: Callable[[Future[R]], None], future: Future[R]) -> None:
-    future._node.lanes.post("callbacks", partial(_call, callback, future))  # pyright: ignore[reportPrivateUsage]
+    node_behind(future).lanes.post("callbacks", partial(_call, callback, future))
 
 
 def _call(callback: Callable[[Future[R]], None], future: Future[R]) -> None:
@@ -371,8 +401,8 @@ def to_its_end(node: NodeLike, label: str, work: Callable[[], R]) -> R:
 
 def then(source: Future[S], label: str, make: Callable[[], R]) -> Promise[R]:
     """Return a future that is done when another is, with the outcome of a function called then."""
-    promise: Promise[R] = Promise(source._node, label)  # pyright: ignore[reportPrivateUsage]
-    source._when_done(lambda _: promise.complete(make))  # pyright: ignore[reportPrivateUsage]
+    promise: Promise[R] = Promise(node_behind(source), label)
+    when_done(source, lambda _: promise.complete(make))
     return promise
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, final
 
 from monarch._core.causes import Cause, CellRef, NotReady, NotStarted, Stopped
 from monarch._core.roster import split_proc
@@ -12,7 +12,7 @@ from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.shapes.value_mesh import Deferred, ValueMesh
 from monarch._core.text.causes import describe, describe_all
 from monarch._node.call_watch import CallGroup
-from monarch._node.future import _PENDING, Future
+from monarch._node.future import PENDING, Future
 from monarch._node.liveness import Liveness
 from monarch._node.node_like import NodeLike
 from monarch._node.remote_errors import Failure, group, pack_failure, unpack_failure
@@ -34,6 +34,7 @@ _WORTH = 1.0
 """Seconds of a timed-out wait from which on the ranks are asked what they run instead."""
 
 
+@final
 class Lost:
     """Stands for the reply of a dead proc."""
 
@@ -41,6 +42,10 @@ class Lost:
 
     def __init__(self, dead: Dead) -> None:
         self.dead = dead
+
+
+Answer = Reply | tuple[Reply, Sequence[bytes]] | Lost
+"""The reply of an actor, with its buffers if it has any."""
 
 
 class Gather(Future[R]):
@@ -95,7 +100,7 @@ class Gather(Future[R]):
         self.method = method
         self.actor = actor
         self._left = len(targets)
-        self._replies: list[Any] = [None] * self._left
+        self._replies: list[Answer | None] = [None] * self._left
         self._finish = finish
         self._patient = patient
         self._why = ""
@@ -120,17 +125,13 @@ class Gather(Future[R]):
                 self.lost(peer, peer.dead)
 
     @property
-    def label(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def label(self) -> str:
         """The call, for errors."""
         return f"{self._called}.{self.method}()" if self.method else self._called
 
     @property
     def _called(self) -> str:
         return self.mesh if self.view is None else self.view._called
-
-    @label.setter
-    def label(self, value: str) -> None:
-        pass
 
     def reply(self, reply: Reply, frames: Sequence[bytes]) -> None:
         """Take the reply of an actor; ignore a second one.
@@ -170,7 +171,7 @@ class Gather(Future[R]):
     @property
     def unread(self) -> bool:
         """Whether nobody has read its outcome."""
-        return self._value is _PENDING and self._error is None
+        return self._value is PENDING and self._error is None
 
     def failed_positions(self) -> list[int]:
         """Return the positions that have failed so far."""
@@ -187,8 +188,8 @@ class Gather(Future[R]):
     def _replied(self) -> list[tuple[int, Reply, Sequence[bytes]]]:
         found: list[tuple[int, Reply, Sequence[bytes]]] = []
         for position, each in enumerate(list(self._replies)):
-            reply, frames = each if type(each) is tuple else (each, ())
-            if type(reply) is Reply:
+            reply, frames = each if isinstance(each, tuple) else (each, ())
+            if isinstance(reply, Reply):
                 found.append((position, reply, frames))
         return found
 
@@ -262,7 +263,7 @@ class Gather(Future[R]):
         lost: dict[int, Dead] = {}
         for rank, reply in enumerate(self._replies):
             frames: Sequence[bytes] = ()
-            if type(reply) is tuple:
+            if isinstance(reply, tuple):
                 reply, frames = reply
             if reply is None:
                 values.append(None)
@@ -322,6 +323,11 @@ def replaced(reply: Reply, targets: Sequence[Peer], label: str) -> Reply:
     if status != ERROR:
         status, body = ERROR, pack_failure(ProtocolError(what), True)
     return Reply(reply.src, reply.port, places[0], status, reply.done, body)
+
+
+def is_gather(sink: object) -> TypeGuard[Gather[Any]]:
+    """Return whether the sink of a port is a Gather."""
+    return isinstance(sink, Gather)
 
 
 class _Load:

@@ -117,6 +117,10 @@ class Liveness:
         if self._looks is not None and self._looks.done:
             self._node.receive_loop.notify(self._looks)
 
+    def asks(self, proc: str) -> bool:
+        """Return whether a process has been asked and has not answered."""
+        return proc in self._asked
+
     def forget(self, proc: str) -> None:
         """Forget a process that has died."""
         self._asked.pop(proc, None)
@@ -152,7 +156,7 @@ class _Answers:
         self.thread: Any = None
 
     def left(self) -> list[str]:
-        return [proc for proc in self._procs if proc in self._silence._asked]
+        return [proc for proc in self._procs if self._silence.asks(proc)]
 
     @property
     def done(self) -> bool:

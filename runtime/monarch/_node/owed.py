@@ -37,6 +37,11 @@ class Watched(Protocol):
     def base_rank(self, position: int) -> int: ...
 
 
+def node_of_call(call: Watched) -> NodeLike:
+    """Return the node of this process in the session of a call."""
+    return call._node  # pyright: ignore[reportPrivateUsage]
+
+
 class Owed:
     """A call whose answers are delivered one by one; fail fast watches it like a Gather.
 

@@ -210,7 +210,7 @@ class Gateway:
     """The connection to another host: through its agent, or for a rank through its own agent."""
 
     def __init__(self, link: Link, agent: str, direct: bool) -> None:
-        self._link = link
+        self.link = link
         self._agent = agent
         self._direct = direct
         self.closed = Event()
@@ -218,25 +218,25 @@ class Gateway:
     def route(self, proc: str, frames: Sequence[Any]) -> None:
         """Send to one proc, or to the agent itself."""
         if self._direct and proc == self._agent:
-            self._link.send(frames[0], frames[1:])
+            self.link.send(frames[0], frames[1:])
         else:
-            self._link.send(encode(Route(proc, len(frames))), frames)
+            self.link.send(encode(Route(proc, len(frames))), frames)
 
     def cast(self, src: str, procs: list[str], port: int, frames: Sequence[Any]) -> None:
         """Send one message to many procs of the host; their replies arrive as one batch."""
         cast = encode(Cast(src, procs, port, len(frames)))
         if self._direct:
-            self._link.send(cast, frames)
+            self.link.send(cast, frames)
         else:
-            self._link.send(encode(Route(self._agent, len(frames) + 1)), [cast, *frames])
+            self.link.send(encode(Route(self._agent, len(frames) + 1)), [cast, *frames])
 
     def monitor(self) -> Any:
         """Return a socket that reports the loss of the connection; None if another process has the connection."""
-        return self._link.monitor() if self._direct else None
+        return self.link.monitor() if self._direct else None
 
     def close(self, linger_ms: int = 0) -> None:
         """Close the link to the host's agent."""
-        self._link.close(linger_ms)
+        self.link.close(linger_ms)
         self.closed.set()
 
 

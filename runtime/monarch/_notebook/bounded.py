@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sized
 from itertools import islice
 from typing import Any
 
+from monarch._core.kinds import class_of, is_a, is_dict
+
 ITEMS = 1000
 """Items of one list, tuple, set or mapping that are shown, as in IPython."""
 ALL = 10_000
@@ -68,7 +70,9 @@ def _is_odd(value: Any) -> bool:
 
 
 def _items(value: Any) -> Iterable[Any]:
-    return (part for pair in value.items() for part in pair) if type(value) is dict else value
+    if not is_dict(value) or type(value) is not dict:
+        return value
+    return (part for pair in value.items() for part in pair)
 
 
 class _Cut:
@@ -101,12 +105,13 @@ class _Cut:
         count = min(len(value), ITEMS, self._left)
         self._left -= count
         more = [_Shown(f"… {len(value) - count} more items")] if count < len(value) else []
-        if type(value) is dict:
+        if is_dict(value) and type(value) is dict:
             pairs = [(self.cut(key), self.cut(each)) for key, each in islice(value.items(), count)]
             return _mapping(pairs, more)
         parts = [*(self.cut(each) for each in islice(value, count)), *more]
         # Of a set the items may be unhashable by now, so its text is made here.
-        return _Shown(_braces(type(value), parts)) if isinstance(value, (set, frozenset)) else type(value)(parts)
+        kind = class_of(value)
+        return _Shown(_braces(kind, parts)) if is_a(value, set, frozenset) else kind(parts)
 
 
 def _mapping(pairs: list[tuple[object, object]], more: list[_Shown]) -> object:

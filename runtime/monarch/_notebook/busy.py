@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import dis
+import dis  # pyright: ignore[reportUnusedImport]  # from Python 3.11 on
 import linecache
 import re
 import sys
@@ -16,6 +16,7 @@ from monarch._actors import interrupts
 from monarch._actors.cleanup import cleans_up, is_handling, region_of
 from monarch._actors.escape import ask_escape
 from monarch._actors.interrupting import interrupt
+from monarch._core.frames import frame_of
 from monarch._core.stop_ladder import Activity
 from monarch._node.services.registry import service
 from monarch._procs.os.blocked import Wait, blocked
@@ -92,7 +93,7 @@ def thread_state(key: str, src: str, port: int, name: str, spare: bool) -> Threa
     threads = mailbox.executor.interrupts
     # Both are delivered between bytecodes, so in a C call they are still pending.
     moves = not threads.pending if threads is not None else interrupts.noticed > _prodded.get(key, interrupts.noticed)
-    frame = sys._current_frames().get(ident)
+    frame = frame_of(ident)
     activity = Activity.PYTHON
     if spare and found is not None and _cleans_up(ident):
         activity = Activity.CLEANING

@@ -6,9 +6,9 @@ are restored on any number of ranks, the others on the rank that had them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from monarch._core.kinds import class_of, is_mapping
 from monarch._node.services.registry import service
 from monarch._notebook.namespace import Namespace
 
@@ -65,8 +65,8 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return type(value) is dict and all(_is_plain(key) and _is_plain(each) for key, each in value.items())
+    if is_mapping(value):
+        return class_of(value) is dict and all(_is_plain(key) and _is_plain(each) for key, each in value.items())
     if type(value) in (list, tuple, set):
         return all(_is_plain(each) for each in value)
     return isinstance(value, _PLAIN)

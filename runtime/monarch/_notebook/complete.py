@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from monarch._actors.table import actors_of
+from monarch._core.kinds import class_of
 from monarch._node.current import current_node
 from monarch._node.services.registry import service
 
@@ -78,7 +79,7 @@ def _value(name: str, variables: dict[str, Any]) -> Any:
     for part in rest:
         if value is _NOTHING:
             break
-        if isinstance(inspect.getattr_static(type(value), part, None), property):
+        if isinstance(inspect.getattr_static(class_of(value), part, None), property):
             # A property may do anything and take any time.
             return _NOTHING
         value = getattr(value, part, _NOTHING)

@@ -6,6 +6,7 @@ import ast
 import re
 from typing import Any
 
+from monarch._core.kinds import is_list
 from monarch._node.current import current_node
 from monarch._procs.rank.cell_marker import Mark
 
@@ -82,7 +83,7 @@ class _Marker:
             return statement
         for part in ("body", "orelse", "finalbody"):
             inner = getattr(statement, part, None)
-            if isinstance(inner, list) and inner:
+            if is_list(inner) and inner:
                 setattr(statement, part, self.block(inner, loop))
         for part in ("handlers", "cases"):
             for branch in getattr(statement, part, ()):

@@ -9,6 +9,7 @@ import secrets
 import sys
 from typing import Any
 
+from monarch._core.kinds import is_dict, is_tuple
 from monarch._core.text.tables import is_array, value_text
 from monarch._notebook.bounded import bounded
 from monarch._wire.pickling import dumps
@@ -43,9 +44,9 @@ def bundle_of(value: object) -> Bundle:
     if figure is not None:
         bundle["image/png"] = figure
     rich = _call(value, "_repr_mimebundle_")
-    if isinstance(rich, tuple):
+    if is_tuple(rich):
         rich = rich[0]
-    if isinstance(rich, dict):
+    if is_dict(rich):
         bundle.update(rich)
     for mime, method in _METHODS.items():
         data = _call(value, method)
@@ -99,14 +100,14 @@ def _call(value: object, method: str) -> Any:
         return None
 
 
-def _figure(value: object) -> str | None:
+def _figure(value: Any) -> str | None:
     figures = sys.modules.get("matplotlib.figure")
     if figures is None or not isinstance(value, figures.Figure):
         return None
     import io
 
     data = io.BytesIO()
-    value.savefig(data, format="png", bbox_inches="tight")  # pyright: ignore[reportAttributeAccessIssue]
+    value.savefig(data, format="png", bbox_inches="tight")
     return base64.b64encode(data.getvalue()).decode()
 
 

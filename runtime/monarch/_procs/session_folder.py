@@ -41,7 +41,7 @@ def _has_room(folder: str) -> bool:
     return known.f_bavail > 0 and (known.f_favail > 0 or not known.f_files)
 
 
-def _base(places: Sequence[str] | None = None) -> Path:
+def base_folder(places: Sequence[str] | None = None) -> Path:
     """Return the folder of this user's sessions, in the first usable place."""
     for folder in _places() if places is None else places:
         base = Path(folder) / f"monarch-{os.getuid()}"
@@ -80,7 +80,7 @@ def make_folder() -> str:
     name = f"s{secrets.token_hex(4)}-{pid}-{proc_start_time(pid)}"
     while True:
         try:
-            base = _base(_with_room())
+            base = base_folder(_with_room())
             end_orphans()
             sweep(base)
             folder = base / name

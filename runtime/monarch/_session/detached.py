@@ -7,16 +7,18 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from monarch._core.shapes.region import Region
+from monarch._core.supervision import Restart
 from monarch._core.text.durations import parse_duration
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.execute import Runner
 from monarch._meshes.actors.state import ActorsState
-from monarch._meshes.host_mesh import HostMesh, _SharedHosts
+from monarch._meshes.host_mesh import HostMesh, SharedHosts
+from monarch._meshes.inside import state_of
 from monarch._meshes.procs.proc_mesh import ProcMesh, whole_of
 from monarch._meshes.procs.starting import Starting
 from monarch._meshes.procs.state import ProcsState
@@ -55,6 +57,10 @@ _HERE = "127.0.0.1"
 _PATIENCE = 10.0
 _LEAST = 1.0
 """The shortest lease, in seconds."""
+_Differences: TypeAlias = (
+    "tuple[dict[str, str | None], dict[int, dict[str, str | None]], int, dict[str, range], Restart | None]"
+)
+"""Environment of the mesh, and of ranks that differ; number of spares, ranks by role, and rule of restarts."""
 
 
 class DetachedHosts(HostMesh):
@@ -63,7 +69,7 @@ class DetachedHosts(HostMesh):
     def spawn_procs(self, *args: Any, **kwargs: Any) -> ProcMesh:
         """Start processes as on any host; they and their settings are kept."""
         mesh = super().spawn_procs(*args, **kwargs)
-        shared = mesh._state
+        shared = state_of(mesh)
         starting = shared.starting
         assert starting is not None
         how = (starting.variables, dict(starting.of_ranks), starting.want_spares, shared.roles)
@@ -97,7 +103,7 @@ class DetachedMesh:
         self._record = record
         self._node = node
         region = Region((), 0, (), ())
-        self.hosts = DetachedHosts((record.host,), region, node, _SharedHosts(self.end, region))
+        self.hosts = DetachedHosts((record.host,), region, node, SharedHosts(self.end, region))
 
     def note(self, book: bytes) -> None:
         """Store a note for the next program, replacing the previous one."""
@@ -186,7 +192,7 @@ def keep(name: str, duration: float | str) -> DetachedMesh:
     record = find(name)
     try:
         kept, _ = _connect(record)
-        _ask(kept._node, record.host, listen())
+        _ask(_place(kept)[0], record.host, listen())
     except BaseException:
         # Nobody else knows it yet.
         if record.alive():
@@ -208,7 +214,7 @@ def attach(name: str, timeout: float = _PATIENCE) -> DetachedMesh:
         MonarchError: its record is unusable; see ``records``.
     """
     kept, known = _connect(find(name))
-    node, host = kept._node, kept._record.host
+    node, host = _place(kept)
     try:
         _take(kept, known, timeout)
     except BaseException:
@@ -271,7 +277,7 @@ def _connect(record: Record) -> tuple[DetachedMesh, dict[str, Any]]:
 
 def _take(kept: DetachedMesh, known: dict[str, Any], timeout: float) -> None:
     """Make meshes of the processes and actors, and make this program the owner of the ranks."""
-    node, host = kept._node, kept._record.host
+    node, host = _place(kept)
     output = need_session(node).output
     # Do not repeat output that an earlier program showed, nor take the end of that program for a loss.
     output.know({(proc, stream): offset for proc, stream, offset in known["passed"]})
@@ -299,9 +305,14 @@ def _take(kept: DetachedMesh, known: dict[str, Any], timeout: float) -> None:
         _add_actors(kept, key, procs, max(1.0, deadline - time.monotonic()))
 
 
+def _place(kept: DetachedMesh) -> tuple[Node, str]:
+    """Return the node of this program, and the host of a mesh."""
+    return kept._node, kept._record.host  # pyright: ignore[reportPrivateUsage]
+
+
 def _add_procs(kept: DetachedMesh, order: m.Spawn, told: bytes, alive: list[str]) -> None:
     """Return the process mesh of an order."""
-    node, host = kept._node, kept._record.host
+    node, host = _place(kept)
     config: RankConfig = loads(order.config)
     procs = config.procs
     procs.owner = node.proc
@@ -309,7 +320,7 @@ def _add_procs(kept: DetachedMesh, order: m.Spawn, told: bytes, alive: list[str]
         # No rank has this program's secret for buffers yet, so take over theirs.
         node.hosts.secret = config.secret
     # If the program died before it stored the differences, all ranks are alike.
-    how = loads(told) if told else (order.env, {}, 0, {}, None)
+    how: _Differences = loads(told) if told else (order.env, {}, 0, {}, None)
     variables, of_ranks, want_spares, roles, restart = how
     shared = ProcsState(procs, True)
     shared.roles = roles
@@ -336,7 +347,7 @@ def _names(procs: list[str], prefix: str) -> list[str]:
 
 def _add_actors(kept: DetachedMesh, key: str, procs: list[str], timeout: float) -> None:
     """Return the actor mesh of a key that some procs have reported."""
-    node = kept._node
+    node, _ = _place(kept)
     try:
         whole, body, buffers = ask_proc(procs[0], spec_of, key).get(timeout)
         spec: ActorSpec = make_spec(body, buffers)

@@ -40,7 +40,7 @@ def adopt(root: str, former: list[str]) -> tuple[Any, list[str]]:
     way = node.hosts.gateways.get(host_of(node.root))
     if node.root in gone and way is not None and host_of(root) not in node.hosts.gateways:
         # On the same path as before, so that later output does not overtake earlier output.
-        node.hosts.gateways[host_of(root)] = Gateway(way._link, f"{host_of(root)}/agent", False)
+        node.hosts.gateways[host_of(root)] = Gateway(way.link, f"{host_of(root)}/agent", False)
     if node.root in gone:
         node.peers.root = root
     # The previous program takes no more output.

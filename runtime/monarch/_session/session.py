@@ -430,7 +430,7 @@ class Session:
     def forget(self, host: str) -> None:
         """Drop the connection to a host and the state of its processes, so that it can be attached again."""
         node = self.node
-        gateway = node.hosts.gateways.pop(host, None)  # pyright: ignore[reportPrivateUsage]
+        gateway = node.hosts.gateways.pop(host, None)
         if gateway is not None:
             gateway.close(500)
         node.hosts.known.pop(host, None)
@@ -541,7 +541,7 @@ class _Nothing(Future[None]):
         self._callbacks = None
         self._lock = threading.Lock()
         self.thread = None
-        self.label = "shutdown_context()"
+        self._label = "shutdown_context()"
 
 
 @atexit.register

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from monarch._core.kinds import is_a
 from monarch._meshes.host_mesh import HostMesh, attached
 from monarch._node.current import current_node, open_node
 from monarch._node.future import Future
@@ -226,7 +227,7 @@ def run_worker_loop_forever(
 
 
 def _address(address: str) -> str:
-    found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    found = _ADDRESS.fullmatch(address) if is_a(address, str) else None
     if found is None or not 0 < int(found[1]) < 65536:
         raise ArgumentError(f"expected a worker address with a port, such as tcp://node1:22222, got {address!r}")
     return address
@@ -267,7 +268,7 @@ def read_key_file(path: str) -> KeyPair:
         ArgumentError: this is not a path.
         MonarchError: the file does not exist, is not a key file, or is readable by others.
     """
-    if not isinstance(path, (str, os.PathLike)) or path == _TRUST_ALL:
+    if not is_a(path, str, os.PathLike) or path == _TRUST_ALL:
         raise ArgumentError(
             f"ca: expected the path of a key file that new_key_file() made, got {path!r}; connections between hosts "
             f"are always encrypted, so workers and program share a key file"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from monarch._core.kinds import is_a
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.host_mesh import HostMesh
+from monarch._meshes.inside import hosts_of, node_of, region_of, state_of
 from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._meshes.procs.queries import actor_meshes_on
 from monarch._meshes.procs.state import ProcsState
@@ -55,8 +57,8 @@ def heal_mesh(
     """
     if not isinstance(mesh, (ProcMesh, ActorMesh)):
         raise ArgumentError(f"heal_mesh: expected a mesh of processes or actors, got {type(mesh).__name__}")
-    procs, node = mesh._state.procs, mesh._node
-    if copy and (not isinstance(mesh, ActorMesh) or not callable(getattr(mesh._state.cls, copy, None))):
+    procs, node = state_of(mesh).procs, node_of(mesh)
+    if copy and (not isinstance(mesh, ActorMesh) or not callable(getattr(state_of(mesh).cls, copy, None))):
         raise ArgumentError(f"copy: expected the name of a method of {mesh!r}, got {copy!r}")
     numbered = isinstance(copy_from, int) and not isinstance(copy_from, bool) and 0 <= copy_from < len(mesh)
     if copy_from not in (None, "peer") and not numbered:
@@ -66,10 +68,10 @@ def heal_mesh(
         # Check before doing anything that cannot be repeated.
         givers = [mesh] if isinstance(mesh, ActorMesh) else actor_meshes_on(shared, node)
         StateTransfer.check(givers, isinstance(mesh, ActorMesh))
-    if hosts is not None and not isinstance(hosts, HostMesh):
+    if hosts is not None and not is_a(hosts, HostMesh):
         raise ArgumentError(f"hosts: expected a mesh of hosts, got {type(hosts).__name__}")
-    others = [hosts._hosts[rank] for rank in hosts._region.base_ranks()] if hosts is not None else []
-    source = mesh._region.base_rank(copy_from) if isinstance(copy_from, int) else None
+    others = [hosts_of(hosts)[rank] for rank in region_of(hosts).base_ranks()] if hosts is not None else []
+    source = region_of(mesh).base_rank(copy_from) if isinstance(copy_from, int) else None
 
     def work() -> None:
         replaced, renewed = heal(shared, node, timeout, others)
@@ -92,11 +94,11 @@ def _hand_over(
 ) -> None:
     """Copy the state to new actors."""
     if copy and isinstance(mesh, ActorMesh):
-        mine = [rank for each, rank in renewed if each._key == mesh._key]
+        mine = [rank for each, rank in renewed if state_of(each).key == state_of(mesh).key]
         _copy(mesh, [*replaced, *mine], source, copy, timeout)
     elif copy_from is not None:
-        for each in [mesh] if isinstance(mesh, ActorMesh) else actor_meshes_on(shared, mesh._node):
-            mine = [rank for other, rank in renewed if other._key == each._key]
+        for each in [mesh] if isinstance(mesh, ActorMesh) else actor_meshes_on(shared, node_of(mesh)):
+            mine = [rank for other, rank in renewed if state_of(other).key == state_of(each).key]
             StateTransfer(each, [*replaced, *mine], source).run(timeout)
 
 
@@ -104,7 +106,7 @@ def _copy(mesh: ActorMesh, new: list[int], source: int | None, method: str, time
     """Copy the tensors of a living actor to new ones."""
     from monarch._state.copy.copying import copy_state
 
-    region = mesh._state.region
+    region = state_of(mesh).region
     mine = [rank for rank in new if region.position_of(rank) is not None]
     if not mine:
         return

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from monarch._core.shapes.ranks import describe_ranks
+from monarch._meshes.inside import state_of
 from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
-from monarch._node.gather import Gather
+from monarch._node.future import is_awaited
+from monarch._node.gather import Gather, is_gather
 from monarch._node.services.asking import Answers
 from monarch._node.services.registry import request, service
 from monarch._supervision.freeing import waiting
@@ -114,14 +116,14 @@ class _Look:
 def _waited(node: Node) -> Iterator[Gather[Any]]:
     """Return actor calls that a thread or event loop waits for; cells report their own waits."""
     for each in list(node.ports.gathers.values()):
-        waited = isinstance(each, Gather) and not each.done and (each.wanted or each._callbacks)
+        waited = is_gather(each) and not each.done and is_awaited(each)
         if waited and each.actor and each.method != "__init__" and not _is_notebook(node, each.actor):
             yield each
 
 
 def _is_notebook(node: Node, key: str) -> bool:
     mesh = meshes_of(node).actor_meshes.get(key)
-    return mesh is not None and mesh._state.cls.__module__.startswith("monarch._notebook.")
+    return mesh is not None and state_of(mesh).cls.__module__.startswith("monarch._notebook.")
 
 
 def ahead_now(gather: Gather[Any]) -> str:

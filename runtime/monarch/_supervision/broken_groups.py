@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from monarch._core.roster import Procs
 from monarch._groups.breaking import spoil_generation
+from monarch._meshes.inside import state_of
 from monarch._meshes.registry import meshes_of
 from monarch._node.node_like import NodeLike
 from monarch._node.services.asking import Answers
@@ -27,7 +28,7 @@ def meshes_of_calls(node: NodeLike, calls: Iterable[Addressed]) -> set[Procs]:
     # A spawn has no view, and its mesh may be gone.
     known = meshes_of(node).actor_meshes
     views = [known.get(call.actor) if call.view is None else call.view for call in calls]
-    return {view._state.procs for view in views if view is not None}
+    return {state_of(view).procs for view in views if view is not None}
 
 
 def spoil_groups(node: NodeLike, meshes: Iterable[Procs], reason: str, number: int) -> None:

@@ -17,6 +17,7 @@ from monarch._core.fail_fast import Command, FailFast, Free, Look, Standing, Tel
 from monarch._core.roster import split_proc
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._groups.pipelined import Failures
+from monarch._node.owed import node_of_call
 from monarch._node.services.asking import Answers
 from monarch._node.services.registry import request
 from monarch._supervision.broken_groups import meshes_of_calls, spoil_groups
@@ -62,7 +63,7 @@ class CallGroup:
     def __init__(
         self, calls: Sequence[Watched], on_failure: Callable[[], None] | None = None, alike: bool = False
     ) -> None:
-        self._node = calls[0]._node
+        self._node = node_of_call(calls[0])
         self._on_failure = on_failure
         self._lock = RLock()
         # All of these with the lock.

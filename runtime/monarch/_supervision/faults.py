@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._actors.table import actors_of
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.actors.birth import Booting
+from monarch._meshes.inside import state_of
 from monarch._meshes.procs.proc_mesh import whole_of
 from monarch._meshes.registry import booting, forsake, meshes_of
 from monarch._meshes.verdicts import verdicts_of
@@ -48,17 +49,17 @@ class Faults:
     def on_fault(self, fault: m.Fault) -> None:
         """Collect the fault of an actor."""
         mesh = meshes_of(self._node).actor_meshes.get(fault.actor)
-        uid = mesh._state.procs.uid if mesh is not None else ""
+        uid = state_of(mesh).procs.uid if mesh is not None else ""
         awaited = bool(uid) and self._deaths.is_supervised(uid, fault.actor, fault.rank)
         # A fault of a replaced process does not count for its replacement, in whatever order they arrive.
-        current = mesh is not None and mesh._state.procs.has(fault.src)
+        current = mesh is not None and state_of(mesh).procs.has(fault.src)
         if (
             mesh is not None
             and current
             and (awaited or not _was_not_made(mesh, fault.rank) or self._is_judged_by_owner(fault.actor))
         ):
             # A heal for another reason does not rerun an unsupervised constructor.
-            mesh._state.failed.add(fault.rank)
+            state_of(mesh).failed.add(fault.rank)
         with self._lock:
             self._failed.append(fault)
             self._latest = self._node.ports.last
@@ -76,9 +77,9 @@ class Faults:
     def flush(self) -> None:
         """Report recent constructor faults to the hook, in this thread, at the end of the program."""
         for mesh in list(meshes_of(self._node).actor_meshes.values()):
-            birth = mesh._state.birth
+            birth = state_of(mesh).birth
             for fault in birth.untold() if birth is not None else ():
-                call_hook(self._failure(mesh._name, mesh, fault, (fault.rank,)))
+                call_hook(self._failure(state_of(mesh).name, mesh, fault, (fault.rank,)))
         for shared in list(meshes_of(self._node).own_procs.values()):
             boot = shared.initialized
             for fault in boot.untold() if isinstance(boot, Booting) else ():
@@ -113,9 +114,9 @@ class Faults:
         """Report actors of one mesh with the same failure."""
         node = self._node
         mesh = meshes_of(node).actor_meshes.get(actor)
-        name = mesh._name if mesh is not None else meshes_of(node).proc_meshes.get(actor, (actor, ""))[0]
+        name = state_of(mesh).name if mesh is not None else meshes_of(node).proc_meshes.get(actor, (actor, ""))[0]
         owner = meshes_of(node).owners.get(actor) or meshes_of(node).proc_meshes.get(actor, ("", ""))[1]
-        uid = mesh._state.procs.uid if mesh is not None else actor if booting(node, actor, faults[0].rank) else ""
+        uid = state_of(mesh).procs.uid if mesh is not None else actor if booting(node, actor, faults[0].rank) else ""
         made = partial(self._failure, name, mesh, faults[0])
         ranks = tuple(sorted({fault.rank for fault in faults}))
         judge = partial(self._escalation.judge, made, uid, actor, ranks, owner, latest)
@@ -131,16 +132,17 @@ class Faults:
             text = f"bootstrap raised {text}"
             whole = whole_of(meshes_of(self._node).own_procs[fault.actor], self._node)
         elif mesh is not None and _was_not_made(mesh, fault.rank):
-            assert mesh._state.birth is not None
-            port = mesh._state.birth.port
-            if not booting(self._node, mesh._state.procs.uid, fault.rank):
+            state = state_of(mesh)
+            assert state.birth is not None
+            port = state.birth.port
+            if not booting(self._node, state.procs.uid, fault.rank):
                 text = f"__init__() raised {text}"
         return MeshFailure(name, whole, ranks, text, when=time.time(), port=port)
 
 
 def _was_not_made(mesh: ActorMesh, rank: int) -> bool:
     """Return whether the constructor raised."""
-    birth = mesh._state.birth
+    birth = state_of(mesh).birth
     return birth is not None and rank in birth.raised
 
 

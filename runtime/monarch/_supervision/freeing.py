@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import FrameType
-from typing import TYPE_CHECKING
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any
 
 from monarch._actors.cleanup import cleans_up
 from monarch._actors.table import actors_of
 from monarch._core.fail_fast import Standing
+from monarch._core.frames import frame_of
 from monarch._core.stop_ladder import Freed
 from monarch._groups.breaking import spoil_generation
 from monarch._groups.rendezvous import local_rendezvous
@@ -25,6 +26,8 @@ from monarch._procs.os.blocked import Blocked, Wait, blocked
 if TYPE_CHECKING:
     from monarch._actors.mailbox import Mailbox
     from monarch._wire.messages import Call
+
+_GET: CodeType = Future[Any].get.__code__
 
 _DEPTH = 60
 """The most frames to search."""
@@ -100,7 +103,7 @@ def standing(key: str, src: str, port: int) -> Standing:
     if found is None:
         return Standing(node.rank, groups, tuple(making), generation=number, idle=idle, busy=busy, gate=gate)
     ident = thread_of(found[0])
-    frame = sys._current_frames().get(ident)
+    frame = frame_of(ident)
     if _makes_group(frame) and not making:
         making.append(())
     wait = blocked(ident).wait
@@ -136,7 +139,7 @@ def _caller_of_wait(frame: FrameType | None) -> FrameType | None:
     for _ in range(_WAIT_DEPTH):
         if frame is None:
             return None
-        if frame.f_code is Future.get.__code__:
+        if frame.f_code is _GET:
             return frame.f_back
         frame = frame.f_back
     return None
@@ -193,7 +196,7 @@ def free(key: str, src: str, port: int, reason: str, number: int, spare: bool = 
     if spare and cleans_up(ident):
         return Freed.NOTHING
     what = blocked(ident)
-    if _makes_group(sys._current_frames().get(ident)):
+    if _makes_group(frame_of(ident)):
         _explain(reason)
         spoil_generation(reason, number)
         _shut_waited(what)
@@ -232,7 +235,7 @@ def _wake(ident: int) -> int:
     Python raises it between two bytecodes, which a wait without a timeout does not reach. A condition may wake
     spuriously, so its waiter checks again; the lock belongs to this waiter alone.
     """
-    frame = sys._current_frames().get(ident)
+    frame = frame_of(ident)
     if ident == threading.main_thread().ident or frame is None or frame.f_code is not threading.Condition.wait.__code__:
         return 0
     waiter = frame.f_locals.get("waiter")

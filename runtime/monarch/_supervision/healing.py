@@ -11,6 +11,7 @@ from monarch._core.roster import split_proc
 from monarch._core.shapes.extent import Extent
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.inside import member_at, node_of, packed_of, state_of, targets_of, view_at
 from monarch._meshes.procs.changes import changing
 from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._meshes.procs.queries import actor_meshes_on, dead_ranks, reaches
@@ -60,7 +61,7 @@ def heal(
 
 def replace_ranks(mesh: ProcMesh, ranks: Sequence[int], timeout: float) -> None:
     """Replace the processes of some ranks, living ones included, and restart their actors."""
-    _replace(mesh._state, mesh._node, ranks, timeout)
+    _replace(state_of(mesh), node_of(mesh), ranks, timeout)
 
 
 def replace_procs(node: Node, procs: Sequence[str], timeout: float) -> None:
@@ -101,7 +102,7 @@ def _renew_failed(shared: ProcsState, node: Node, until: float, replaced: set[in
     """Recreate failed actors of living processes and return them."""
     renewed: list[tuple[ActorMesh, int]] = []
     for mesh in actor_meshes_on(shared, node):
-        state = mesh._state
+        state = state_of(mesh)
         failed = set(state.failed)
         for rank in sorted(failed - replaced):
             _make_again(mesh, rank, until)
@@ -110,7 +111,7 @@ def _renew_failed(shared: ProcsState, node: Node, until: float, replaced: set[in
         birth = state.birth
         if birth is None or (birth.done and birth.raised.keys() <= failed | replaced):
             # Actors under construction report their own errors.
-            state.birth, state.initialized = None, Ready(node, mesh._name, True)
+            state.birth, state.initialized = None, Ready(node, state.name, True)
     return renewed
 
 
@@ -141,16 +142,16 @@ def _first_error(made: list[Future[Any]], until: float) -> BaseException | None:
 
 def _make_again(mesh: ActorMesh, rank: int, until: float) -> None:
     """End a failed actor in a living process and construct another."""
-    node = mesh._node
-    position = mesh._state.region.position_of(rank)
+    node, state = node_of(mesh), state_of(mesh)
+    position = state.region.position_of(rank)
     if position is None:
         return
-    member = mesh._view(mesh._state.region)._member(position)
-    peers = member._members_at().peers
+    member = member_at(view_at(mesh, state.region), position)
+    peers = targets_of(member).peers
     ended: Gather[None] = Gather(
-        node, peers, Extent((), ()), mesh._name, "stop", lambda _, __: None, mesh._key, patient=True
+        node, peers, Extent((), ()), state.name, "stop", lambda _, __: None, state.key, patient=True
     )
-    peers[0].send(m.encode(m.Halt(node.proc, mesh._key, ended.port, member._view_bytes, "recreated, since it failed")))
+    peers[0].send(m.encode(m.Halt(node.proc, state.key, ended.port, packed_of(member), "recreated, since it failed")))
     ended.check()
     with suppress(MonarchError):
         # Ignore the result of its cleanup: its state may be broken.

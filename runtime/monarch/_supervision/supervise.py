@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._core.later import asyncio
 from monarch._meshes.actors.actor_mesh import ActorMesh
+from monarch._meshes.inside import node_of, region_of, state_of
 from monarch._meshes.procs.proc_mesh import ProcMesh
 from monarch._meshes.registry import meshes_of
 from monarch._meshes.verdicts import verdicts_of
@@ -47,8 +48,8 @@ def supervise(mesh: Any, on_failure: Callable[[MeshFailure], Any] | None = None)
         raise ArgumentError(f"supervise: expected a mesh of processes or actors, got {type(mesh).__name__}")
     if on_failure is not None and not callable(on_failure):
         raise ArgumentError(f"on_failure: expected a function of a MeshFailure, got {on_failure!r}")
-    procs = mesh._state.procs
-    meshes_of(mesh._node).shared_of(procs.uid, procs.name, "supervised")
+    procs = state_of(mesh).procs
+    meshes_of(node_of(mesh)).shared_of(procs.uid, procs.name, "supervised")
     return Supervisor(mesh, on_failure)
 
 
@@ -62,16 +63,16 @@ class Supervisor:
     def __init__(self, mesh: ProcMesh | ActorMesh, on_failure: Callable[[MeshFailure], Any] | None) -> None:
         self._mesh = mesh
         self._on_failure = on_failure
-        self._node: Node = mesh._node
-        self._key = mesh._key if isinstance(mesh, ActorMesh) else ""
-        self._uid = mesh._state.procs.uid
+        self._node: Node = node_of(mesh)
+        self._key = state_of(mesh).key if isinstance(mesh, ActorMesh) else ""
+        self._uid = state_of(mesh).procs.uid
         self._entered = 0
         self.failures: list[MeshFailure] = []
 
     def covers(self, uid: str, key: str, rank: int) -> bool:
         """Return whether it covers a failure of a rank, or of an actor with a key there."""
         mine = self._uid == uid and (not key or self._key in ("", key))
-        return mine and self._mesh._region.position_of(rank) is not None
+        return mine and region_of(self._mesh).position_of(rank) is not None
 
     def judge(self, failure: MeshFailure) -> bool:
         """Return whether it has handled a failure; in a thread that may wait."""
@@ -99,7 +100,7 @@ class Supervisor:
     ) -> None:
         try:
             # The work of on_failure belongs to the block.
-            verdicts_of(self._node).wait(self._uid, self._mesh._state.procs.name, "the end of supervise()")
+            verdicts_of(self._node).wait(self._uid, state_of(self._mesh).procs.name, "the end of supervise()")
         except SupervisionError as late:
             if error is None:
                 raise

@@ -5,18 +5,18 @@ No requests are sent while all ranks of a mesh are busy, or all have finished. `
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from monarch._core.fail_fast import Standing
+from monarch._core.frames import frame_of
 from monarch._core.roster import Procs, split_proc
 from monarch._core.text.unjoined import describe_unjoined
 from monarch._core.unjoined import Finding, Unjoined, Waits
 from monarch._node.current import current_node
-from monarch._node.gather import Gather
+from monarch._node.gather import Gather, is_gather
 from monarch._node.node import Node
 from monarch._node.services.asking import Answers
 from monarch._node.services.registry import Request, request, service
@@ -49,7 +49,7 @@ def waits(key: str, src: str, port: int) -> Waits | None:
     from monarch._tensors.collectives.waiting import waits_in
 
     ident = thread_of(found[0])
-    frame = sys._current_frames().get(ident)
+    frame = frame_of(ident)
     return waits_in(frame, current_node().rank, place_of(frame), blocked(ident).wait is Wait.OTHER)
 
 
@@ -75,11 +75,14 @@ class UnjoinedCollectives:
         for uid, calls in under_way.items():
             if uid not in self._looks:
                 known = self._known.setdefault(uid, _Known())
-                self._looks[uid] = _Look(self._node, uid, known, lambda *found: self.show(*found))
+                self._looks[uid] = _Look(self._node, uid, known, self._show_now)
                 self._looks[uid].begin(calls)
         for look in self._looks.values():
             look.hurry(now)
         self._looks = {uid: look for uid, look in self._looks.items() if not look.over}
+
+    def _show_now(self, finding: Finding, call: Gather[Any], count: int) -> None:
+        self.show(finding, call, count)
 
 
 def _print(finding: Finding, call: Gather[Any], count: int) -> None:
@@ -223,7 +226,7 @@ def _under_way(node: Node) -> dict[str, dict[str, Gather[Any]]]:
 
 def _calls(node: Node) -> Iterator[Gather[Any]]:
     for each in list(node.ports.gathers.values()):
-        if isinstance(each, Gather) and each.actor and each.watched and not each.done:
+        if is_gather(each) and each.actor and each.watched and not each.done:
             yield each
 
 

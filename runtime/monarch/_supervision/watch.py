@@ -13,6 +13,7 @@ from weakref import ref
 
 from monarch._core.roster import split_proc
 from monarch._groups.pipelined import Failures
+from monarch._meshes.inside import state_of, targets_of
 from monarch._meshes.registry import meshes_of
 from monarch._node.node import Node
 from monarch._node.owed import Unanswered, Watched
@@ -74,10 +75,10 @@ class Watch:
     def faulted(self, fault: m.Fault) -> None:
         """Note the fault of an actor, for which others may wait; in the receiving thread."""
         mesh = meshes_of(self._node).actor_meshes.get(fault.actor)
-        birth = mesh._state.birth if mesh is not None else None
+        birth = state_of(mesh).birth if mesh is not None else None
         if mesh is None or (birth is not None and fault.rank in birth.raised):
             return
-        targets = mesh._members_at()
+        targets = targets_of(mesh)
         failed = {position for position, peer in enumerate(targets.peers) if peer.proc == fault.src}
         call = Unanswered(self._node, mesh, targets.peers, failed)
         if failed and call.owed:

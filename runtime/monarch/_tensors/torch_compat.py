@@ -10,10 +10,12 @@ import datetime
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, cast
+
+from monarch._core.frames import caller
 
 _C10D = "torch.distributed.distributed_c10d"
 _MAKER = "_new_process_group_helper"
@@ -101,7 +103,7 @@ _hidden = _Hidden()
 
 
 @contextmanager
-def as_it_is() -> Iterator[None]:
+def as_it_is() -> Generator[None]:
     """Read the default group without its hook in this thread: this code makes the group, or ends it."""
     _hidden.depth += 1
     try:
@@ -115,8 +117,8 @@ def default_group() -> Any:
     c10d: Any = sys.modules.get(_C10D)
     if c10d is None:
         return None
-    read = getattr(type(c10d._world), "_unhooked", type(c10d._world)).default_pg.fget
-    return read(c10d._world)
+    kind = cast("Any", type(c10d._world))
+    return getattr(kind, "_unhooked", kind).default_pg.fget(c10d._world)
 
 
 def hook_default_group(hook: Callable[[Any, FrameType], Any]) -> bool:
@@ -133,7 +135,7 @@ def hook_default_group(hook: Callable[[Any, FrameType], Any]) -> bool:
     c10d: Any = sys.modules.get(_C10D)
     if c10d is None:
         return False
-    plain = type(c10d._world)
+    plain = cast("Any", type(c10d._world))
     if hasattr(plain, "_unhooked"):
         return True
 
@@ -141,7 +143,7 @@ def hook_default_group(hook: Callable[[Any, FrameType], Any]) -> bool:
         if _hidden.depth:
             return plain.default_pg.fget(world)
         # The frames: this function, the property group.WORLD, and the code that reads that.
-        return hook(plain.default_pg.fget(world), sys._getframe(2))
+        return hook(plain.default_pg.fget(world), caller(2))
 
     def write(world: Any, group: Any) -> None:
         plain.default_pg.fset(world, group)
@@ -199,6 +201,15 @@ def is_of_torch(frame: FrameType) -> bool:
 def set_timeout(group: Any, timeout: datetime.timedelta) -> None:
     """Set the timeout of later collectives of a group."""
     _c10d()._set_pg_timeout(timeout, group)
+
+
+def uuid_of(index: int) -> object:
+    """Return the id of a GPU of this process that is the same in every process; None if torch does not tell it."""
+    import torch
+
+    # Not typed in torch.
+    cuda: Any = torch.cuda
+    return getattr(cuda.get_device_properties(index), "uuid", None)
 
 
 def local_box(shape: Iterable[int], mesh: Any, placements: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:

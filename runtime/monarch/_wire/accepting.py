@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 
-from zmq.backend.cython import _zmq
+from zmq.backend.cython import _zmq  # pyright: ignore[reportPrivateUsage]
 
 _PT_DYNAMIC = 2
 _DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_RELA, _DT_RELASZ, _DT_JMPREL = 2, 5, 6, 7, 8, 23

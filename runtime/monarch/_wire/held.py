@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import _signal  # pyright: ignore[reportMissingImports]
+import _signal  # pyright: ignore[reportMissingModuleSource]
 import signal
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 Handler = Callable[..., Any]
 _FAULTS = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
@@ -38,7 +38,8 @@ class Held:
         # All handlers are queried each time, in 2 us: nothing announces a new one.
         handlers = list(map(_getsignal, _NUMBERS))
         if handlers != self._handlers:
-            self._found = [pair for pair in zip(_NUMBERS, handlers, strict=True) if _is_to_be_held(pair[1])]
+            pairs = zip(_NUMBERS, handlers, strict=True)
+            self._found = [(number, handler) for number, handler in pairs if _is_to_be_held(handler)]
             self._handlers = handlers
         found = self._found
         try:
@@ -96,5 +97,5 @@ class Held:
                 self._run(found, report)
 
 
-def _is_to_be_held(handler: Any) -> bool:
+def _is_to_be_held(handler: object) -> TypeGuard[Handler]:
     return callable(handler) and not any(handler is each for each in harmless)

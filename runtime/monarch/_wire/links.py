@@ -209,7 +209,7 @@ class Link:
         if self._pieces and (more or len(frame) > PIECE) and (pieces := split([frame, *more])) is not None:
             frame, more = pieces[0], pieces[1:]
         lock = self._lock
-        if not more and not lock._is_owned():  # pyright: ignore[reportAttributeAccessIssue]
+        if not more and not lock._is_owned():  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
             # The common case, one frame: same as below without the calls.
             try:
                 with lock:
@@ -234,7 +234,7 @@ class Link:
 
     def _send_or_add(self, frame: bytes, more: Sequence[bytes | memoryview]) -> None:
         lock = self._lock
-        if lock._is_owned():  # pyright: ignore[reportAttributeAccessIssue]
+        if lock._is_owned():  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
             # Called by a __del__ or signal handler in the middle of a message of this thread: send it after that.
             self._added.append((frame, more))
             return

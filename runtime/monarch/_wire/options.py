@@ -11,7 +11,7 @@ import zmq
 def _functions() -> tuple[Callable[..., int], Callable[..., int]]:
     """Return what reads and sets an option in libzmq; functions that fail where pyzmq has no such library."""
     try:
-        from zmq.backend.cython import _zmq
+        from zmq.backend.cython import _zmq  # pyright: ignore[reportPrivateUsage]
 
         # They take less than a microsecond, so they keep the GIL.
         library = ctypes.PyDLL(_zmq.__file__)

@@ -21,12 +21,13 @@ import pickle
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import cloudpickle
 
+from monarch._core.kinds import is_dict, is_tuple
 from monarch._wire.small import LARGE, PLAIN, SMALL, dump_large, dump_small, size_of
 from monarch._wire.tensor_compat import has_hooks, storage_key, untyped
 from monarch.exceptions import SerializationError
@@ -38,6 +39,8 @@ SHARED = 384 * 1024
 """Total size of buffers from which a message puts them in shared memory; below, a socket costs less."""
 
 _PLAIN_NODES = 50
+_kind_of: Callable[[Any], type[Any]] = type
+"""For type checkers, to which the type of an Any is unknown."""
 _ATOMS = frozenset({int, float, complex, bool, str, type(None)})
 
 _BLAME_SECONDS = 1.0
@@ -136,11 +139,11 @@ def _plainness(obj: Any) -> object:
     """Return whether plain pickle suffices: for a few objects of builtin types (PLAIN), with arrays and small tensors
     (SMALL), or with some that go beside the body (LARGE).
     """
-    nodes = [obj]
+    nodes: list[Any] = [obj]
     found: object = PLAIN
     storages: dict[int, Any] = {}
     for node in nodes:  # grows while it is walked
-        kind = type(node)
+        kind = _kind_of(node)
         if kind in _ATOMS:
             continue
         if kind is tuple or kind is list:
@@ -280,7 +283,7 @@ class _Pickler(cloudpickle.Pickler):
             return obj.__qualname__
         return super().reducer_override(obj)
 
-    def _tensor(self, tensor: Any) -> Any:
+    def tensor(self, tensor: Any) -> Any:
         """Reduce an ordinary tensor: its storage, or a clone of a small part of a large one, and its place there."""
         if (
             tensor.device.type not in ("cpu", "cuda")
@@ -316,7 +319,7 @@ class _Pickler(cloudpickle.Pickler):
                 self._lent[id(tensor)] = reduced
         return reduced or (_make_gpu_tensor, (tensor.detach().cpu(), tensor.requires_grad))
 
-    def _untyped(self, storage: Any) -> Any:
+    def untyped(self, storage: Any) -> Any:
         if storage.device.type != "cpu":
             return NotImplemented
         self._sent.add(storage_key(storage))
@@ -326,7 +329,7 @@ class _Pickler(cloudpickle.Pickler):
 
         return _make_storage, (pickle.PickleBuffer(numpy.asarray(_Memory(storage)).data),)
 
-    def _typed(self, storage: Any) -> Any:
+    def typed(self, storage: Any) -> Any:
         # A new object for each tensor, so the shared part is below it.
         below = untyped(storage)
         if below.device.type != "cpu":
@@ -344,7 +347,7 @@ class _Pickler(cloudpickle.Pickler):
         )
 
 
-_TORCH = {"Tensor": _Pickler._tensor, "UntypedStorage": _Pickler._untyped, "TypedStorage": _Pickler._typed}
+_TORCH = {"Tensor": _Pickler.tensor, "UntypedStorage": _Pickler.untyped, "TypedStorage": _Pickler.typed}
 
 
 def _itself(value: Any) -> Any:
@@ -422,7 +425,7 @@ def _make_typed_storage(storage: Any, dtype: Any) -> Any:
 
 def _blame(obj: Any, what: str, error: Exception) -> str:
     """Return the path to the part that cannot be pickled, as far as it is found in time, and the reason."""
-    if not what and type(obj) is tuple and list(map(type, obj)) == [tuple, dict]:
+    if not what and _is_call(obj):
         parts: Iterator[tuple[str, Any]] = iter([("args", obj[0]), ("kwargs", obj[1])])
     else:
         what = what or "value"
@@ -451,9 +454,13 @@ def _blame(obj: Any, what: str, error: Exception) -> str:
     return f"{path or 'value'}: {str(reason) or type(reason).__name__}"
 
 
+def _is_call(obj: object) -> TypeGuard[tuple[Any, Any]]:
+    return is_tuple(obj) and _kind_of(obj) is tuple and list(map(_kind_of, obj)) == [tuple, dict]
+
+
 def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
     """Yield the parts of an object's pickle, each with its path."""
-    if isinstance(obj, dict) and type(obj).__reduce_ex__ is object.__reduce_ex__:
+    if is_dict(obj) and _kind_of(obj).__reduce_ex__ is object.__reduce_ex__:
         yield from ((f"[{key!r:.60}]", value) for key, value in obj.items())
     if type(obj) in (list, tuple):
         yield from ((f"[{index}]", item) for index, item in enumerate(obj))
@@ -479,11 +486,12 @@ def _reduced_parts(obj: Any) -> Iterator[tuple[str, Any]]:
         reduced = obj.__reduce_ex__(5)
     except Exception:
         return
-    if not isinstance(reduced, tuple):
+    if not is_tuple(reduced):
         return
     _, arguments, state, items, *_ = (*reduced, None, None)
-    for values in state if type(state) is tuple else (state,):
-        if isinstance(values, dict):
+    states: Iterable[Any] = state if _kind_of(state) is tuple else (state,)
+    for values in states:
+        if is_dict(values):
             yield from ((f".{name}", value) for name, value in values.items())
         else:
             yield "", values

@@ -7,6 +7,7 @@ from typing import Generic, ParamSpec, TypeVar, cast
 
 from monarch._actors.endpoint import Endpoint as EndpointLike
 from monarch._meshes.actors.adverbs import Endpoint
+from monarch._meshes.inside import node_of, state_of
 from monarch._node.future import Future, in_thread
 
 P = ParamSpec("P")
@@ -39,4 +40,4 @@ class Accumulator(Generic[P, R, A]):
             return value
 
         endpoint = self._endpoint
-        return in_thread(endpoint.mesh._node, f"{endpoint.mesh._name}.{endpoint.name}() accumulated", fold)
+        return in_thread(node_of(endpoint.mesh), f"{state_of(endpoint.mesh).name}.{endpoint.name}() accumulated", fold)

@@ -19,7 +19,7 @@ from monarch._meshes.actors.state import ActorsState
 from monarch._meshes.async_resource import AsyncResource
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import node_for
-from monarch._node.future import Future
+from monarch._node.future import Future, node_behind, when_done
 from monarch._node.gather import Gather, died
 from monarch._node.liveness import Liveness
 from monarch._node.node import Node
@@ -241,7 +241,7 @@ class ActorMesh(HasGroups, MeshView, AsyncResource):
             peer.send(halt)
         gather.check()
         state.stopping = _Tolerant(gather)
-        state.stopping._when_done(lambda _: state.ended.tell())
+        when_done(state.stopping, lambda _: state.ended.tell())
         return state.stopping
 
     # Showing
@@ -286,9 +286,9 @@ class _Tolerant(Future[None]):
     __slots__ = ("_source",)
 
     def __init__(self, source: Gather[None]) -> None:
-        super().__init__(source._node, source.label)  # pyright: ignore[reportPrivateUsage]
+        super().__init__(node_behind(source), source.label)
         self._source = source
-        source._when_done(lambda _: self._complete())  # pyright: ignore[reportPrivateUsage]
+        when_done(source, lambda _: self._complete())
 
     def _make(self) -> None:
         from monarch.exceptions import DeviceMeshError

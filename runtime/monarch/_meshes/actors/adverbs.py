@@ -1,4 +1,7 @@
-"""Endpoints of a mesh on the caller's side: adverbs choose the receivers of a message and the form of the result."""
+"""Endpoints of a mesh on the caller's side: adverbs choose the receivers of a message and the form of the result.
+
+The path of a message reads the insides of the mesh directly: a function of inside.py would cost a call for each.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from monarch._core.shapes.extent import axes_text
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._meshes.actors.backpressure import take_room
 from monarch._meshes.actors.deferred_calls import call_later, must_wait, send_later, stream_later
+from monarch._meshes.inside import called_of, member_at, node_of, region_of, state_of, targets_of
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.future import Future
 from monarch._node.gather import Gather, died, replaced
@@ -76,14 +80,14 @@ class Endpoint(Generic[P, R]):
         mesh = self.mesh
         if len(mesh) != 1:
             raise ArgumentError(
-                f"call_one: expected a mesh of exactly 1 actor, got {mesh._called} with {axes_text(mesh.extent)}; "
+                f"call_one: expected a mesh of exactly 1 actor, got {called_of(mesh)} with {axes_text(mesh.extent)}; "
                 f"slice it, or use call or choose"
             )
         return self._gather(args, kwargs, _single)
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Send to a random actor of the mesh and return a future of its result."""
-        one = self.mesh._member(random.randrange(len(self.mesh)))
+        one = member_at(self.mesh, random.randrange(len(self.mesh)))
         return Endpoint[P, R](one, self.name, self._arity, self._flags)._gather(args, kwargs, _single)
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R]]:
@@ -95,12 +99,13 @@ class Endpoint(Generic[P, R]):
 
     def _stream(self, prepared: tuple[bytes, list[memoryview]]) -> list[Future[R]]:
         mesh = self.mesh
-        deaths = mesh._node.peers.deaths
-        targets = mesh._members_at()
-        stream = Stream(mesh._node, mesh, targets, self.name)
+        node = mesh._node  # pyright: ignore[reportPrivateUsage]
+        deaths = node.peers.deaths
+        targets = mesh._members_at()  # pyright: ignore[reportPrivateUsage]
+        stream = Stream(node, mesh, targets, self.name)
         self._dispatch(prepared, targets, stream, False)
-        mesh._node.watch.sent(stream)
-        if mesh._node.peers.deaths != deaths:
+        node.watch.sent(stream)
+        if node.peers.deaths != deaths:
             stream.check()
         return list(stream.futures)
 
@@ -113,11 +118,13 @@ class Endpoint(Generic[P, R]):
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Raise MonarchError: distributed tensors are not implemented."""
-        raise MonarchError(f"{self.mesh._name}.{self.name}.rref(): distributed tensors are not implemented yet")
+        raise MonarchError(
+            f"{state_of(self.mesh).name}.{self.name}.rref(): distributed tensors are not implemented yet"
+        )
 
     def send_to(self, args: tuple[Any, ...], kwargs: dict[str, Any], port: Port[Any] | None, choose: bool) -> None:
         """Send with a port for the answers that the caller chooses."""
-        mesh = self.mesh._member(random.randrange(len(self.mesh))) if choose else self.mesh
+        mesh = member_at(self.mesh, random.randrange(len(self.mesh))) if choose else self.mesh
         if port is None:
             Endpoint[P, R](mesh, self.name, self._arity, self._flags)._send(args, kwargs)
             return
@@ -130,22 +137,20 @@ class Endpoint(Generic[P, R]):
 
     def _relay(self, prepared: tuple[bytes, list[memoryview]], port: Port[Any]) -> None:
         mesh = self.mesh
-        method = methods_of(mesh._state.cls).get(self.name)
+        method = methods_of(state_of(mesh).cls).get(self.name)
         explicit = bool(self._flags & EXPLICIT) or (method is not None and method.explicit)
-        targets = mesh._members_at()
-        relay = _Relay(mesh, targets, self.name, port, explicit)
+        node, targets = node_of(mesh), targets_of(mesh)
+        relay = _Relay(node, mesh, targets, self.name, port, explicit)
         self._dispatch(prepared, targets, relay, not explicit)
-        mesh._node.watch.sent(relay)
+        node.watch.sent(relay)
         relay.check()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise ArgumentError(
-            f"{self.mesh._name}.{self.name} is an endpoint of a mesh: "
-            f"choose how to call it, as in {self.mesh._name}.{self.name}.call(...)"
-        )
+        name = f"{state_of(self.mesh).name}.{self.name}"
+        raise ArgumentError(f"{name} is an endpoint of a mesh: choose how to call it, as in {name}.call(...)")
 
     def __repr__(self) -> str:
-        return f"<endpoint {self.name} of {self.mesh._called}>"
+        return f"<endpoint {self.name} of {called_of(self.mesh)}>"
 
     def _gather(self, args: tuple[Any, ...], kwargs: dict[str, Any], finish: Any) -> Future[Any]:
         if must_wait(self.mesh):
@@ -155,21 +160,22 @@ class Endpoint(Generic[P, R]):
 
     def _call(self, prepared: tuple[bytes, list[memoryview]], finish: Any) -> Future[Any]:
         mesh = self.mesh
-        deaths = mesh._node.peers.deaths
-        targets = mesh._members_at()
-        gather: Gather[Any] = Gather(
-            mesh._node, targets.peers, targets.shape.region.extent, mesh._name, self.name, finish, mesh._key
-        )
+        node, state = mesh._node, mesh._state  # pyright: ignore[reportPrivateUsage]
+        deaths = node.peers.deaths
+        targets = mesh._members_at()  # pyright: ignore[reportPrivateUsage]
+        extent = targets.shape.region.extent
+        gather: Gather[Any] = Gather(node, targets.peers, extent, state.name, self.name, finish, state.key)
         gather.view = mesh
         self._dispatch(prepared, targets, gather, True)
-        mesh._node.watch.sent(gather)
-        if mesh._node.peers.deaths != deaths:
+        node.watch.sent(gather)
+        if node.peers.deaths != deaths:
             gather.check()
         return gather
 
     def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         def send(prepared: tuple[bytes, list[memoryview]]) -> None:
-            self._dispatch(prepared, self.mesh._members_at(), None, True)
+            targets = self.mesh._members_at()  # pyright: ignore[reportPrivateUsage]
+            self._dispatch(prepared, targets, None, True)
 
         if must_wait(self.mesh):
             packed = self._pack(args, kwargs)
@@ -179,9 +185,9 @@ class Endpoint(Generic[P, R]):
 
     def _not_sent(self, error: BaseException) -> None:
         """Report that a deferred broadcast was not sent."""
-        mesh, ranks = self.mesh, tuple(self.mesh._region.base_ranks())
+        mesh, ranks = self.mesh, tuple(region_of(self.mesh).base_ranks())
         text = f"a broadcast of {self.name}() was not sent: {error}"
-        mesh._node.events.not_sent.tell(mesh, ranks, text)
+        node_of(mesh).events.not_sent.tell(mesh, ranks, text)
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, list[memoryview]]:
         return self._pack(args, kwargs, True)
@@ -193,24 +199,25 @@ class Endpoint(Generic[P, R]):
         if self._arity is not None:
             self._arity.check(args, kwargs)
         mesh = self.mesh
-        if mesh._stopped is not None:
+        state = mesh._state  # pyright: ignore[reportPrivateUsage]
+        if state.stopped is not None:
             raise StoppedError(
-                f"{mesh._name}.{self.name}() was not sent: {mesh._name} was stopped ({mesh._stopped}); spawn a new one",
-                mesh=mesh._name,
+                f"{state.name}.{self.name}() was not sent: {state.name} was stopped ({state.stopped}); spawn a new one",
+                mesh=state.name,
             )
         if wait:
-            mesh._check_alive(self.name)
+            mesh._check_alive(self.name)  # pyright: ignore[reportPrivateUsage]
         try:
-            return dumps((args, kwargs), "", mesh._receivers)
+            return dumps((args, kwargs), "", mesh._receivers)  # pyright: ignore[reportPrivateUsage]
         except SerializationError as error:
-            raise SerializationError(f"{mesh._name}.{self.name}() was not sent: {error}") from error.__cause__
+            raise SerializationError(f"{state.name}.{self.name}() was not sent: {error}") from error.__cause__
 
     def _dispatch(
         self, prepared: tuple[bytes, list[memoryview]], targets: Targets, sink: _Answers | None, gathered: bool
     ) -> None:
         """Send to all targets; if this raises, to none, and close the port of the sink."""
         mesh = self.mesh
-        node = mesh._node
+        node, state = mesh._node, mesh._state  # pyright: ignore[reportPrivateUsage]
         body, buffers = prepared
         port = sink.port if sink is not None else 0
         here = current.get()
@@ -228,7 +235,7 @@ class Endpoint(Generic[P, R]):
                 node.ports.close(port)
             raise
         call = m.Call(
-            node.proc, mesh._key, self.name, port, targets.shape.packed, sender, self._flags, body, None, 0, cost
+            node.proc, state.key, self.name, port, targets.shape.packed, sender, self._flags, body, None, 0, cost
         )
         send_to_all(node, targets, call, buffers, bulk, gathered)
 
@@ -329,7 +336,7 @@ class Stream(Owed):
     @property
     def label(self) -> str:
         """The call that errors name."""
-        return f"{self._mesh._called}.{self._method}()"
+        return f"{called_of(self._mesh)}.{self._method}()"
 
     @property
     def unread(self) -> bool:
@@ -367,10 +374,10 @@ class Stream(Owed):
         return failed
 
     def _part(self, rank: int) -> Gather[Any]:
-        one = self._mesh._member_of(self._shape, rank)
-        gather: Gather[Any] = Gather(
-            self._node, [self.targets[rank]], one.extent, self._mesh._name, self._method, _single, self._mesh._key
-        )
+        one = self._mesh._member_of(self._shape, rank)  # pyright: ignore[reportPrivateUsage]
+        state = self._mesh._state  # pyright: ignore[reportPrivateUsage]
+        peers = [self.targets[rank]]
+        gather: Gather[Any] = Gather(self._node, peers, one.extent, state.name, self._method, _single, state.key)
         # A stand-in for a reply that has arrived, not a call.
         gather.watched = False
         gather.view = one
@@ -386,8 +393,10 @@ class Stream(Owed):
 class _Relay(Owed):
     """Forwards answers to a port, maybe in another process. Explicit ports may answer more than once."""
 
-    def __init__(self, mesh: ActorMeshLike, targets: Targets, method: str, port: Port[Any], explicit: bool) -> None:
-        super().__init__(mesh._node, mesh, targets.peers)
+    def __init__(
+        self, node: Node, mesh: ActorMeshLike, targets: Targets, method: str, port: Port[Any], explicit: bool
+    ) -> None:
+        super().__init__(node, mesh, targets.peers)
         self._mesh = mesh
         self._method = method
         self._target = port
@@ -398,7 +407,7 @@ class _Relay(Owed):
     @property
     def label(self) -> str:
         """The call that errors name."""
-        return f"{self._mesh._called}.{self._method}()"
+        return f"{called_of(self._mesh)}.{self._method}()"
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
         """Take an answer."""
@@ -420,11 +429,9 @@ class _Relay(Owed):
     def lost(self, peer: Peer, dead: m.Dead) -> bool:
         """Turn the answers that a dead proc owes into errors."""
         owed = [rank for rank in sorted(self.owed) if self.targets[rank] is peer]
+        name, called, extent = state_of(self._mesh).name, called_of(self._mesh), self._shape.region.extent
         for rank in owed:
-            mesh = self._mesh
-            self._target.exception(
-                died(self.label, mesh._name, {rank: dead}, self._shape.region.extent, None, mesh._called)
-            )
+            self._target.exception(died(self.label, name, {rank: dead}, extent, None, called))
             self.settle(rank, False, not self._explicit)
         if self._explicit and all(target.dead is not None for target in self.targets):
             # No process is left that might answer again.
@@ -457,11 +464,13 @@ def as_endpoint(method: Any, *, propagate: Any = None, explicit_response_port: b
     if isinstance(method, Endpoint):
         found = cast("Endpoint[..., Any]", method)
         flags = UNDECORATED | (EXPLICIT if explicit_response_port else 0)
-        return Endpoint(found.mesh, found.name, None, flags)
+        made: Endpoint[..., Any] = Endpoint(found.mesh, found.name, None, flags)
+        return made
     if isinstance(method, Undecorated):
         flags = UNDECORATED | (EXPLICIT if explicit_response_port else 0)
         arity = Arity(method.name, method.function, 2 if explicit_response_port else 1)
-        return Endpoint(method.mesh, method.name, arity, flags)
+        made: Endpoint[..., Any] = Endpoint(method.mesh, method.name, arity, flags)
+        return made
     raise ValueError(f"as_endpoint: expected a method of a spawned actor, as in mesh.method, got {method!r}")
 
 
@@ -482,10 +491,8 @@ class Undecorated:
         raise ArgumentError(f"{self._text()}; {name!r} is for endpoints")
 
     def _text(self) -> str:
-        return (
-            f"{self.mesh._name}.{self.name} is a method, not an endpoint; decorate it with @endpoint, "
-            f"or use as_endpoint({self.mesh._name}.{self.name})"
-        )
+        name = f"{state_of(self.mesh).name}.{self.name}"
+        return f"{name} is a method, not an endpoint; decorate it with @endpoint, or use as_endpoint({name})"
 
 
 def send(

@@ -7,6 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from monarch._actors.mailbox import FUNCTION
 from monarch._meshes.actors.adverbs import Endpoint
+from monarch._meshes.inside import node_of, state_of, targets_of
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.future import Future
 from monarch._node.gather import Gather
@@ -20,13 +21,15 @@ R = TypeVar("R")
 def ask(mesh: ActorMeshLike, service: Callable[P, R], *args: P.args, **named: P.kwargs) -> Future[dict[int, R]]:
     """Ask the processes of an actor mesh for a service and return a future of the answers, by position."""
     asked = request(service, *args, **named)
-    node = mesh._node
-    targets = mesh._members_at()
+    node = node_of(mesh)
+    targets = targets_of(mesh)
 
     def finish(_: Gather[Any], values: list[Any]) -> dict[int, R]:
         return dict(enumerate(values))
 
-    gather: Gather[Any] = Gather(node, targets.peers, targets.shape.region.extent, mesh._name, asked.name, finish)
+    gather: Gather[Any] = Gather(
+        node, targets.peers, targets.shape.region.extent, state_of(mesh).name, asked.name, finish
+    )
     frame = ask_frame(node, asked, gather.port, targets.shape.packed)
     for peer in targets.peers:
         peer.send(frame)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from monarch._actors.running import ActorLike, current
 from monarch._core.shapes.ranks import describe_ranks
+from monarch._meshes.inside import called_of, node_of, state_of
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node import liveness
 from monarch._node.liveness import Liveness
@@ -104,14 +105,14 @@ def _may_wait_for_us(mailbox: ActorLike, peer: Peer) -> bool:
 
 def _error(peer: Peer, position: int, count: int, mesh: ActorMeshLike, method: str) -> SendTimeoutError:
     behind = peer.window.behind
-    whom = f"{describe_ranks([position], count)} of {mesh._called}" if count > 1 else mesh._called
-    silence = mesh._node.find_part(Liveness)
+    whom = f"{describe_ranks([position], count)} of {called_of(mesh)}" if count > 1 else called_of(mesh)
+    silence = node_of(mesh).find_part(Liveness)
     why = silence.text(peer.proc) if silence is not None else ""
     return SendTimeoutError(
-        f"{mesh._called}.{method}() was not sent to any rank: {whom} is {behind:,} messages behind and has finished "
+        f"{called_of(mesh)}.{method}() was not sent to any rank: {whom} is {behind:,} messages behind and has finished "
         f"none for {ROOM_S:g} s{f' (it {why})' if why else ''}; await answers before you send more, or raise "
         f"{VARIABLE} (seconds)",
-        mesh=mesh._name,
+        mesh=state_of(mesh).name,
         rank=position,
         behind=behind,
     )

@@ -10,7 +10,7 @@ from weakref import ref
 from monarch._core.later import asyncio
 from monarch._core.shapes.extent import Extent
 from monarch._meshes.actors.spawn_abort import SpawnAbort
-from monarch._node.gather import Gather, Lost
+from monarch._node.gather import Gather, Lost, is_gather
 from monarch._node.node_like import NodeLike
 from monarch._node.remote_errors import unpack_failure
 from monarch._wire import messages as m
@@ -296,9 +296,9 @@ class Booting(Birth):
         # Wait for the other bootstraps, which are independent.
         with self._lock:
             self.raised[reply.rank] = reply
-        self._node.receive_loop.call_later(HEARD_S, self._pass_on)
+        self._node.receive_loop.call_later(HEARD_S, self._pass_on_all)
 
-    def _pass_on(self) -> None:
+    def _pass_on_all(self) -> None:
         for fault in self.untold():
             self._node.events.faulted.tell(fault)
 
@@ -313,7 +313,7 @@ def _calls_to(node: NodeLike, key: str, peer: Peer) -> list[Callable[[], Any]]:
     for sink in list(node.ports.gathers.values()):
         if peer not in sink.targets:
             continue
-        if isinstance(sink, Gather):
+        if is_gather(sink):
             if sink.actor == key and sink.method != "__init__":
                 found.append(ref(sink))
         elif getattr(getattr(sink, "_mesh", None), "_key", "") == key:

@@ -14,8 +14,10 @@ from monarch._actors.actor import is_async
 from monarch._actors.endpoint import EndpointProperty, arity_of, methods_of
 from monarch._actors.running import current
 from monarch._actors.table import actors_of
+from monarch._core.kinds import class_of, is_a
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.actors.ask import ask, endpoint_of
+from monarch._meshes.inside import check_alive, state_of, view_at
 from monarch._node.current import current_node
 from monarch._node.services.registry import service
 from monarch._wire.pickling import dumps_whole, loads
@@ -71,10 +73,10 @@ def _members(cls: type, other: type) -> dict[str, Any]:
 
 
 def _alike(one: Any, other: Any) -> bool:
+    if is_a(one, staticmethod, classmethod) and class_of(one) is class_of(other):
+        return _alike(one.__func__, other.__func__)
     if isinstance(one, EndpointProperty) and isinstance(other, EndpointProperty):
         return one.explicit == other.explicit and _alike(one.method, other.method)
-    if isinstance(one, (staticmethod, classmethod)) and type(one) is type(other):
-        return _alike(one.__func__, other.__func__)
     if isinstance(one, property) and isinstance(other, property):
         return all(_alike(getattr(one, part), getattr(other, part)) for part in ("fget", "fset", "fdel"))
     if isinstance(one, FunctionType) and isinstance(other, FunctionType):
@@ -121,9 +123,9 @@ def update_class(mesh: ActorMesh, new: type) -> Future[Any]:
         StoppedError, SupervisionError: the mesh was stopped, or ranks of it have died.
         SerializationError: the class cannot be sent.
     """
-    state = mesh._state
-    whole = mesh._view(state.region)
-    whole._check_alive("edit")
+    state = state_of(mesh)
+    whole = view_at(mesh, state.region)
+    check_alive(whole, "edit")
     number = next(_numbers)
     body = dumps_whole(new, new.__name__)
     try:
@@ -152,7 +154,7 @@ def update_class(mesh: ActorMesh, new: type) -> Future[Any]:
 
 
 def _kept(mesh: ActorMesh) -> str:
-    return f"all actors of {mesh._state.name} keep their version of {mesh._state.cls.__name__}"
+    return f"all actors of {state_of(mesh).name} keep their version of {state_of(mesh).cls.__name__}"
 
 
 # In a rank
@@ -165,7 +167,7 @@ def prepare(key: str, number: int, body: bytes) -> None:
     if mailbox is None or mailbox.instance is None:
         raise ArgumentError("the actor does not exist (any more), so its class cannot be edited")
     new = loads(body)
-    instance, old = mailbox.instance, type(mailbox.instance)
+    instance, old = mailbox.instance, class_of(mailbox.instance)
     try:
         object.__setattr__(instance, "__class__", new)
     except TypeError as error:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch._core.later import runs_event_loop
-from monarch._node.future import Future, judging
+from monarch._meshes.inside import called_of, check_alive, node_of, state_of
+from monarch._node.future import Future, judging, when_done
 from monarch.exceptions import StoppedError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _at_once: ContextVar[bool] = ContextVar("monarch_at_once", default=False)
 
 
 @contextmanager
-def at_once() -> Iterator[None]:
+def at_once() -> Generator[None]:
     """Send calls before they return, as a cell does: its event loop does not run meanwhile."""
     token = _at_once.set(True)
     try:
@@ -38,7 +39,7 @@ class Later(Future[R]):
     __slots__ = ("_source", "_why")
 
     def __init__(self, mesh: ActorMeshLike, label: str) -> None:
-        super().__init__(mesh._node, label)
+        super().__init__(node_of(mesh), label)
         # Both are set once, before it is done.
         self._source: Future[R] | None = None
         self._why: BaseException | None = None
@@ -46,7 +47,7 @@ class Later(Future[R]):
     def sent(self, source: Future[R]) -> None:
         """Note that the call was sent."""
         self._source = source
-        source._when_done(lambda _: self._complete())  # pyright: ignore[reportPrivateUsage]
+        when_done(source, lambda _: self._complete())
 
     def fail(self, error: BaseException) -> None:
         """Note that the call could not be sent."""
@@ -64,7 +65,9 @@ def must_wait(mesh: ActorMeshLike) -> bool:
     """Return whether a call from this thread would block its event loop on a verdict, or overtake one that waits."""
     if not runs_event_loop() or judging.get() or _at_once.get():
         return False
-    return not mesh._node.lanes.is_idle(_lane(mesh)) or mesh._awaits_verdict()
+    # Not through inside.py, since each call from an event loop passes here.
+    node = mesh._node  # pyright: ignore[reportPrivateUsage]
+    return not node.lanes.is_idle(_lane(mesh)) or mesh._awaits_verdict()  # pyright: ignore[reportPrivateUsage]
 
 
 def send_later(
@@ -88,26 +91,26 @@ def send_later(
     def act() -> None:
         try:
             # Outside the actor's context, since the actor goes on meanwhile.
-            mesh._check_alive(method)
+            check_alive(mesh, method)
             result = here.run(send)
         except BaseException as error:
             failed(error)
         else:
             sent(result)
 
-    mesh._node.lanes.post(_lane(mesh), act)
+    node_of(mesh).lanes.post(_lane(mesh), act)
 
 
 def call_later(mesh: ActorMeshLike, method: str, send: Callable[[], Future[R]]) -> Later[R]:
     """Return a future of the call that ``send`` makes later."""
-    later: Later[R] = Later(mesh, f"{mesh._called}.{method}()")
+    later: Later[R] = Later(mesh, f"{called_of(mesh)}.{method}()")
     send_later(mesh, method, send, later.sent, later.fail)
     return later
 
 
 def stream_later(mesh: ActorMeshLike, method: str, send: Callable[[], Iterable[Future[R]]]) -> list[Later[R]]:
     """Return futures of the stream that ``send`` opens later."""
-    laters: list[Later[R]] = [Later(mesh, f"{mesh._called}.{method}()") for _ in range(len(mesh))]
+    laters: list[Later[R]] = [Later(mesh, f"{called_of(mesh)}.{method}()") for _ in range(len(mesh))]
     send_later(mesh, method, send, partial(_streamed, mesh, laters), partial(_fail_all, laters))
     return laters
 
@@ -116,7 +119,9 @@ def _streamed(mesh: ActorMeshLike, laters: list[Later[R]], futures: Iterable[Fut
     sources = list(futures)
     for later, source in zip(laters, sources, strict=False):
         later.sent(source)
-    _fail_all(laters[len(sources) :], StoppedError(f"{mesh._name} has become smaller", mesh=mesh._name))
+    _fail_all(
+        laters[len(sources) :], StoppedError(f"{state_of(mesh).name} has become smaller", mesh=state_of(mesh).name)
+    )
 
 
 def _fail_all(laters: Iterable[Later[Any]], error: BaseException) -> None:
@@ -125,4 +130,4 @@ def _fail_all(laters: Iterable[Later[Any]], error: BaseException) -> None:
 
 
 def _lane(mesh: ActorMeshLike) -> str:
-    return f"later-{mesh._key}"
+    return f"later-{mesh._state.key}"  # pyright: ignore[reportPrivateUsage]

@@ -8,6 +8,7 @@ from typing import Any
 from monarch._actors.actor import Actor
 from monarch._actors.endpoint import endpoint
 from monarch._core.shapes.value_mesh import ValueMesh
+from monarch._meshes.inside import region_of, state_of, view_at
 from monarch._meshes.mesh_like import ProcMeshLike
 from monarch.exceptions import ArgumentError
 
@@ -27,10 +28,10 @@ def execute(
     """Call a function in each process of a mesh and return the results."""
     if not callable(function):
         raise ArgumentError(f"execute: expected a function, got {function!r}")
-    shared = mesh._state
+    shared = state_of(mesh)
     with shared.runner_lock:
         if shared.runner is None:
             # On the whole mesh, so that all views share it.
-            shared.runner = mesh._view(shared.procs.region()).spawn("execute", Runner)
+            shared.runner = view_at(mesh, shared.procs.region()).spawn("execute", Runner)
         runner: Any = shared.runner
-    return runner._view(mesh._region).run.call(function, args, kwargs).get()
+    return view_at(runner, region_of(mesh)).run.call(function, args, kwargs).get()

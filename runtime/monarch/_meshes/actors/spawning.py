@@ -11,6 +11,7 @@ from monarch._actors.running import current
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.birth import Birth
 from monarch._meshes.actors.state import ActorsState
+from monarch._meshes.inside import coming_procs, living_procs, node_of, region_of, state_of, targets_of
 from monarch._meshes.mesh_like import ProcMeshLike
 from monarch._meshes.ownership import own_by_current
 from monarch._meshes.registry import forsake, meshes_of
@@ -29,24 +30,24 @@ def spawn_actors(
     A heal or resize may run at the same time. Each changes the roster of processes, or the actor meshes on it, in one
     short step under the same lock; so an actor in a new process is made either by this or by the heal.
     """
-    shared, node = procs._state, procs._node
+    shared, node = state_of(procs), node_of(procs)
     roster = shared.procs
     here = current.get()
     key = f"{_short(name)}-{secrets.token_hex(4)}"
-    whole = procs._region == roster.region()
+    whole = region_of(procs) == roster.region()
     spec = ActorSpec(
-        name, cls, args, kwargs, roster, procs._region, node.proc, here[0].key if here is not None else "", whole
+        name, cls, args, kwargs, roster, region_of(procs), node.proc, here[0].key if here is not None else "", whole
     )
     # User code may run here, so no lock is held.
-    body, buffers = dumps(spec, f"spawn({name!r}, {cls.__name__})", lambda: procs._living())
+    body, buffers = dumps(spec, f"spawn({name!r}, {cls.__name__})", lambda: living_procs(procs))
     with shared.lock:
-        state = ActorsState(key, name, cls, roster, procs._region, True)
-        mesh = ActorMesh(state, procs._region, node)
+        state = ActorsState(key, name, cls, roster, region_of(procs), True)
+        mesh = ActorMesh(state, region_of(procs), node)
         spec.region = state.region
         state.spec = spec
-        targets = mesh._members_at()
+        targets = targets_of(mesh)
         # The replacement of these processes finds this mesh and makes its actors.
-        coming = procs._coming()
+        coming = coming_procs(procs)
         ranks = state.region.base_ranks()
         birth = Birth(
             node,
@@ -72,7 +73,7 @@ def spawn_actors(
 
 def _send(mesh: ActorMesh, targets: Targets, create: m.Create, buffers: Sequence[memoryview]) -> None:
     """Send one Create to all living processes."""
-    node = mesh._node
+    node = node_of(mesh)
     near = [peer for peer in targets.near if peer.dead is None]
     if near:
         bulk = node.bulk.put(buffers, [peer.proc for peer in near]) if buffers else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def changing(shared: ProcsState, node: Node, what: str, timeout: float) -> Iterator[None]:
+def changing(shared: ProcsState, node: Node, what: str, timeout: float) -> Generator[None]:
     """Make other heals and resizes of a mesh wait while the block runs. No lock is held: see ``ProcsState.lock``.
 
     Args:

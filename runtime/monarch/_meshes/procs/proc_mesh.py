@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from monarch._actors.actor import Actor, check_class
 from monarch._actors.endpoint import init_arity_of
+from monarch._core.kinds import is_a
 from monarch._core.roster import Procs, Roster
 from monarch._core.shapes.mesh_view import MeshView
 from monarch._core.shapes.region import Region
@@ -22,7 +23,7 @@ from monarch._meshes.procs.agents import agents_of
 from monarch._meshes.procs.state import Ended, ProcsState
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import current_node, node_for, open_node
-from monarch._node.future import Future, Promise, judging
+from monarch._node.future import Future, Promise, judging, when_done
 from monarch._node.gather import died
 from monarch._node.node import Node
 from monarch._wire import messages as m
@@ -153,7 +154,7 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
             SerializationError: an argument cannot be pickled.
             DeviceMeshError: the processes were stopped, or some have died.
         """
-        if not isinstance(name, str):
+        if not is_a(name, str):
             raise TypeError(f"spawn(name, Class, ...): expected a name first, got {name!r}")
         check_class(cls)
         check_names(cls)
@@ -249,7 +250,7 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
         for peer in peers:
             peer.send(halt)
         state.stopping = ended
-        ended._when_done(lambda _: state.ended.tell())
+        when_done(ended, lambda _: state.ended.tell())
         return ended
 
     async def logging_option(

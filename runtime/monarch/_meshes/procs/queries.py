@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from monarch._meshes.inside import state_of
 from monarch._meshes.registry import meshes_of
 from monarch._node.node import Node
 
@@ -20,10 +21,11 @@ def dead_ranks(shared: ProcsState, node: Node) -> list[int]:
 
 def actor_meshes_on(shared: ProcsState, node: Node) -> list[ActorMesh]:
     """Return the actor meshes on a process mesh that can be recreated there."""
+    states = [(each, state_of(each)) for each in list(meshes_of(node).actor_meshes.values())]
     return [
         each
-        for each in list(meshes_of(node).actor_meshes.values())
-        if each._state.procs == shared.procs and each._stopped is None and each._state.spec is not None
+        for each, state in states
+        if state.procs == shared.procs and state.stopped is None and state.spec is not None
     ]
 
 

@@ -11,6 +11,7 @@ from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._groups.convening import tell_of_new_ones
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.birth import Birth
+from monarch._meshes.inside import member_at, node_of, packed_of, state_of, targets_of, view_at
 from monarch._meshes.procs.limits import check_room
 from monarch._meshes.procs.queries import actor_meshes_on
 from monarch._meshes.registry import meshes_of
@@ -81,7 +82,7 @@ def replace(
         tell_proc(node, procs.proc(rank), assume, procs, rank, there.port)
     made: list[Future[Any]] = [there]
     for actor in actors:
-        made.extend(create(actor, rank) for rank in ranks if actor._state.region.position_of(rank) is not None)
+        made.extend(create(actor, rank) for rank in ranks if state_of(actor).region.position_of(rank) is not None)
     return made
 
 
@@ -134,16 +135,16 @@ class Arrival(Future[None]):
 
 def create(actor: ActorMesh, rank: int) -> Future[Any]:
     """Construct one actor of a mesh, again or for a new rank, with its original arguments."""
-    position = actor._state.region.position_of(rank)
-    assert position is not None and actor._state.spec is not None
-    whole = actor._view(actor._state.region)
-    node = actor._node
-    body, buffers = dumps(actor._state.spec)
-    targets = whole._member(position)._members_at()
-    gather = _Made(node, targets.peers, whole.extent, actor._name, "__init__", _nothing, actor._key)
-    gather.place, gather.rank, gather.birth = position, rank, actor._state.birth
+    node, state = node_of(actor), state_of(actor)
+    position = state.region.position_of(rank)
+    assert position is not None and state.spec is not None
+    whole = view_at(actor, state.region)
+    body, buffers = dumps(state.spec)
+    targets = targets_of(member_at(whole, position))
+    gather = _Made(node, targets.peers, whole.extent, state.name, "__init__", _nothing, state.key)
+    gather.place, gather.rank, gather.birth = position, rank, state.birth
     # The constructor sees its place in the whole mesh, as at first.
-    create = m.Create(node.proc, actor._key, gather.port, whole._view_bytes, body, None, len(buffers))
+    create = m.Create(node.proc, state.key, gather.port, packed_of(whole), body, None, len(buffers))
     targets.peers[0].send(m.encode(create), buffers)
     gather.check()
     return gather

@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
+from monarch._core.kinds import is_a, is_count
 from monarch._core.shapes.extent import axes_text
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._groups.convening import tell_of_new_ones
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.ask import endpoint_of
+from monarch._meshes.inside import hosts_of, member_at, node_of, region_of, state_of, view_at
 from monarch._meshes.mesh_like import Hosts, ProcMeshLike
 from monarch._meshes.procs.changes import changing
 from monarch._meshes.procs.limits import check_room
@@ -33,17 +35,17 @@ _HOOK = "__resized__"
 
 def resize(mesh: ProcMeshLike, onto: Hosts | None, sizes: Mapping[str, int]) -> ProcMeshLike:
     """See ``ProcMesh.resize``."""
-    if onto is not None and not isinstance(onto, Hosts):
+    if onto is not None and not is_a(onto, Hosts):
         raise ArgumentError(f"resize: expected a mesh of hosts and sizes of axes, got {type(onto).__name__}")
-    state, node = mesh._state, mesh._node
+    state, node = state_of(mesh), node_of(mesh)
     shared = meshes_of(node).shared_of(state.procs.uid, state.procs.name, "resized")
-    if mesh._region != shared.procs.region() or not shared.owned:
+    if region_of(mesh) != shared.procs.region() or not shared.owned:
         raise StoppedError(f"this is a slice of {mesh.name}, or a reference; resize the mesh itself", mesh=mesh.name)
     return to_its_end(node, "resize", lambda: _resize(mesh, shared, onto, sizes))
 
 
 def _resize(mesh: ProcMeshLike, shared: ProcsState, onto: Hosts | None, sizes: Mapping[str, int]) -> ProcMeshLike:
-    node = mesh._node
+    node = node_of(mesh)
     with changing(shared, node, "resized", _PATIENCE):
         procs = shared.procs
         old = dict(zip(procs.labels, procs.sizes, strict=True))
@@ -68,11 +70,7 @@ def _resize(mesh: ProcMeshLike, shared: ProcsState, onto: Hosts | None, sizes: M
             # Before anybody can look up the new processes and ask an agent that does not know them yet.
             peers = [node.peers.get(roster.proc(procs.uid, rank), starting=True) for rank in come]
             # Meshes spawned later include the new processes.
-            actors = [
-                each
-                for each in actor_meshes_on(shared, node)
-                if each._state.spec is not None and each._state.spec.whole
-            ]
+            actors = [each for each in actor_meshes_on(shared, node) if _is_on_all(each)]
             procs.learn(roster)
             for actor in actors:
                 _follow(actor)
@@ -83,17 +81,22 @@ def _resize(mesh: ProcMeshLike, shared: ProcsState, onto: Hosts | None, sizes: M
         for each in made:
             each.get(_PATIENCE)
         stayed = [rank for rank in range(min(before, count)) if node.peers.get(procs.proc(rank)).dead is None]
-        hooked = [each for each in actors if hasattr(each._state.cls, _HOOK)]
+        hooked = [each for each in actors if hasattr(state_of(each).cls, _HOOK)]
         for told in [future for each in hooked for future in _tell(each, stayed, old, new)]:
             told.get(_PATIENCE)
     return mesh
 
 
+def _is_on_all(actor: ActorMesh) -> bool:
+    spec = state_of(actor).spec
+    return spec is not None and spec.whole
+
+
 def _checked(mesh: ProcMeshLike, sizes: Mapping[str, int]) -> dict[str, int]:
-    procs = mesh._state.procs
+    procs = state_of(mesh).procs
     for axis, size in sizes.items():
-        now = mesh._region.size(axis)
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        now = region_of(mesh).size(axis)
+        if not is_count(size, 1):
             raise ShapeError(f"resize({axis}=...): expected a number of at least 1, got {size!r}")
         if size == now:
             continue
@@ -107,7 +110,7 @@ def _checked(mesh: ProcMeshLike, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def _hosts(mesh: ProcMeshLike, new: Mapping[str, int], onto: Hosts | None) -> tuple[str, ...]:
     """Return the hosts after the resize."""
-    procs, node = mesh._state.procs, mesh._node
+    procs, node = state_of(mesh).procs, node_of(mesh)
     if not procs.host_axes:
         if onto is not None:
             raise ArgumentError(
@@ -118,7 +121,7 @@ def _hosts(mesh: ProcMeshLike, new: Mapping[str, int], onto: Hosts | None) -> tu
     missing = prod(new[label] for label in axes) - len(procs.hosts)
     if missing <= 0:
         return procs.hosts[: len(procs.hosts) + missing]
-    given = dict.fromkeys(onto._hosts[rank] for rank in onto._region.base_ranks()) if onto is not None else ()
+    given = dict.fromkeys(hosts_of(onto)[rank] for rank in region_of(onto).base_ranks()) if onto is not None else ()
     free = [host for host in given if host not in procs.hosts and reaches(node, host)]
     if free and set(procs.hosts) == {node.host}:
         # Its ranks have no address that ranks of other hosts could reach.
@@ -134,7 +137,7 @@ def _hosts(mesh: ProcMeshLike, new: Mapping[str, int], onto: Hosts | None) -> tu
 
 def _follow(actor: ActorMesh) -> None:
     """Resize an actor mesh on all processes, even if nobody here holds a view of all of it."""
-    state = actor._state
+    state = state_of(actor)
     state.region = state.procs.region()
     if state.spec is not None:
         state.spec.region = state.region
@@ -142,7 +145,7 @@ def _follow(actor: ActorMesh) -> None:
 
 def _let_go(mesh: ProcMeshLike, going: Sequence[str], hosts: Sequence[str]) -> None:
     """End the processes that leave, and the spares on hosts that leave."""
-    node, shared = mesh._node, mesh._state
+    node, shared = node_of(mesh), state_of(mesh)
     assert shared.starting is not None
     for rank in range(shared.procs.size, shared.procs.size + len(going)):
         meshes_of(node).left.tell(shared.procs.uid, rank)
@@ -167,7 +170,7 @@ def _let_go(mesh: ProcMeshLike, going: Sequence[str], hosts: Sequence[str]) -> N
 
 
 def _grow(mesh: ProcMeshLike, new: list[Peer], ranks: range, actors: list[ActorMesh]) -> list[Future[Any]]:
-    node, shared = mesh._node, mesh._state
+    node, shared = node_of(mesh), state_of(mesh)
     for rank, peer in zip(ranks, new, strict=True):
         meshes_of(node).joined.tell(shared.procs.uid, rank, peer.proc)
     there = Arrival(node, mesh.name, new)
@@ -180,10 +183,10 @@ def _grow(mesh: ProcMeshLike, new: list[Peer], ranks: range, actors: list[ActorM
 
 
 def _tell(actor: ActorMesh, stayed: list[int], old: Mapping[str, int], new: Mapping[str, int]) -> list[Future[Any]]:
-    whole, first = actor._view(actor._state.region), actor._state.procs.labels[0]
+    whole, first = view_at(actor, state_of(actor).region), state_of(actor).procs.labels[0]
     there = whole.slice(**{first: slice(0, min(old[first], new[first]))})
     # One call per rank if some are dead, since a call to all would fail.
-    views = [there] if len(there) == len(stayed) else [whole._member(rank) for rank in stayed]
+    views = [there] if len(there) == len(stayed) else [member_at(whole, rank) for rank in stayed]
     return [endpoint_of(each, tell).call(dict(old), dict(new)) for each in views]
 
 

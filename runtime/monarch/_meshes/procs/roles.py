@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from monarch._core.kinds import is_a
 from monarch.exceptions import ShapeError
 
 _DEVICES = ("", "cpu", "cuda")
@@ -24,7 +25,7 @@ class Role:
 
     size: int
     device: str = ""
-    env: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def variables(self) -> dict[str, str | None]:
         """Return the environment variables of the role."""
@@ -37,7 +38,7 @@ def axes_of(per_host: Mapping[str, int] | None, roles: Mapping[str, Role] | None
     if not roles:
         return per_host
     for name, role in roles.items():
-        if not isinstance(role, Role) or not isinstance(role.size, int) or role.size < 1 or role.device not in _DEVICES:
+        if not is_a(role, Role) or not is_a(role.size, int) or role.size < 1 or role.device not in _DEVICES:
             raise ShapeError(
                 f"roles[{name!r}]: expected a Role of at least 1 rank, such as Role(2, device='cpu'), got {role!r}"
             )

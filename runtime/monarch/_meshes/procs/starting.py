@@ -49,7 +49,7 @@ class Starting:
     path: list[str]
     cwd: str
     want_spares: int = 0
-    spares: dict[str, list[str]] = field(default_factory=dict)
+    spares: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """The names of spare processes, by host."""
 
     def start(self, ranks: Sequence[int], port: int) -> None:

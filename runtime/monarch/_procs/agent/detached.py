@@ -163,9 +163,9 @@ class DetachedAgent(Agent):
 
     # Controllers
 
-    def _on_hello(self, hello: m.Hello, more: list[Any]) -> None:
+    def _on_hello(self, hello: m.Hello, _: list[Any]) -> None:
         if hello.version != m.VERSION:
-            super()._on_hello(hello, more)
+            super()._on_hello(hello, _)
 
     def _on_hosts(self, hosts: m.Hosts, _: list[Any]) -> None:
         """Identify itself to any process with the key; a claim is needed to become the controller."""
@@ -258,13 +258,13 @@ class DetachedAgent(Agent):
             return
         super()._tell(proc, message)
 
-    def _on_spawn(self, spawn: m.Spawn, more: list[Any]) -> None:
+    def _on_spawn(self, spawn: m.Spawn, _: list[Any]) -> None:
         if spawn.src in self.former:
             return
         if spawn.src == self.owner:
             for proc in spawn.procs:
                 self.orders[_uid(proc)] = spawn
-        super()._on_spawn(spawn, more)
+        super()._on_spawn(spawn, _)
 
     def _on_cast(self, cast: m.Cast, frames: list[Any]) -> None:
         # A late message from a lost controller was an error there.

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from monarch._core.text.durations import duration_text
-from monarch._procs.session_folder import _base, is_alive, remove_folder  # pyright: ignore[reportPrivateUsage]
+from monarch._procs.session_folder import base_folder, is_alive, remove_folder
 from monarch.exceptions import ArgumentError, DetachedMeshInUseError, MonarchError, NoDetachedMeshError
 
 _PREFIX = "kept-"
@@ -177,7 +177,7 @@ def records() -> list[tuple[Record | None, str]]:
 
 def _paths(name: str) -> list[Path]:
     """Return the records of a name, oldest first."""
-    base = _base()
+    base = base_folder()
     found: list[tuple[float, Path]] = []
     # Path's own version raises if a folder goes meanwhile.
     for path in glob.glob(os.path.join(glob.escape(str(base)), "s*", _PREFIX + name)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 R = TypeVar("R")
@@ -37,7 +37,7 @@ def be_helper() -> None:
 
 
 @contextlib.contextmanager
-def as_helper() -> Iterator[None]:
+def as_helper() -> Generator[None]:
     """Make it a helper for a while, and threads that are started meanwhile."""
     before = os.sched_getaffinity(0)
     be_helper()

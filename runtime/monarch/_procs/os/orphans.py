@@ -77,7 +77,8 @@ def rank_of(pid: int) -> tuple[int, int] | None:
 def find_orphans() -> list[int]:
     """Return the pids of this user's processes whose rank is dead, in this PID namespace."""
     alive: dict[tuple[int, int], bool] = {}
-    user, namespace, found = os.geteuid(), _namespace("self"), []
+    user, namespace = os.geteuid(), _namespace("self")
+    found: list[int] = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue

@@ -97,7 +97,7 @@ class Server:
     def run(self) -> None:
         """Serve until no session is left."""
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         # The session that started it connected before it sent its Setting.
         self._accept()

@@ -19,8 +19,9 @@ from monarch._actors.actor import Actor
 from monarch._actors.ports import Port
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.ask import ask, endpoint_of
-from monarch._node.future import Future, Promise, in_thread
-from monarch._node.gather import Gather
+from monarch._meshes.inside import check_alive, member_at, node_of, state_of, targets_of
+from monarch._node.future import Future, Promise, in_thread, missing_of, when_done
+from monarch._node.gather import Gather, is_gather
 from monarch._node.services.frame import ask_frame
 from monarch._node.services.registry import request
 from monarch._state.checkpoint import worker
@@ -112,7 +113,7 @@ def restore(
         answer.get(max(0.0, until - time.monotonic()))
         return folder
 
-    return in_thread(actors._node, "restore", wait)
+    return in_thread(node_of(actors), "restore", wait)
 
 
 def folder_of(path: str | os.PathLike[str]) -> str:
@@ -122,15 +123,15 @@ def folder_of(path: str | os.PathLike[str]) -> str:
 
 def find(mesh: ActorMesh, path: str, version: str | int | None, timeout: float) -> str:
     """Return the path of a version, as the first rank of a mesh sees it."""
-    mesh._check_alive("restore")
-    return _steps(mesh._member(0), "restore", "", "find", lambda _: (path, version)).get(timeout)[0]
+    check_alive(mesh, "restore")
+    return _steps(member_at(mesh, 0), "restore", "", "find", lambda _: (path, version)).get(timeout)[0]
 
 
 def send(mesh: ActorMesh, what: str, function: Callable[..., Any], *args: Any) -> Future[Any]:
     """Make all actors of a mesh call a function with themselves, in the order of their calls."""
-    mesh._check_alive(what)
+    check_alive(mesh, what)
     answer = endpoint_of(mesh, function).call(*args)
-    if isinstance(answer, Gather):
+    if is_gather(answer):
         # Errors name the user's call.
         answer.method = what
     return answer
@@ -140,7 +141,7 @@ def _check(mesh: Any, timeout: float, *methods: str) -> ActorMesh:
     if not isinstance(mesh, ActorMesh):
         raise ArgumentError(f"mesh: expected a mesh of actors, got {type(mesh).__name__}")
     for method in methods:
-        method_of(mesh._state.cls, method)
+        method_of(state_of(mesh).cls, method)
     if not timeout > 0:
         raise ArgumentError(f"timeout: expected seconds above 0, got {timeout!r}")
     return mesh
@@ -175,17 +176,17 @@ class Save:
         self._stage = "taking the copies"
         self.names: list[list[str]] = []
         """Of each rank, what its state has at the top, once the copies are taken."""
-        node = mesh._node
+        node = node_of(mesh)
         self._copies = send(mesh, "checkpoint", worker.stage, node.proc, self._token, state, args)
         with _lock:
             self._before = _last.get(path)
             self.future: Promise[str] = in_thread(node, "checkpoint", self._run)
             """Done when the version is complete; its path."""
             _last[path] = self.future
-        self.future._when_done(self._leave)
+        when_done(self.future, self._leave)
 
     def _run(self) -> str:
-        first, count = self._mesh._member(0), len(self._mesh)
+        first, count = member_at(self._mesh, 0), len(self._mesh)
         try:
             self.names = list(self._get(self._copies).values())
             self._stage = f"waiting for another checkpoint to {self._path}"
@@ -204,7 +205,7 @@ class Save:
             raise
         finally:
             # After the copies, since copies made after the end would stay.
-            self._copies._when_done(self._end)
+            when_done(self._copies, self._end)
 
     def _get(self, future: Future[Any]) -> Any:
         self._wait(future)
@@ -214,9 +215,9 @@ class Save:
         try:
             future.exception(max(0.0, self._until - time.monotonic()))
         except CallTimeoutError:
-            missing = future._missing()  # pyright: ignore[reportPrivateUsage]
+            name, missing = state_of(self._mesh).name, missing_of(future)
             raise CallTimeoutError(
-                f"the checkpoint of {self._mesh._name} to {self._path} was not complete within {self._timeout:g} s: it "
+                f"the checkpoint of {name} to {self._path} was not complete within {self._timeout:g} s: it "
                 f"was given up while {self._stage}{missing}; versions before it are as they were"
             ) from None
 
@@ -249,12 +250,14 @@ def _steps(
         step: its name.
         args: gives the arguments for a position.
     """
-    node = mesh._node
-    targets = mesh._members_at()
-    gather: Gather[Any] = Gather(node, targets.peers, mesh.extent, mesh._name, what, lambda _, values: list(values))
+    node = node_of(mesh)
+    targets = targets_of(mesh)
+    gather: Gather[Any] = Gather(
+        node, targets.peers, mesh.extent, state_of(mesh).name, what, lambda _, values: list(values)
+    )
     for place, peer in enumerate(targets.peers):
         # In one piece: a service gets no separate buffers.
-        port = Port(node, node.proc, gather.port)
+        port: Port[Any] = Port(node, node.proc, gather.port)
         peer.send(ask_frame(node, request(worker.step, port, place, token, step, *args(place)), 0))
     gather.check()
     return gather

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from monarch._actors.ports import Port
+from monarch._actors.ports import Port, answer
+from monarch._core.kinds import class_of
 from monarch._node.current import current_node
 from monarch._node.remote_errors import pack_failure
 from monarch._node.services.registry import function_of, service
@@ -111,10 +112,10 @@ async def _load_awaited(actor: Any, version: Any, template: Awaitable[Any], load
 def _call(actor: Any, method: str, *args: Any) -> Any:
     if "." in method:
         return function_of(method)(actor, *args)
-    return method_of(type(actor), method)(actor, *args)
+    return method_of(class_of(actor), method)(actor, *args)
 
 
-def method_of(cls: type, name: str) -> Callable[..., Any]:
+def method_of(cls: type[Any], name: str) -> Callable[..., Any]:
     """Return a method of an actor class, endpoint or not; raise ArgumentError if it does not exist."""
     found = getattr(cls, name, None)
     found = getattr(found, "method", found)
@@ -144,7 +145,7 @@ def step(port: Port[Any], place: int, token: str, name: str, *args: Any) -> None
             status, (body, buffers) = m.RESULT, dumps(_STEPS[name](token, *args))
         except BaseException as error:
             status, body, buffers = m.ERROR, pack_failure(error, isinstance(error, MonarchError)), []
-        port._send(status, body, buffers, place)
+        answer(port, status, body, buffers, place)
 
     threading.Thread(target=run, name="monarch-checkpoint", daemon=True).start()
 

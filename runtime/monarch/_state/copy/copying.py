@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from monarch._core.kinds import is_mapping
 from monarch._core.reshard import SOURCE, Fetch, Holder, Plan, Planner
 from monarch._core.shapes.boxes import elements
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.adverbs import Endpoint, Undecorated
 from monarch._meshes.actors.ask import ask, endpoint_of
+from monarch._meshes.inside import member_at
 from monarch._node.current import current_node
-from monarch._node.future import Future, in_thread
+from monarch._node.future import Future, in_thread, when_done
 from monarch._state.copy.endpoints import CopyEndpoint, Shared, end, fetch, share, share_state
 from monarch.exceptions import ArgumentError, CallTimeoutError, MonarchError
 
@@ -91,7 +93,7 @@ class _Copy:
 
     def _share(self) -> tuple[list[CopyEndpoint], list[CopyEndpoint]]:
         answer = self._call(self._target, self._here)
-        if isinstance(self._source, Mapping):
+        if is_mapping(self._source):
             sources = [share_state(self._source, self._there)]
         else:
             sources = [
@@ -121,7 +123,7 @@ class _Copy:
         answers: list[Future[Any]] = []
         for index, fetches in phase.items():
             orders = [(each, *_place(each, sources, targets)) for each in fetches]
-            answers.append(endpoint_of(mesh._member(index), fetch).call_one(self._here, orders, self._timeout))
+            answers.append(endpoint_of(member_at(mesh, index), fetch).call_one(self._here, orders, self._timeout))
         failures: list[BaseException] = []
         for answer in answers:
             # Wait for each answer, so that nobody fetches after this ends.
@@ -138,7 +140,7 @@ class _Copy:
             # After the exports, however long they take, since later exports would stay.
             with contextlib.suppress(CallTimeoutError):
                 answer.exception(self._timeout)
-            answer._when_done(partial(_tell_end, mesh, token))
+            when_done(answer, partial(_tell_end, mesh, token))
 
 
 def _tell_end(mesh: ActorMesh, token: str, _: object) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from monarch._core.kinds import class_of
 from monarch._core.reshard import Fetch
 from monarch._core.shapes.boxes import Box, runs
 from monarch._node.current import current_node
@@ -44,7 +45,7 @@ _open: dict[str, tuple[dict[str, Local], list[int]]] = {}
 @service("copy.share", "actor")
 def share(actor: Any, method: str, token: str) -> Any:
     """Export the tensors that a method of an actor returns."""
-    function = getattr(type(actor), method, None)
+    function = getattr(class_of(actor), method, None)
     function = getattr(function, "method", function)
     if not callable(function):
         raise ArgumentError(f"{type(actor).__name__} has no method {method!r} that returns its state")

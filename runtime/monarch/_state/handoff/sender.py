@@ -10,6 +10,7 @@ from typing import Any
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.ask import ask, endpoint_of
+from monarch._meshes.inside import member_at, state_of, view_at
 from monarch._node.services.registry import name_of
 from monarch._state.handoff import receiver
 from monarch.exceptions import ArgumentError, MonarchError, SupervisionError
@@ -28,13 +29,13 @@ class StateTransfer:
 
     def __init__(self, mesh: ActorMesh, new: Sequence[int], source: int | None) -> None:
         self._mesh = mesh
-        self._new = [rank for rank in new if mesh._state.region.position_of(rank) is not None]
+        self._new = [rank for rank in new if state_of(mesh).region.position_of(rank) is not None]
         self._source = giver_of(mesh, self._new, source) if self._new else 0
 
     @staticmethod
     def check(meshes: Sequence[ActorMesh], named: bool) -> None:
         """Raise ArgumentError for a class without the two methods."""
-        able = [mesh for mesh in meshes if has_hooks(mesh._state.cls)]
+        able = [mesh for mesh in meshes if has_hooks(state_of(mesh).cls)]
         if not able or (named and len(able) < len(meshes)):
             raise ArgumentError(
                 "copy_from needs actors whose class has __getstate__ and __setstate__: the first returns what a "
@@ -56,7 +57,7 @@ class StateTransfer:
             take: service that gets the actor and the state.
             args: for ``give``.
         """
-        if not self._new or (give is receiver.state_of and not has_hooks(self._mesh._state.cls)):
+        if not self._new or (give is receiver.state_of and not has_hooks(state_of(self._mesh).cls)):
             return None
         token = secrets.token_hex(8)
         source = member_of(self._mesh, self._source)
@@ -84,23 +85,23 @@ def giver_of(mesh: ActorMesh, new: Sequence[int], source: int | None) -> int:
         new: base ranks of the receivers.
         source: the requested sender; None for any other.
     """
-    living = [rank for rank in mesh._state.region.base_ranks() if rank not in new]
+    living = [rank for rank in state_of(mesh).region.base_ranks() if rank not in new]
     if living and (source is None or source in living):
         return living[0] if source is None else source
     whose = "none of its actors survived" if source is None else f"rank {source} did not survive"
     raise SupervisionError(
-        f"{mesh._name} is healed, but {whose}, so there is no state to copy to {describe_ranks(new)}",
-        mesh=mesh._name,
+        f"{state_of(mesh).name} is healed, but {whose}, so there is no state to copy to {describe_ranks(new)}",
+        mesh=state_of(mesh).name,
         ranks=tuple(new),
     )
 
 
 def member_of(mesh: ActorMesh, rank: int) -> ActorMesh:
     """Return the actor of a base rank."""
-    region = mesh._state.region
+    region = state_of(mesh).region
     position = region.position_of(rank)
     assert position is not None
-    return mesh._view(region)._member(position)
+    return member_at(view_at(mesh, region), position)
 
 
 def has_hooks(cls: type) -> bool:

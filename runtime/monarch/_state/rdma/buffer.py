@@ -212,4 +212,4 @@ def _done(error: Exception | None) -> Future[None]:
 
 
 def _received(remote: tuple[Any, ...]) -> RDMABuffer:
-    return RDMABuffer._of(Remote(*remote))
+    return RDMABuffer._of(Remote(*remote))  # pyright: ignore[reportPrivateUsage]

@@ -12,7 +12,7 @@ import io
 import marshal
 import os
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from monarch._core.kinds import is_a, is_list, is_mapping
 from monarch.exceptions import DeviceMeshError
 
 Path = tuple[Any, ...]
@@ -172,7 +173,7 @@ class Whole:
 
 def states_in(state: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return a state with its top-level objects replaced by their states."""
-    if not isinstance(state, Mapping):
+    if not is_a(state, Mapping):
         raise ValueError(f"state: expected a dict of names to tensors and values, got {type(state).__name__}")
     return {key: value.state_dict() if is_stateful(value) else value for key, value in state.items()}
 
@@ -186,7 +187,7 @@ def is_stateful(value: Any) -> bool:
 
 def leaves_of(state: Any, path: Path = ()) -> Iterator[tuple[str, tuple[Path, Any]]]:
     """Yield the parts of a state by torch's names for them; a list without tensors or dicts is one part."""
-    for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
+    for key, value in _items(state):
         here = (*path, key)
         if _has_parts(value):
             yield from leaves_of(value, here)
@@ -194,8 +195,12 @@ def leaves_of(state: Any, path: Path = ()) -> Iterator[tuple[str, tuple[Path, An
             yield ".".join(map(str, here)), (here, value)
 
 
+def _items(state: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
+    return state.items() if is_mapping(state) else enumerate(state)
+
+
 def _has_parts(value: Any) -> bool:
-    if isinstance(value, list):
+    if is_list(value):
         return any(isinstance(each, torch.Tensor) or _has_parts(each) for each in value)
     return isinstance(value, Mapping)
 

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem
 
+from monarch._core.kinds import is_dict
 from monarch._tensors.checkpoints.files import RANK, Path, is_stateful, leaves_of, states_in
 from monarch.exceptions import ArgumentError
 
@@ -122,7 +123,7 @@ class _Planner(DefaultLoadPlanner):
 def put(state: Any, path: Path, value: Any) -> None:
     """Set a part of a state, creating missing dicts."""
     for key in path[:-1]:
-        if isinstance(state, dict) and key not in state:
+        if is_dict(state) and key not in state:
             state[key] = {}
         state = state[key]
     state[path[-1]] = value

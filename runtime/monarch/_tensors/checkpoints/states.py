@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from monarch._core.kinds import is_mapping
 from monarch._core.shapes.boxes import Box, box_of, elements
 from monarch._tensors.torch_compat import local_box
 from monarch.exceptions import ArgumentError
@@ -53,7 +54,7 @@ def locals_of(state: Any) -> dict[str, Local]:
     Raises:
         ArgumentError: it is not a mapping, has no tensor, or one of them cannot be copied.
     """
-    if not isinstance(state, Mapping):
+    if not is_mapping(state):
         raise ArgumentError(f"state: expected a mapping of names to tensors, got {type(state).__name__}")
     found = {name: local for name, value in _leaves(state, "") if (local := _local(name, value)) is not None}
     if not found:
@@ -64,7 +65,7 @@ def locals_of(state: Any) -> dict[str, Local]:
 def _leaves(state: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in state.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
+        if is_mapping(value):
             yield from _leaves(value, f"{name}.")
         else:
             yield name, value

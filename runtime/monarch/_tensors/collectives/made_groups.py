@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -30,7 +30,7 @@ class GroupSockets:
         """For each group under creation, the sockets from before."""
 
     @contextmanager
-    def opening(self) -> Iterator[None]:
+    def opening(self) -> Generator[None]:
         """Note the sockets that are opened meanwhile."""
         before = open_sockets()
         with self._lock:

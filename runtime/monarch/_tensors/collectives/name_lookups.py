@@ -12,7 +12,7 @@ import ctypes
 import functools
 import ipaddress
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import torch
@@ -35,7 +35,7 @@ class _ResolverState(ctypes.Structure):
 
 
 @contextlib.contextmanager
-def no_name_lookups(address: str) -> Iterator[None]:
+def no_name_lookups(address: str) -> Generator[None]:
     """Suppress DNS queries of this thread meanwhile, if the address needs none.
 
     Args:
@@ -95,7 +95,7 @@ class _Warnings:
         self._before = 0  # Guarded by _lock.
 
     @contextlib.contextmanager
-    def off(self) -> Iterator[None]:
+    def off(self) -> Generator[None]:
         level = _log_level()
         assert level is not None
         with self._lock:

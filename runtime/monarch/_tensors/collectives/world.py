@@ -20,7 +20,7 @@ from monarch._tensors.collectives.interfaces import choose_interface
 from monarch._tensors.collectives.made_groups import all_sockets, noted_sockets, observe_groups
 from monarch._tensors.collectives.store import find_store, meet
 from monarch._tensors.collectives.subgroups import make_subgroup
-from monarch._tensors.torch_compat import as_it_is, backend_of, begun, default_group, group_names, groups
+from monarch._tensors.torch_compat import as_it_is, backend_of, begun, default_group, group_names, groups, uuid_of
 from monarch.exceptions import GroupError
 
 BOTH = "cpu:gloo,cuda:nccl"
@@ -55,11 +55,13 @@ class World:
     devices: list[str]
     token: str
     """Unique to this generation, the same on all ranks."""
-    sockets: set[tuple[int, int]] = field(default_factory=set)
-    groups: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    sockets: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    groups: dict[tuple[int, ...], Any] = field(default_factory=dict[tuple[int, ...], Any])
     lock: threading.Lock = field(default_factory=threading.Lock)
-    turns: dict[tuple[int, ...], threading.Lock] = field(default_factory=dict)
-    making: dict[tuple[int, ...], set[tuple[int, int]]] = field(default_factory=dict)
+    turns: dict[tuple[int, ...], threading.Lock] = field(default_factory=dict[tuple[int, ...], threading.Lock])
+    making: dict[tuple[int, ...], set[tuple[int, int]]] = field(
+        default_factory=dict[tuple[int, ...], set[tuple[int, int]]]
+    )
     """Groups under creation, with the sockets from before."""
 
     def group(self, ranks: Sequence[int]) -> Any:
@@ -206,7 +208,7 @@ def own_device() -> str:
         return "cpu"
     index = torch.cuda.current_device()
     # The GPU's own id: the numbers depend on which GPUs a process sees.
-    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    uuid = uuid_of(index)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     return f"cuda {uuid}" if uuid else f"cuda {os.uname().nodename} {visible} {index}"
 

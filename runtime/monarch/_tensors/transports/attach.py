@@ -8,7 +8,7 @@ import os
 import threading
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -16,6 +16,9 @@ from monarch._procs.os.helpers import as_helper, be_helper, helper_cores
 from monarch._tensors.memory.registry import Remote
 from monarch._tensors.transports.base import Move, dropped, lost_meanwhile
 from monarch.exceptions import TransferError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _PIECES = 512
 """Pieces of memory in one system call; the kernel accepts 1024."""
@@ -250,11 +253,11 @@ def _transfer(pid: int, pieces: numpy.ndarray, writing: bool) -> None:
         pieces = _rest(pieces, moved)
 
 
-def _rest(pieces: numpy.ndarray, moved: int) -> numpy.ndarray:
+def _rest(pieces: NDArray[numpy.uint64], moved: int) -> NDArray[numpy.uint64]:
     """Return the rest of some pieces after their first bytes."""
     ends = numpy.cumsum(pieces[:, 2])
     first = int(numpy.searchsorted(ends, moved, "right"))
-    rest = pieces[first:].copy()
+    rest = numpy.array(pieces[first:])
     if len(rest):
         done = moved - (int(ends[first - 1]) if first else 0)
         rest[0, :2] += numpy.uint64(done)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
@@ -61,7 +61,7 @@ def _call(name: str, *arguments: Any) -> None:
 
 
 @contextmanager
-def _on(device: str) -> Iterator[None]:
+def _on(device: str) -> Generator[None]:
     """Finish pending work on a GPU, and bind driver calls of this thread to it."""
     with torch.cuda.device(device):
         # A new thread has no context before torch uses the GPU there.

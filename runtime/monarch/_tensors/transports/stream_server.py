@@ -132,7 +132,7 @@ class StreamServer:
     def _answer(self, connection: socket.socket, what: int, key: int, count: int) -> None:
         if not 0 < count <= MOST or what not in (READ, WRITE):
             raise EOFError("invalid request")
-        spans = numpy.frombuffer(receive(connection, count * SPAN), numpy.int64).reshape(-1, 2)
+        spans = numpy.reshape(numpy.frombuffer(receive(connection, count * SPAN), numpy.int64), (-1, 2))
         memory = self._registry.get(key)
         status = FINE
         if memory is None:

@@ -12,7 +12,7 @@ import mmap
 import os
 import stat
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from monarch._wire.bulk.segments import HEADER, BulkRef, map_file
 from monarch.exceptions import SupervisionError
@@ -30,7 +30,7 @@ class Mappings:
     def __init__(self, on_release: Callable[[tuple[int, int]], None]) -> None:
         self._on_release = on_release
 
-    def open(self, ref: BulkRef | Sequence) -> list[memoryview]:
+    def open(self, ref: BulkRef) -> list[memoryview]:
         """Return the buffers, writable and private to this call. If this raises, the release has been called already.
 
         Raises:

@@ -75,7 +75,8 @@ def _run() -> None:
 def _renew() -> None:
     global _queue, _lock, _running, _pending
     # A fork has only its own thread, and its parent prints the pending texts.
-    _queue, _lock, _running, _pending = SimpleQueue(), threading.RLock(), False, 0
+    _queue = SimpleQueue()
+    _lock, _running, _pending = threading.RLock(), False, 0
 
 
 os.register_at_fork(after_in_child=_renew)

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from monarch._core.frames import frame_of
 from monarch._wire.receiving.checks import Check, watched
 
 VARIABLE = "MONARCH_DEBUG"
@@ -73,7 +74,7 @@ class Watch:
             if now is None or now is told or time.monotonic() - now[1] < LIMIT:
                 continue
             told = now
-            frame = sys._current_frames().get(now[0])
+            frame = frame_of(now[0])
             stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
             if self._now is now:
                 print(

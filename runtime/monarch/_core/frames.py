@@ -1,0 +1,24 @@
+"""The frame of a thread of this process, and the exception that it handles."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any, cast
+
+
+def frame_of(ident: int) -> FrameType | None:
+    """Return the innermost Python frame of a thread; None if the thread has ended."""
+    return sys._current_frames().get(ident)  # pyright: ignore[reportPrivateUsage]
+
+
+def handled_by(ident: int) -> BaseException | None:
+    """Return the exception that a thread handles in an ``except`` or ``finally`` clause; None if it handles none."""
+    found: Any = sys._current_exceptions().get(ident)  # pyright: ignore[reportPrivateUsage]
+    # A tuple before Python 3.12.
+    return cast("Any", found)[1] if isinstance(found, tuple) else found
+
+
+def caller(depth: int = 1) -> FrameType:
+    """Return the frame of the function that called the caller of this, or one further out."""
+    return sys._getframe(depth + 1)  # pyright: ignore[reportPrivateUsage]
