@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from leaks import wait_until
+from monarch._groups.breaking import doom
+from monarch._meshes.actors.ask import ask
 from monarch._node.remote_errors import unpack_failure
 from monarch.actor import Actor, Channel, current_rank, endpoint, send
 from monarch.distributed import group
@@ -173,6 +175,13 @@ def test_constructors_waiting_for_failed_one_are_freed(procs: Callable[..., Any]
             built.initialized.get(20)
         works(trainers)
         freed(built)
+
+
+def test_ranks_without_that_constructor_keep_their_groups(trainers: Any) -> None:
+    # A rank may be told of the failure when it already makes the groups of a later call.
+    told = ask(trainers, doom, "built-1", "elsewhere", 7, "the constructor of built failed on rank 1", [1])
+    assert told.get(20) == {0: 0, 1: 0, 2: 0}
+    works(trainers)
 
 
 class LateBuilder(Actor):

@@ -60,13 +60,15 @@ def doom(key: str, src: str, port: int, reason: str, failed: Sequence[int]) -> i
         failed: ranks of this process mesh whose constructors raised.
 
     Returns:
-        The generation in whose groups it may wait; 0 if there are none.
+        The generation in whose groups it may wait; 0 if there are none, or if the constructor has ended.
     """
     own = local_rendezvous()
     mailbox = actors_of(current_node()).here.get(key)
-    if mailbox is not None and mailbox.is_coming:
-        own.calls.doom(src, port, reason, failed)
-        own.calls.free(src, port, reason)
+    if mailbox is None or not mailbox.is_coming:
+        # Later calls may be making the groups that this rank has now.
+        return 0
+    own.calls.doom(src, port, reason, failed)
+    own.calls.free(src, port, reason)
     return own.usable_generation()
 
 

@@ -45,7 +45,7 @@ from monarch._wire.receiving.aside import flush as flush_told
 from monarch.config import CHECK_COLLECTIVES
 
 _FLUSH_EVERY = 0.05
-_FLUSH_IDLE = 1.0
+_FLUSH_IDLE = 4.0
 _LAST_WORDS = 2.0
 """Seconds to send remaining messages before a forced exit."""
 _SWITCH_S = 0.001
