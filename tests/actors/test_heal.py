@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
@@ -30,6 +31,10 @@ class Counter(Actor):
     @endpoint
     def who(self) -> tuple[int, int]:
         return current_rank().rank, os.getpid()
+
+    @endpoint
+    def parent(self) -> int:
+        return os.getppid()
 
     @endpoint
     def total(self) -> float:
@@ -106,6 +111,24 @@ def test_heal_of_several_again_and_none(procs: Callable[..., Any]) -> None:
         assert [rank for rank, _ in values(counters.who.call())] == [0, 1, 2, 3]
     pids = values(counters.who.call())
     assert heal_mesh(mesh) is mesh and values(counters.who.call()) == pids
+
+
+def test_heal_waits_for_deaths_that_are_not_reported_yet(procs: Callable[..., Any]) -> None:
+    counters = procs(2).spawn("counters", Counter, 0)
+    pids = [pid for _, pid in values(counters.who.call())]
+    agent = values(counters.parent.call())[0]
+    os.kill(agent, signal.SIGSTOP)
+    try:
+        os.kill(pids[1], signal.SIGKILL)
+        with ThreadPoolExecutor(1) as pool:
+            healed = pool.submit(heal_mesh, counters)
+            # Without the agent's report it would end at once, with nothing to do.
+            wait([healed], 0.5)
+            os.kill(agent, signal.SIGCONT)
+            healed.result(60)
+    finally:
+        os.kill(agent, signal.SIGCONT)
+    assert [pid == old for (_, pid), old in zip(values(counters.who.call()), pids, strict=True)] == [True, False]
 
 
 def test_heal_recreates_all_actors_of_a_rank(procs: Callable[..., Any]) -> None:
@@ -329,6 +352,10 @@ class Replica(Actor):
         return current_rank().rank, os.getpid()
 
     @endpoint
+    def parent(self) -> int:
+        return os.getppid()
+
+    @endpoint
     def total(self) -> float:
         return self.model["w"].sum().item()
 
@@ -392,6 +419,10 @@ from monarch.testing import local_hosts
 class A(Actor):
     @endpoint
     def pids(self): return os.getpid(), os.getppid()
+    @endpoint
+    def parent(self) -> int:
+        return os.getppid()
+
     @endpoint
     def total(self):
         import torch

@@ -21,6 +21,7 @@ from monarch._meshes.registry import meshes_of
 from monarch._node.future import Future, Ready
 from monarch._node.gather import Gather
 from monarch._node.node import Node
+from monarch._supervision.late_deaths import await_deaths
 from monarch._wire import messages as m
 from monarch.exceptions import MonarchError, SpawnError, StoppedError
 
@@ -83,6 +84,7 @@ def _replace(shared: ProcsState, node: Node, ranks: Sequence[int], timeout: floa
 def _replace_dead(shared: ProcsState, node: Node, until: float, hosts: Sequence[str]) -> set[int]:
     """Replace dead processes and return their ranks."""
     replaced: set[int] = set()
+    await_deaths(node, [shared.procs.proc(rank) for rank in range(shared.procs.size)])
     for attempt in range(_TRIES):
         dead = dead_ranks(shared, node)
         if not dead:

@@ -1,0 +1,48 @@
+"""Deaths that this process has not heard of yet: a heal asks the host agents first."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from monarch._core.kinds import is_dict
+from monarch._node.node_like import NodeLike
+from monarch._node.services.asking import Answers
+from monarch._procs.agent.services import states
+from monarch._procs.session_folder import host_of
+
+_PATIENCE = 2.0
+"""Seconds to wait for the agents; an agent that is stopped does not hold up a heal for longer."""
+_ENDED = ("", "Z", "X")
+"""Letters of ``/proc/PID/stat`` for processes that have ended and that the agent has not reported."""
+
+
+def await_deaths(node: NodeLike, procs: Sequence[str]) -> None:
+    """Wait until this process knows the deaths of all processes that have ended.
+
+    An agent reports a death before it answers a later request, so one answer without ended processes suffices.
+    """
+    until = time.monotonic() + _PATIENCE
+    hosts = {host_of(proc) for proc in procs if node.peers.get(proc).dead is None}
+    agents = [agent for host in sorted(hosts) if node.peers.get(agent := f"{host}/agent").dead is None]
+    while agents and time.monotonic() < until:
+        agents = _with_ended(node, agents, set(procs), until)
+
+
+def _with_ended(node: NodeLike, agents: list[str], procs: set[str], until: float) -> list[str]:
+    """Ask agents and return those that have not reported all deaths."""
+    left, found, all_said = set(agents), list[str](), threading.Event()
+
+    def heard(agent: str, answer: Any) -> None:
+        left.discard(agent)
+        if is_dict(answer) and any(answer.get(proc, "R")[0] in _ENDED for proc in procs):
+            found.append(agent)
+        if not left:
+            all_said.set()
+
+    answers = Answers(node, agents, states(sorted(procs)), heard)
+    all_said.wait(max(0.0, until - time.monotonic()))
+    answers.close()
+    return found
