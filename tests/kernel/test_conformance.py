@@ -11,7 +11,7 @@ import jupyter_kernel_test
 import pytest
 
 from kernels import Notebook
-from leaks import Kit, processes, wait_until
+from leaks import Kit, pids_named, processes, wait_until
 
 
 class TestConformance(jupyter_kernel_test.KernelTests):
@@ -44,9 +44,11 @@ class TestConformance(jupyter_kernel_test.KernelTests):
 
     @classmethod
     def setUpClass(cls) -> None:
+        before = set(processes())
         super().setUpClass()
-        # The kernel warms up in the background; its processes are not leaks.
-        assert wait_until(lambda: {"monarch-agent", "monarch-spare"} <= set(processes().values()), 60)
+        # The kernel warms up in the background; its processes are not leaks, nor are those of other kernels its own.
+        for name in ("monarch-agent", "monarch-spare"):
+            assert wait_until(lambda name=name: pids_named(name, before=before), 60)
 
 
 def test_kernel_runs_plain_python(notebook: Notebook) -> None:
