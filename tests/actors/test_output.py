@@ -335,7 +335,9 @@ def test_output_hook_may_call_ranks(procs: Any, lines: list[Line]) -> None:
     output = need_session(current_node()).output
     output.on_line = ask
     prints.say.call("one").get(timeout=20)
-    assert wait_until(lambda: texts(lines) == ["one"] and answers == [2])
+    # On a busy machine the lines of the two ranks may not be merged.
+    assert wait_until(lambda: set(texts(lines)) == {"one"} and len(answers) == len(lines)), (lines, answers)
+    assert set(answers) == {2}
 
 
 def test_failing_output_hook_does_not_end_output(

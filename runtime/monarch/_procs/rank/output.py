@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, cast
+from weakref import finalize
 
 from monarch._procs.os import posix
 from monarch._procs.rank.text_streams import RankText
@@ -168,8 +169,9 @@ class _Source:
     def __init__(self, name: str, fd: int) -> None:
         self.name = name
         # A separate open: writers keep the position of their own locked while they write.
-        self._file = os.fdopen(os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC), "rb", 0)
-        self.fd = self._file.fileno()
+        self.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        # At the end of a process its last output is still read.
+        finalize(self, os.close, self.fd).atexit = False
         self.taken = 0
         self.freed = 0
 
