@@ -6,8 +6,10 @@ ipykernel is not imported here: an IPython shell without a kernel loads this fil
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
+from io import StringIO
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
@@ -18,6 +20,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _SHELL: Any = InteractiveShell
 _RUN_CODE: CodeType = _SHELL.run_code.__code__
+_MOST_TRANSFORMS = 5000
+"""Magics and commands of one cell."""
 
 
 def line_magic(name: str) -> Callable[[_Function], _Function]:
@@ -66,6 +70,11 @@ def show_traceback(shell: Any, kind: type[BaseException], error: BaseException, 
     shell._showtraceback(kind, error, lines)
 
 
+def syntax_lines(shell: Any, error: SyntaxError) -> list[str]:
+    """Return the lines that IPython shows for a syntax error: the line of the cell, a caret, the message."""
+    return shell.SyntaxTB.structured_traceback(type(error), error, [])
+
+
 def cell_number(shell: Any, filename: str) -> int | None:
     """Return the number of the cell whose code has this file name; None if no cell has."""
     return shell.compile._filename_map.get(filename)
@@ -82,3 +91,48 @@ def publish(kernel: Any, kind: str, content: dict[str, Any], parent: Any, topic:
         topic: for subscribers to select by; empty for the kind of the message.
     """
     kernel.session.send(kernel.iopub_socket, kind, content, parent=parent, ident=(topic or kind).encode())
+
+
+def transformed(shell: Any, text: str) -> str:
+    """Return a cell with IPython's syntax rewritten as Python, each statement on its own lines.
+
+    Code that is not Python even then is returned as it is.
+    """
+    manager = shell.input_transformer_manager
+    lines: list[str] = text.splitlines(keepends=True)
+    # IPython drops empty lines at the top.
+    above = next((number for number, line in enumerate(lines) if line.strip()), 0)
+    for transform in manager.cleanup_transforms + manager.line_transforms:
+        lines = transform(lines)
+    for _ in range(_MOST_TRANSFORMS):
+        changed, after = manager.do_one_token_transform(lines)
+        if not changed:
+            break
+        lines = _padded(lines, after)
+    return "".join(["\n"] * above + lines)
+
+
+def _padded(before: list[str], after: list[str]) -> list[str]:
+    """Return lines with empty ones below a statement that a transform has joined into one line."""
+    missing = len(before) - len(after)
+    at = next((n for n, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), len(after) - 1)
+    return after[: at + 1] + ["\n"] * missing + after[at + 1 :]
+
+
+def has_automagic(shell: Any) -> bool:
+    """Return whether a line may begin with the name of a magic, without the percent sign."""
+    return bool(shell.automagic)
+
+
+def capturing_streams() -> dict[str, Any]:
+    """Return the standard streams that are in memory now, by name, as in a ``%%capture`` cell.
+
+    Only plain ones: the thread that writes to them runs no code of users.
+    """
+    streams: dict[str, Any] = {"stdout": sys.stdout, "stderr": sys.stderr}
+    return {name: stream for name, stream in streams.items() if type(stream) is StringIO}
+
+
+def captures(publisher: Any) -> bool:
+    """Return whether a publisher of displays keeps them for ``%%capture``."""
+    return isinstance(publisher, import_module("IPython.core.displaypub").CapturingDisplayPublisher)

@@ -16,6 +16,7 @@ from ipykernel.ipkernel import IPythonKernel
 
 import monarch_kernel
 from monarch._kernel_api import leave_if_forked, watch_forks
+from monarch_kernel.cells.breakpoints import Breakpoints
 from monarch_kernel.compat import cancels_awaits, runs_cell
 
 _AGAIN = 0.02
@@ -42,6 +43,7 @@ class MonarchKernel(IPythonKernel):
     def __init__(self, **kwargs: Any) -> None:
         # ipykernel types few of its methods.
         super().__init__(**kwargs)  # pyright: ignore[reportUnknownMemberType]
+        self._breakpoints = Breakpoints()
         monarch_kernel.load_ipython_extension(self.shell)
         watch_forks()
         # A child forked by a cell is no kernel: it ends where the cell does.
@@ -120,12 +122,22 @@ class MonarchKernel(IPythonKernel):
         return {"status": "ok", "found": True, "data": {"text/plain": text}, "metadata": {}}
 
     def do_is_complete(self, code: str) -> Any:
-        """Return whether a cell is complete; for a ``%%mesh`` cell, whether its body is."""
-        first, newline, body = code.partition("\n")
-        if first.startswith("%%mesh") and newline:
-            status, indent = _shell(self).input_transformer_manager.check_complete(body)
-            return {"status": status, "indent": " " * (indent or 0)} if status == "incomplete" else {"status": status}
-        return super().do_is_complete(code)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        """Return whether a cell is complete; a ``%%mesh`` cell is when it ends in an empty line, and its body is."""
+        answer: dict[str, Any] = super().do_is_complete(code)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        first, _, body = code.partition("\n")
+        if answer["status"] != "complete" or not first.startswith("%%mesh") or body.lstrip().startswith("%%"):
+            return answer
+        status, indent = _shell(self).input_transformer_manager.check_complete(body)
+        return {"status": status, "indent": " " * (indent or 0)} if status == "incomplete" else answer
+
+    async def do_debug_request(self, msg: dict[str, Any]) -> Any:
+        """Answer a request of a debugger; breakpoints in cells that run on ranks are refused."""
+        refused = self._breakpoints.refused(msg)
+        if refused is not None:
+            return refused
+        reply: Any = await super().do_debug_request(msg)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        self._breakpoints.dumped(msg, reply)
+        return reply
 
     def do_shutdown(self, restart: bool) -> Any:
         """End the meshes with the kernel."""

@@ -15,8 +15,9 @@ from typing import Any
 from monarch._kernel_api import is_ours
 from monarch.exceptions import MonarchError
 from monarch_kernel.cells.running import Running
+from monarch_kernel.cells.source import CellSyntaxError
 from monarch_kernel.cells.stop import Stopped, uninterrupted
-from monarch_kernel.compat import cell_number, show_traceback
+from monarch_kernel.compat import cell_number, show_traceback, syntax_lines
 from monarch_kernel.output.render import CellStopped
 
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(?P<kind>cell|line)_magic\('(?P<name>\w+)', '(?P<line>(?:[^'\\]|\\.)*)'")
@@ -28,7 +29,8 @@ def install(shell: Any) -> None:
     # HeaderError is a ValueError, like the other errors about invalid lines.
     from monarch_kernel.magics.header import HeaderError
 
-    shell.set_custom_exc((MonarchError, HeaderError, KeyboardInterrupt, asyncio.CancelledError), show)
+    kinds = (MonarchError, HeaderError, CellSyntaxError, KeyboardInterrupt, asyncio.CancelledError)
+    shell.set_custom_exc(kinds, show)
 
 
 def show(
@@ -40,6 +42,9 @@ def show(
 
 
 def _show(shell: Any, kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+    if isinstance(error, CellSyntaxError):
+        show_traceback(shell, kind, error, syntax_lines(shell, error))
+        return
     lines = [f"{kind.__name__}: {error}" if str(error) else kind.__name__]
     if isinstance(error, asyncio.CancelledError):
         if not getattr(getattr(shell, "kernel", None), "stopped_await", False):

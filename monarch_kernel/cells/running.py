@@ -32,6 +32,7 @@ from monarch._kernel_api import (
 from monarch.exceptions import ActorError, CallTimeoutError, DeviceMeshError, MonarchError
 from monarch_kernel.cells.calls import ahead_of
 from monarch_kernel.cells.delivery import await_delivery, deliver
+from monarch_kernel.cells.source import Source
 
 STOPPED = "a stop ended a collective half way; use the group again to make a new one"
 _DEAD = "SupervisionError"
@@ -178,7 +179,7 @@ class Run(Running):
 
     Args:
         name: of the cell in tracebacks.
-        source: its text.
+        source: its text and code.
         views: the namespaces that it runs in; together they hold the ranks of the cell.
         port: receives its displays.
         inside: whether the views are of user actors, inside which the cell runs, rather than of namespaces.
@@ -188,7 +189,7 @@ class Run(Running):
     def __init__(
         self,
         name: str,
-        source: str,
+        source: Source,
         views: list[ActorMesh],
         port: Any,
         inside: bool = False,
@@ -207,7 +208,9 @@ class Run(Running):
             )
         endpoints = [endpoint_of(view, run_in_actor) if inside else view.run for view in views]
         with at_once():
-            futures = [cast("Gather[Any]", endpoint.call(source, name, port)) for endpoint in endpoints]
+            futures = [
+                cast("Gather[Any]", endpoint.call(source.code, name, port, source.shown)) for endpoint in endpoints
+            ]
         super().__init__(name, futures, frozenset() if inside else frozenset(future.actor for future in futures))
         for future in futures:
             # When a rank dies, the others are interrupted.
@@ -257,7 +260,7 @@ class Run(Running):
             return CellResult(None, None, CellError(type(error).__name__, text, 0, "", str(error), False), 0.0)
         here = dead.at is not None and self.name == f"cell [{dead.at.number}]"
         line = dead.at.line if dead.at is not None and here else 0
-        lines = self.source.splitlines()
+        lines = self.source.typed.splitlines()
         source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
         # Its last output, and the ranks that are alive.
         more = "\n".join(str(error).splitlines()[1:])

@@ -6,7 +6,11 @@ import ast
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from monarch_kernel.cells.source import Source
+
 _KINDS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_SETTINGS = ("cd", "env", "matplotlib", "set_env")
+"""Line magics that new ranks run too."""
 _MOST = 1000
 """Cells that are kept; the oldest are dropped."""
 
@@ -22,6 +26,8 @@ class Defined(NamedTuple):
     """Where it ran."""
     everywhere: bool = False
     """Whether it ran on all ranks, so that later ranks get it too."""
+    shown: str = ""
+    """The cell as typed, for tracebacks, if it has magics."""
 
 
 class Definitions:
@@ -43,21 +49,21 @@ class Definitions:
         """Drop all."""
         self._cells.clear()
 
-    def record(self, name: str, source: str, ranks: Sequence[int], total: int = 0, whole: bool = False) -> None:
+    def record(self, name: str, source: Source, ranks: Sequence[int], total: int = 0, whole: bool = False) -> None:
         """Record a cell that succeeded on some ranks.
 
         Args:
             name: of the cell in tracebacks.
-            source: its text.
+            source: its text and code.
             ranks: where it ran.
             total: number of ranks of the mesh.
             whole: whether new ranks run the whole cell, not only its definitions.
         """
-        text = source if whole else definitions_of(source)
+        text = source.code if whole else definitions_of(source.definitions)
         if text:
             # The same text again, as after "run all cells", must not run twice.
             self._cells = [each for each in self._cells if each.text != text or not each.ranks <= set(ranks)]
-            self._cells.append(Defined(name, text, frozenset(ranks), len(set(ranks)) == total))
+            self._cells.append(Defined(name, text, frozenset(ranks), len(set(ranks)) == total, source.shown))
             del self._cells[:-_MOST]
 
     def of(self, rank: int) -> list[Defined]:
@@ -80,7 +86,7 @@ def names_in(text: str) -> list[str]:
 
 
 def definitions_of(source: str) -> str:
-    """Return the top-level imports, functions and classes of a cell, all else blank; empty if it has none."""
+    """Return the top-level imports, functions, classes, ``%cd`` and ``%env`` of a cell, all else blank, or nothing."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -89,7 +95,7 @@ def definitions_of(source: str) -> str:
     kept = [""] * len(lines)
     any_kept = False
     for node in tree.body:
-        if isinstance(node, _KINDS):
+        if isinstance(node, _KINDS) or _is_setting(node):
             first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
             # A semicolon may separate it from other code on the line.
             if first == node.end_lineno:
@@ -100,3 +106,15 @@ def definitions_of(source: str) -> str:
                 kept[first - 1 : node.end_lineno] = lines[first - 1 : node.end_lineno]
             any_kept = True
     return "\n".join(kept).rstrip() if any_kept else ""
+
+
+def _is_setting(node: ast.stmt) -> bool:
+    """Return whether a statement is a magic that changes its process as a whole."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    return (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "run_line_magic"
+        and isinstance(call.args[0], ast.Constant)
+        and call.args[0].value in _SETTINGS
+    )

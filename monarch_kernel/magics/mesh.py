@@ -30,6 +30,7 @@ from monarch.exceptions import CallTimeoutError, DeviceMeshError, MonarchError
 from monarch_kernel.cells.checkpoints import Saving
 from monarch_kernel.cells.handle import Handle
 from monarch_kernel.cells.running import Run, Running
+from monarch_kernel.cells.source import read
 from monarch_kernel.cells.stop import Stopped, stop_ranks, uninterrupted
 from monarch_kernel.compat import cell_magic, line_magic
 from monarch_kernel.editing.edit import Editor
@@ -227,6 +228,7 @@ class MeshMagics(Magics):
     def _start(self, actors: ActorMesh, header: Header, cell: str, inside: bool) -> tuple[Run, Displays]:
         # The number that the notebook shows; the shell's own counter may be at the next cell already.
         name = f"cell [{self.shell.displayhook.prompt_count}]"
+        source = read(self.shell, cell, name)
         views = choose(actors, header)
         displays = Displays(self.shell, sum(len(view) for view in views), len(actors), header.quiet)
         streams = self._attach_streams()
@@ -234,7 +236,7 @@ class MeshMagics(Magics):
         try:
             with streams.hiding(not header.quiet) if hidden else nullcontext():
                 preview = None if header.quiet else self._previewer(len(actors))
-                run = Run(name, cell, views, displays.port, inside, preview)
+                run = Run(name, source, views, displays.port, inside, preview)
         except BaseException:
             displays.close()
             raise

@@ -184,7 +184,7 @@ class Mesh:
         try:
             defined = self.definitions.of(rank)
             for each in defined:
-                result: CellResult = cells.run.call_one(each.text, each.name, port).get()
+                result: CellResult = cells.run.call_one(each.text, each.name, port, each.shown).get()
                 if result.error is not None:
                     raise MonarchError(
                         f"rank {rank} was replaced, but the definitions of {each.name} failed there: "

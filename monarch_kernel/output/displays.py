@@ -7,7 +7,7 @@ from threading import Event
 from typing import Any
 
 from monarch._kernel_api import Channel, current_node
-from monarch_kernel.compat import publish
+from monarch_kernel.compat import captures, publish
 from monarch_kernel.output.render import bundle_of_ranks
 
 _WINDOW = 0.3
@@ -27,11 +27,12 @@ class Displays:
     """
 
     def __init__(self, shell: Any, count: int, total: int, quiet: bool) -> None:
-        self._shell = shell
         self._count = count
         self._total = total
         self._quiet = quiet
         self._kernel = getattr(shell, "kernel", None)
+        self._publisher = shell.display_pub
+        """Of the running cell; ``%%capture`` replaces it."""
         # The current cell; it may have ended when a display arrives.
         self._parent = self._kernel.get_parent("shell") if self._kernel is not None else None
         # From here on, used by the lane only.
@@ -80,8 +81,8 @@ class Displays:
         bundle = bundle_of_ranks(sorted(bundles.items()), self._total)
         if bundle is None:
             return
-        if self._kernel is None:
-            self._shell.display_pub.publish(bundle)
+        if self._kernel is None or captures(self._publisher):
+            self._publisher.publish(bundle)
             return
         content = {"data": bundle, "metadata": {}, "transient": {}}
         publish(self._kernel, "display_data", content, self._parent)

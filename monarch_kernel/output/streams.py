@@ -25,7 +25,7 @@ from monarch._kernel_api import (
     show_blocks,
 )
 from monarch_kernel.cells.calls import Calls
-from monarch_kernel.compat import publish
+from monarch_kernel.compat import capturing_streams, publish
 from monarch_kernel.output.log import OutputLog
 
 _REMEMBERED = 10_000
@@ -85,6 +85,8 @@ class Streams:
         self._told: set[tuple[str, int]] = set()
         """The cells and calls whose wait was reported."""
         self._watching = False
+        self._captured: dict[int, dict[str, Any]] = {}
+        """Ports of calls from a ``%%capture`` cell: the streams in memory that take their output."""
         self._hiding: dict[int, bool] = {}
         """Threads whose calls are hidden from the start, and whether their output is collected."""
         node.ports.opened.subscribe(self.opened)
@@ -114,6 +116,11 @@ class Streams:
             self.hidden[port] = Excerpt(_COLLECTED, _COLLECTED) if collect else None
         if self._kernel is None:
             return
+        captured = capturing_streams()
+        if captured and collect is None:
+            self._captured[port] = captured
+            if len(self._captured) > _REMEMBERED:
+                self._captured.pop(next(iter(self._captured)), None)
         self.calls.opened(port, self._kernel.shell.displayhook.prompt_count)
         self._watch()
         self._parents[port] = self._kernel.get_parent("shell")
@@ -182,6 +189,10 @@ class Streams:
             if self._kernel is None:
                 show_blocks([block])
                 continue
+            captured = self._captured.get(port, {}).get(block.stream)
+            if captured is not None:
+                captured.write(text)
+                continue
             owner = self._parents.get(port) or self._kernel.get_parent("shell")
             if texts and (owner is not parent or block.stream != stream):
                 self._show("".join(texts), stream, parent)
@@ -194,7 +205,7 @@ class Streams:
     def unfinished(self, blocks: Sequence[Block]) -> None:
         """Show unfinished lines, such as progress bars, in place of their last state."""
         port = _port_of(blocks[0])
-        if port in self.hidden:
+        if port in self.hidden or blocks[-1].stream in self._captured.get(port, ()):
             return
         parent = self._parents.get(port) or self._kernel.get_parent("shell")
         text = "  ".join(block.prefixed()[:-1] for block in blocks)[:_UNFINISHED]

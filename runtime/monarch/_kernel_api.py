@@ -102,6 +102,9 @@ if TYPE_CHECKING:
     from monarch._notebook.execute import CellError as CellError
     from monarch._notebook.execute import CellResult as CellResult
     from monarch._notebook.inside import run_in_actor as run_in_actor
+    from monarch._notebook.magics.names import LINE as LINE_MAGICS
+    from monarch._notebook.magics.names import PYTHON_CELLS as PYTHON_CELL_MAGICS
+    from monarch._notebook.magics.names import why_missing as why_no_magic
     from monarch._notebook.namespace import Namespace as Namespace
     from monarch._notebook.reload import forget as forget
     from monarch._notebook.reload import reload_here as reload_here
@@ -184,6 +187,7 @@ _WHERE = {
     "monarch._notebook.copied": "give_copies=give take_copies=take",
     "monarch._notebook.execute": "CellError CellResult",
     "monarch._notebook.inside": "run_in_actor",
+    "monarch._notebook.magics.names": "LINE_MAGICS=LINE PYTHON_CELL_MAGICS=PYTHON_CELLS why_no_magic=why_missing",
     "monarch._notebook.namespace": "Namespace",
     "monarch._notebook.reload": "forget reload_here renamed restore",
     "monarch._procs.agent.services": "states",

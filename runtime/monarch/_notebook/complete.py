@@ -69,6 +69,12 @@ def inspect_name(name: str, variables: dict[str, Any]) -> str | None:
     return f"{head}\n\n{document}".rstrip()
 
 
+def value_of(name: str, variables: dict[str, Any]) -> tuple[Any, bool]:
+    """Return the value of a dotted name, and whether there is one."""
+    value = _value(name, variables)
+    return (None, False) if value is _NOTHING else (value, True)
+
+
 _NOTHING: Any = object()
 
 

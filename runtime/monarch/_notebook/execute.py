@@ -11,17 +11,19 @@ import traceback
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pickle import PickleBuffer
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from monarch._groups.failures import broke, note_failure
 from monarch._node.remote_errors import Outcome, fold_frames, is_consequence
 from monarch._notebook.marks import marked, unmark
+from monarch._notebook.running_cell import RunningCell, running_cell
 from monarch._notebook.show import Bundle, Display, bundle_of, portable
 from monarch._procs.zygote.user_forks import leave_if_forked
 from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import SerializationError
 
 Steps: TypeAlias = Generator[Any, Any, "CellResult"]
+_Ended = TypeVar("_Ended")
 
 RESULT_LIMIT = 64 << 20
 """Bytes of a cell's value that come back; of a larger one only what it shows."""
@@ -80,7 +82,7 @@ class CellResult(Outcome):
         return self.error is not None
 
 
-def run(steps: Steps) -> CellResult:
+def run(steps: Generator[Any, Any, _Ended]) -> _Ended:
     """Run a cell to its end in this thread."""
     send: Any = None
     while True:
@@ -119,25 +121,28 @@ def steps_of(
     display: Display,
     sink: Any,
     change: ast.NodeTransformer | None = None,
+    typed: str = "",
 ) -> Steps:
     """Return a cell in a namespace, to be run; what it raises is a part of the result.
 
     It gives what the cell awaits, and is sent what that comes to.
 
     Args:
-        source: its text.
+        source: its code.
         name: what tracebacks call it.
         variables: the namespace.
         display: what shows values meanwhile.
         sink: where they are shown.
         change: changes the code before it runs.
+        typed: its text as the user typed it, on the same lines, if that has magics.
     """
     begun = time.perf_counter()
-    lines = source.splitlines(keepends=True)
-    linecache.cache[name] = (len(source), None, lines, name)
+    lines = (typed or source).splitlines(keepends=True)
+    linecache.cache[name] = (len(typed or source), None, lines, name)
+    before = running_cell.set(RunningCell(name, variables, display, change))
     try:
         with display.to(sink):
-            value, shown = yield from _execute(source, name, variables, change)
+            value, shown = yield from execute_code(source, name, variables, change)
             bundle = bundle_of(value) if shown and value is not None else None
     except BaseException as error:
         leave_if_forked(error)
@@ -146,6 +151,7 @@ def steps_of(
         failed.freed, failed.broken = is_consequence(freed), broke(error)
         return CellResult(None, None, failed, time.perf_counter() - begun)
     finally:
+        running_cell.reset(before)
         unmark()
     leave_if_forked()
     if bundle is not None:
@@ -154,10 +160,10 @@ def steps_of(
     return CellResult(bundle, sealed, None, time.perf_counter() - begun)
 
 
-def _execute(
+def execute_code(
     source: str, name: str, variables: dict[str, Any], change: ast.NodeTransformer | None
 ) -> Generator[Any, Any, tuple[Any, bool]]:
-    """Return the value of the last expression, and whether it is to be shown."""
+    """Run code, giving what it awaits; return the value of its last expression, and whether that is to be shown."""
     tree = ast.parse(source, name)
     last: ast.Expr | None = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):

@@ -10,11 +10,14 @@ from typing import Any
 from monarch._actors.running import current
 from monarch._node.services.registry import service
 from monarch._notebook.execute import CellResult, run, run_async, steps_of
+from monarch._notebook.magics.shell import offer
 from monarch._notebook.show import Display
 
 
 @service("inside.run_in_actor", "actor")
-def run_in_actor(instance: Any, source: str, name: str, sink: Any) -> CellResult | Coroutine[Any, Any, CellResult]:
+def run_in_actor(
+    instance: Any, source: str, name: str, sink: Any, typed: str = ""
+) -> CellResult | Coroutine[Any, Any, CellResult]:
     """Run a cell; on an event loop its ``await`` lets other messages of the actor go on."""
     here = current.get()
     assert here is not None
@@ -23,8 +26,8 @@ def run_in_actor(instance: Any, source: str, name: str, sink: Any) -> CellResult
     hidden = f"__self_{here[0].key.replace('-', '_')}__"
     variables[hidden] = instance
     here[0].at_end[hidden] = lambda: variables.pop(hidden, None)
-    renamer = _Renamer(hidden)
-    steps = steps_of(source, name, variables, Display(), sink, renamer)
+    offer(variables, bool(typed))
+    steps = steps_of(source, name, variables, Display(), sink, _Renamer(hidden), typed)
     return run(steps) if here[0].executor.loop is None else run_async(steps)
 
 
@@ -32,11 +35,11 @@ class _Renamer(ast.NodeTransformer):
     """Puts another name in the place of ``self``, save where it is the parameter of a function."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
         if node.id == "self":
-            return ast.copy_location(ast.Name(self._name, node.ctx), node)
+            return ast.copy_location(ast.Name(self.name, node.ctx), node)
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:

@@ -12,10 +12,13 @@ from monarch._core.shapes.extent import Point
 from monarch._groups.default_group import hook_torch
 from monarch._meshes.context import context
 from monarch._notebook.execute import CellResult, run, steps_of
+from monarch._notebook.magics.shell import offer
 from monarch._notebook.marks import prepare
+from monarch._notebook.no_terminal import refuse_input
 from monarch._notebook.own_names import OwnNames
 from monarch._notebook.show import Display
 from monarch._notebook.streams import install
+from monarch._notebook.user_names import given, user_names
 
 
 class Namespace(Actor):
@@ -60,8 +63,11 @@ class Namespace(Actor):
             self.own.set(torch=torch, dist=torch.distributed, device=torch.device(kind))
         prepare()
         install()
+        refuse_input()
+        offer(self.variables)
         self.given = set(self.variables)
         """The names that were there before any cell."""
+        given.update(self.given)
         # As in a notebook, display is there without a name of its own being taken.
         builtins.__dict__.setdefault("display", self.display)
 
@@ -72,16 +78,18 @@ class Namespace(Actor):
         self.own.set(world_size=self.point.extent.nelements, point=self.point, mesh=instance.proc_mesh)
 
     @endpoint
-    def run(self, source: str, name: str, sink: Any) -> CellResult:
+    def run(self, source: str, name: str, sink: Any, typed: str = "") -> CellResult:
         """Run a cell.
 
         Args:
-            source: its text.
+            source: its code.
             name: what its tracebacks call it, such as ``cell [12]``.
             sink: a Port for what it displays while it runs.
+            typed: its text as typed, if that has magics.
         """
+        offer(self.variables, bool(typed))
         try:
-            return run(steps_of(source, name, self.variables, self.display, sink))
+            return run(steps_of(source, name, self.variables, self.display, sink, typed=typed))
         finally:
             self.own.settle()
 
@@ -106,5 +114,4 @@ class Namespace(Actor):
 
     def names_of(self) -> list[tuple[str, str]]:
         """Return the same, for use here."""
-        mine = [name for name in self.variables if name not in self.given and not name.startswith("_")]
-        return [(name, type(self.variables[name]).__name__) for name in sorted(mine)]
+        return [(name, type(self.variables[name]).__name__) for name in user_names(self.variables)]

@@ -120,17 +120,22 @@ class Display:
     def __call__(self, *values: object) -> None:
         """Show each value."""
         for value in values:
-            self._send(bundle_of(value))
+            self.send(bundle_of(value))
 
     @contextlib.contextmanager
     def to(self, sink: Any) -> Any:
         """Send what is shown meanwhile to a port, and figures that are open at the end."""
-        self._sink = sink
+        before, self._sink = self._sink, sink
         try:
             yield
             self._show_figures()
         finally:
-            self._sink = None
+            self._sink = before
+
+    @property
+    def sink(self) -> Any:
+        """Where values are shown now; None while no cell runs."""
+        return self._sink
 
     def _show_figures(self) -> None:
         pyplot = sys.modules.get("matplotlib.pyplot")
@@ -140,7 +145,8 @@ class Display:
             self(pyplot.figure(number))
         pyplot.close("all")
 
-    def _send(self, bundle: Bundle) -> None:
+    def send(self, bundle: Bundle) -> None:
+        """Show a bundle."""
         if self._sink is not None:
             self._sink.send(bundle)
         else:

@@ -1,0 +1,1 @@
+"""Magics and shell commands of cells on a rank, without IPython."""

@@ -1,0 +1,86 @@
+"""``%pip`` on ranks: once per host, by the first rank that comes; the others wait for it."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import IO, Any
+
+from monarch._node.current import current_node
+from monarch._notebook.magics.commands import run_command
+from monarch._notebook.running_cell import RunningCell
+
+_LOOK = 0.05
+"""Seconds between two looks whether another rank has ended; an interrupt waits no longer."""
+_KEPT = 50
+"""Records that are kept."""
+_INSTALLED = re.compile(r"^Successfully installed (.+)$", re.M)
+
+
+def run_pip(line: str, cell: RunningCell) -> int:
+    """Run pip unless another rank of the host has run this line of the cell; return its exit status."""
+    cell.installs += 1
+    key = f"{cell.name} {cell.installs} {line}"
+    with _locked(os.path.join(current_node().folder, "installs")) as file:
+        records: list[Any] = json.loads(file.read() or "[]")
+        done = [each for each in records if each["key"] == key and each["ended"] >= cell.begun]
+        record = done[-1] if done else _run(key, line)
+        if not done:
+            file.seek(0)
+            file.truncate()
+            json.dump([*records, record][-_KEPT:], file)
+    importlib.invalidate_caches()
+    _tell_imported(record["packages"])
+    return record["status"]
+
+
+def _run(key: str, line: str) -> dict[str, Any]:
+    shown: list[str] = []
+
+    def write(text: str) -> None:
+        shown.append(text)
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    status = run_command([sys.executable, "-m", "pip", *shlex.split(line)], write)
+    names = [each.rpartition("-")[0] for each in " ".join(_INSTALLED.findall("".join(shown))).split()]
+    return {"key": key, "ended": time.time(), "status": status, "packages": names}
+
+
+@contextmanager
+def _locked(path: str) -> Generator[IO[str]]:
+    """Open a file for this process alone; wait for the rank that has it, which gives it back when it dies."""
+    with open(path, "a+", encoding="utf-8") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(_LOOK)
+        file.seek(0)
+        yield file
+
+
+def _tell_imported(packages: list[str]) -> None:
+    """Report modules that this process has imported from an earlier version."""
+    old = sorted({name for package in packages for name in _modules(package) if name in sys.modules})
+    if old:
+        print(f"{', '.join(old)}: already imported on this rank; %mesh restart loads the installed version")
+
+
+def _modules(package: str) -> set[str]:
+    try:
+        files = distribution(package).files or []
+    except PackageNotFoundError:
+        # Installed elsewhere, as with --target.
+        return set()
+    return {name.removesuffix(".py") for name in (file.parts[0] for file in files) if ".dist-info" not in name}

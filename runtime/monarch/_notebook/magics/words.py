@@ -1,0 +1,30 @@
+"""Options of a magic line."""
+
+from __future__ import annotations
+
+import re
+
+
+def options_of(line: str, known: str) -> tuple[dict[str, str], str]:
+    """Return the leading options of a line, and the rest as typed.
+
+    Args:
+        line: of the magic.
+        known: letters of the options; a colon follows those with a value.
+
+    Raises:
+        ValueError: an option is unknown, or lacks its value.
+    """
+    options: dict[str, str] = {}
+    rest = line.strip()
+    while match := re.match(r"-(\w)\s*", rest):
+        letter, rest = match[1], rest[match.end() :]
+        if letter not in known:
+            raise ValueError(f"no option -{letter}; expected one of -{', -'.join(known.replace(':', ''))}")
+        options[letter] = ""
+        if f"{letter}:" in known:
+            value, _, rest = rest.partition(" ")
+            if not value.isdigit():
+                raise ValueError(f"-{letter}: expected a number, got {value!r}")
+            options[letter], rest = value, rest.strip()
+    return options, rest
