@@ -70,8 +70,9 @@ def show_traceback(shell: Any, kind: type[BaseException], error: BaseException, 
     shell._showtraceback(kind, error, lines)
 
 
-def syntax_lines(shell: Any, error: SyntaxError) -> list[str]:
-    """Return the lines that IPython shows for a syntax error: the line of the cell, a caret, the message."""
+def syntax_lines(shell: Any, error: SyntaxError, number: int) -> list[str]:
+    """Return the lines that IPython shows for a syntax error in a cell of this number: place, line, caret, message."""
+    shell.compile._filename_map[error.filename] = number
     return shell.SyntaxTB.structured_traceback(type(error), error, [])
 
 

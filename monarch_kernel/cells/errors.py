@@ -43,7 +43,7 @@ def show(
 
 def _show(shell: Any, kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
     if isinstance(error, CellSyntaxError):
-        show_traceback(shell, kind, error, syntax_lines(shell, error))
+        show_traceback(shell, kind, error, syntax_lines(shell, error, shell.displayhook.prompt_count))
         return
     lines = [f"{kind.__name__}: {error}" if str(error) else kind.__name__]
     if isinstance(error, asyncio.CancelledError):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import monarch.actor
 from monarch._kernel_api import (
     ActorMesh,
     Ending,
@@ -89,6 +92,7 @@ class Spawning:
         shell = self._shell
         source: str = shell.transform_cell(cell)
         flags: int = shell.compile.flags
+        _lend(source, shell.user_ns)
         name: str = shell.compile.cache(source, shell.displayhook.prompt_count, raw_code=cell)
         exec(compile(source, name, "exec", flags, dont_inherit=True), shell.user_ns)
         new = [cls for cls in actor_classes(shell) if cls not in before]
@@ -175,6 +179,17 @@ class Spawning:
                 f"name ranks by axes, as in [{procs.extent.labels[0]}=0:4:2]"
             )
         return procs.slice(**{procs.extent.labels[0]: slice(chosen[0], chosen[-1] + 1, step)})
+
+
+def _lend(source: str, variables: dict[str, Any]) -> None:
+    """Give a cell the names of ``monarch.actor`` that it reads and the notebook lacks, such as ``Actor``."""
+    try:
+        names = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
+    except SyntaxError:
+        # Shown when the cell is compiled.
+        return
+    for name in names.intersection(monarch.actor.__all__) - variables.keys() - vars(builtins).keys():
+        variables[name] = getattr(monarch.actor, name)
 
 
 def _spawned(name: str, before: set[str]) -> list[ActorMesh]:

@@ -9,6 +9,7 @@ import asyncio
 import atexit
 import inspect
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,17 @@ from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.session import Session
 from traitlets.config import Config
 
-from monarch_kernel.compat import cancels_awaits, cell_number, publish, runs_cell, show_traceback
+from monarch_kernel.compat import (
+    cancels_awaits,
+    capturing_streams,
+    cell_number,
+    has_automagic,
+    publish,
+    runs_cell,
+    show_traceback,
+    syntax_lines,
+    transformed,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,6 +81,51 @@ def test_kernel_without_the_hook_is_refused() -> None:
 def test_show_traceback_shows_only_the_lines(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
     show_traceback(shell, ValueError, ValueError("x"), ["first", "second"])
     assert capsys.readouterr().out == "first\nsecond\n"
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "!ls",
+        "\n\n!ls\nx = 1",
+        "!echo a \\\n  b \\\n  c\nx = 1\ny = !ls \\\n  -l\nz = 2",
+        "def f():\n    %time g() \\\n        + h()\n    return 1\nlen?\nlast",
+        ">>> x = 1\n>>> !ls\nx\n",
+        "x = 1\n\n",
+    ],
+)
+def test_transformed_cell_keeps_its_lines(shell: InteractiveShell, cell: str) -> None:
+    code = transformed(shell, cell)
+    named = {name: number for number, line in enumerate(cell.splitlines()) for name in re.findall(r"\b[a-z]+\b", line)}
+    assert len(code.splitlines()) == len(cell.splitlines()) and compile(code, "cell", "exec")
+    for name in {"x", "y", "z", "last"} & named.keys():
+        assert name in code.splitlines()[named[name]]
+    assert "".join(code.split()) == "".join(shell.input_transformer_manager.transform_cell(cell).split())
+
+
+def test_cell_magic_keeps_its_line(shell: InteractiveShell) -> None:
+    assert transformed(shell, "\n%%time -x\na\nb") == "\nget_ipython().run_cell_magic('time', '-x', 'a\\nb')\n"
+
+
+def test_syntax_error_has_a_caret(shell: InteractiveShell) -> None:
+    with pytest.raises(SyntaxError) as raised:
+        compile("x = (\n", "cell [3]", "exec")
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(syntax_lines(shell, raised.value, 3)))
+    # In the shell of the process it is "Cell In[3], line 1".
+    assert ("cell [3]:1" in lines or "Cell In[3], line 1" in lines) and "^" in lines and "never closed" in lines
+
+
+def test_captured_streams_are_found(shell: InteractiveShell) -> None:
+    shell.user_ns["probe"] = seen = []
+    shell.user_ns["find"] = capturing_streams
+    shell.run_cell("%%capture --no-stderr cap\nprobe.append(sorted(find()))")
+    assert seen == [["stdout"]]
+
+
+def test_automagic_is_read(shell: InteractiveShell) -> None:
+    assert has_automagic(shell)
+    shell.automagic = False
+    assert not has_automagic(shell)
 
 
 def test_cell_number_is_found_by_file_name(shell: InteractiveShell) -> None:

@@ -25,8 +25,16 @@ class TestConformance(jupyter_kernel_test.KernelTests):
     completion_samples = [
         {"text": "zi", "matches": {"zip"}},
     ]
-    complete_code_samples = ["1", "print('hello')", "def f(x):\n  return x * 2\n\n", "%mesh", "%%mesh\nx = 1\n\n"]
-    incomplete_code_samples = ["print('''hello", "def f(x):\n  x * 2", "for i in x:"]
+    complete_code_samples = [
+        *("1", "print('hello')", "def f(x):\n  return x * 2\n\n", "%mesh", "%%mesh\nx = 1\n\n"),
+        *("%%mesh\nfor i in x:\n  i\n\n", "%%mesh\n!ls\n\n", "%%mesh\n%%bash\nif true; then (\n\n"),
+        *("%%time\nx = 1\n\n", "%%time\n%%mesh\nx = 1\n\n"),
+    ]
+    incomplete_code_samples = [
+        *("print('''hello", "def f(x):\n  x * 2", "for i in x:", "%%time\nx = 1", "%%time\n%%mesh\nx = 1"),
+        *("%%mesh", "%%mesh [0]\n", "%%mesh\nx = 1", "%%mesh\n!ls", "%%mesh\nfor i in x:\n\n"),
+        *("%%mesh\nx = (1,\n\n", "%%mesh spawn a\nclass A(Actor):"),
+    ]
     invalid_code_samples = ["import = 7q"]
     code_page_something = "zip?"
     code_generate_error = "raise ValueError('x')"

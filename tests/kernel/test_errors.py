@@ -87,6 +87,25 @@ def test_error_of_any_kind_ends_only_the_cell(notebook: Notebook, body: str, wor
     assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
 
 
+@pytest.mark.parametrize(
+    ("body", "line", "shown", "message"),
+    [
+        ("x = 1\nprint(x", 2, "    print(x\n         ^", "SyntaxError: '(' was never closed"),
+        ("return 1", 1, "    return 1\n    ^", "SyntaxError: 'return' outside function"),
+        ("!true \\\n  true\ny = = 3", 3, "    y = = 3\n        ^", "SyntaxError: invalid syntax"),
+        ("%%time\n\nx = (", 3, "    x = (\n        ^", "SyntaxError: '(' was never closed"),
+        ("if rank:\nx = 1", 2, "    x = 1\n    ^", "IndentationError: expected an indented block"),
+    ],
+)
+def test_syntax_error_shows_line_and_caret(notebook: Notebook, body: str, line: int, shown: str, message: str) -> None:
+    cell = notebook.mesh(body)
+    assert cell.reply["ename"] == message.partition(":")[0]
+    text = re.sub(r"\x1b\[[0-9;]*m", "", failed(cell))
+    assert re.match(rf"\s*Cell In\[\d+\], line {line}\n", text) and shown in text and f"\n{message}" in text
+    # Nothing else, and nothing twice.
+    assert len(text.strip().splitlines()) == 4 and cell.stream() == "" and cell.bundles == []
+
+
 def test_later_cells_do_not_run_after_an_error(notebook: Notebook, tmp_path: Path) -> None:
     sent = tmp_path / "sent"
     # Fails once the second one has arrived.

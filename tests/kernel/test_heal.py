@@ -9,6 +9,7 @@ import pytest
 
 from kernels import Notebook
 from leaks import Kit
+from monarch_kernel.cells.source import Source
 from monarch_kernel.editing.definitions import Definitions, definitions_of
 
 KILL = "import os, signal\nif rank in {ranks}: os.kill(os.getpid(), signal.SIGKILL)"
@@ -40,15 +41,28 @@ def test_definitions_of_a_cell_are_extracted() -> None:
     assert definitions_of("x = 1\ny = 2") == "" == definitions_of("def f(:")
 
 
+def plain(text: str) -> Source:
+    """Return a cell without magics."""
+    return Source(text, text, text)
+
+
+def test_definitions_include_folder_and_environment() -> None:
+    call = "get_ipython().run_line_magic({!r}, 'x')"
+    source = "\n".join(
+        [call.format("cd"), call.format("env"), call.format("who"), "f('cd')", "get_ipython().system('x')"]
+    )
+    assert definitions_of(source) == "\n".join([call.format("cd"), call.format("env")])
+
+
 def test_definitions_belong_to_their_ranks() -> None:
     definitions = Definitions()
-    definitions.record("cell [1]", "import os", [0, 1, 2])
-    definitions.record("cell [2]", "def f(): return 1", [1])
-    definitions.record("cell [3]", "x = 1", [0, 1, 2])
+    definitions.record("cell [1]", plain("import os"), [0, 1, 2])
+    definitions.record("cell [2]", plain("def f(): return 1"), [1])
+    definitions.record("cell [3]", plain("x = 1"), [0, 1, 2])
     assert [each.name for each in definitions.of(1)] == ["cell [1]", "cell [2]"]
     assert [each.name for each in definitions.of(0)] == ["cell [1]"]
     # A cell that runs again takes its new place.
-    definitions.record("cell [4]", "import os", [0, 1, 2])
+    definitions.record("cell [4]", plain("import os"), [0, 1, 2])
     assert [each.name for each in definitions.of(1)] == ["cell [2]", "cell [4]"] and len(definitions) == 2
 
 

@@ -1,0 +1,262 @@
+"""IPython's magics and shell commands in ``%%mesh`` cells."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernels import ALL, Notebook
+from leaks import Kit
+
+WALL = r"CPU time: [\d.]+ \S+, wall time: [\d.]+ \S+"
+LOOP = r"[\d.]+ \S+ ± [\d.]+ \S+ per loop \(mean ± std. dev. of 2 runs, 5 loops each\)"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("!echo shell-$((40+2))", "shell-42"),
+        ("word = 'brace'\n!echo {word} $word.upper", "brace"),
+        ("!echo $HOME | awk '{print $1}' | wc -l", "1"),
+        ("!echo out; echo err >&2", "err"),
+        ("%env A_NAME=a value\nimport os; print(os.environ['A_NAME'])", "a value"),
+        ("%cd /\nimport os; print(os.getcwd())", "/"),
+        ("%%bash -s first\necho from $0 $1", "from bash first"),
+        ("%%script python3\nprint(6 * 7)", "42"),
+        ("len?", "len(obj, /)"),
+        ("?len", "len(obj, /)"),
+        ("nothing_here?", "Object `nothing_here` not found."),
+        ("ls -d /", "/"),
+    ],
+)
+def test_magic_prints_on_all_ranks(notebook: Notebook, body: str, said: str) -> None:
+    assert ALL in [ranks for text, ranks in notebook.mesh(body).ok().said().items() if said in text]
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        ("files = !printf 'a\\nb\\n'\nfiles, files.s", "(['a', 'b'], 'a b')"),
+        ("!exit 3\n_exit_code", "3"),
+        ("!kill -9 $$\n_exit_code", "-9"),
+        ("here = %env USER_OF_NO_ONE=1\nhere", None),
+        ("%cd -q /\n%pwd", "'/'"),
+        ("%time 5 * 5", "25"),
+        ("%%time\nx = 3\nx * 2", "6"),
+        ("%%time\nimport asyncio\nawait asyncio.sleep(0, result=8)", "8"),
+        ("t = %timeit -o -q -n 5 -r 2 pass\nt.loops, len(t.all_runs)", "(5, 2)"),
+        ("%%capture cap\nprint('hidden')\n!echo alsohidden\n7", None),
+        ("cap.stdout, cap.outputs[0]['text/plain']", "('hidden\\nalsohidden\\n', '7')"),
+        ("pwd = 'a variable'", None),
+        ("pwd", "'a variable'"),
+        ("'get_ipython' in globals(), 'IPython' in __import__('sys').modules", "(True, False)"),
+        ("import builtins; hasattr(builtins, 'get_ipython')", "False"),
+        ("def get_ipython(): return None", None),
+        ("!true\n_exit_code", "0"),
+    ],
+)
+def test_magic_has_a_value(notebook: Notebook, body: str, shown: str | None) -> None:
+    cell = notebook.mesh(body).ok()
+    assert cell.shown == (f"[ranks 0-3] {shown}" if shown is not None else "")
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("%time sum(range(1000))", WALL),
+        ("%%time\npass", WALL),
+        ("%timeit -n 5 -r 2 pass", LOOP),
+        ("%%timeit -n 5 -r 2 x = 1\nx + 1", LOOP),
+    ],
+)
+def test_times_are_those_of_each_rank(notebook: Notebook, body: str, text: str) -> None:
+    said = notebook.mesh(body).ok().said()
+    assert set().union(*said.values()) == ALL and all(re.fullmatch(text, each) for each in said)
+
+
+def test_capture_shows_again(notebook: Notebook) -> None:
+    assert notebook.mesh("%%capture seen\nprint('printed')\ndisplay(5)").ok().stream() == ""
+    cell = notebook.mesh("seen.show()").ok()
+    assert cell.said() == {"printed": ALL} and cell.shown == "[ranks 0-3] 5"
+
+
+def test_capture_around_mesh_takes_all_output(notebook: Notebook) -> None:
+    body = "import sys\nprint('out')\nprint('err', file=sys.stderr)\ndisplay('live')\nrank > 9"
+    cell = notebook.run(f"%%capture cap\n%%mesh\n{body}").ok()
+    assert cell.stream() == "" and cell.bundles == []
+    shown = notebook.run("sorted(set(cap.stdout.split())), len(cap.outputs)").ok().shown
+    assert "'out'" in shown and "'err'" not in shown and ", 2)" in shown
+    again = notebook.run("cap.show()").ok()
+    assert again.said("stdout") == {"out": ALL} and again.said("stderr") == {"err": ALL}
+    assert "'live'" in again.shown and "[ranks 0-3] False" in again.shown
+    assert notebook.mesh("print('seen')").ok().said() == {"seen": ALL}
+
+
+def test_time_around_mesh_times_the_notebook(notebook: Notebook) -> None:
+    cell = notebook.run("%%time\n%%mesh\nrank > 9").ok()
+    assert "Wall time" in cell.stream() and cell.shown == "[ranks 0-3] False"
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "source"),
+    [
+        ("!echo a \\\n   b\nx = 1\n1 / 0", 4, "1 / 0"),
+        ("\n\n%env A=1\n1 / 0", 4, "1 / 0"),
+        ("%%time\n\n%env A=1\n1 / 0", 4, "1 / 0"),
+        ("%%capture\n%%time\n1 / 0", 3, "1 / 0"),
+        ("def f():\n    !true\n    1 / 0\nf()", 3, "1 / 0"),
+        ("x = 1\n%cd /nowhere/at/all", 2, "%cd /nowhere/at/all"),
+    ],
+)
+def test_errors_have_the_lines_as_typed(notebook: Notebook, body: str, line: int, source: str) -> None:
+    cell = notebook.mesh(body)
+    assert cell.status == "error"
+    assert re.search(rf"at cell \[\d+\] line {line}\n      {re.escape(source)}", cell.reply["evalue"])
+    assert "get_ipython()" not in cell.text and "magics/" not in cell.text
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("x = 1\n%lprun -f f f()", "line 2: %lprun is not available on ranks"),
+        ("%timeti f()", "line 1: %timeti is not available on ranks; did you mean %timeit?"),
+        ("%%bahs\nls", "line 1: %%bahs is not available on ranks; did you mean %%bash?"),
+        ("%%time\n\n%prun x", "line 3: %prun is not available on ranks"),
+        ("%mesh list", "line 1: %mesh runs in the notebook, not on ranks; put it in a cell of its own"),
+        ("%%mesh\n1", "line 1: %%mesh runs in the notebook, not on ranks; put it in a cell of its own"),
+    ],
+)
+def test_magics_that_ranks_lack_are_refused(notebook: Notebook, body: str, text: str) -> None:
+    cell = notebook.mesh(f"{body}")
+    assert cell.reply["ename"] == "HeaderError" and cell.reply["evalue"].endswith(text)
+    assert cell.stream() == "" and cell.bundles == []
+
+
+def test_plain_code_arrives_as_typed(notebook: Notebook) -> None:
+    body = "\n\nx = 'a\\\nb'  # %time !ls\ndef g():\n    return '''\n%env A=1\n'''\n"
+    notebook.mesh(body).ok()
+    assert notebook.mesh("import linecache; ''.join(linecache.getlines(g.__code__.co_filename))").ok().shown == (
+        f"[ranks 0-3] {body!r}"
+    )
+    assert "\n%env A=1\n" in notebook.mesh("print(g())\ng??").ok().stream().replace("[ranks 0-3] ", "")
+
+
+def test_who_lists_the_variables_of_cells(notebook: Notebook) -> None:
+    notebook.mesh("only_mine = torch.ones(2, 3)").ok()
+    listed = notebook.mesh("%who").ok().stream()
+    assert "only_mine" in listed and "get_ipython" not in listed and "rank\t" not in listed
+    assert re.search(r"only_mine\s+Tensor\s+shape \(2, 3\)", notebook.mesh("%whos").ok().stream())
+
+
+def test_magics_work_inside_an_actor(notebook: Notebook) -> None:
+    body = "from monarch.actor import Actor\nclass Holder(Actor):\n    def __init__(self): self.n = 3"
+    notebook.run(f"%%mesh spawn holders\n{body}").ok()
+    assert notebook.run("%%mesh holders\n!echo n-{self.n}").ok().said() == {"n-3": ALL}
+    assert notebook.run("%%mesh holders\n%%time\nself.n = 4\nself.n").ok().shown == "[ranks 0-3] 4"
+    assert notebook.run("%%mesh holders\n%timeit -n 5 -r 2 self.n").ok().said()
+    notebook.run("holders.stop().get()").ok()
+
+
+def test_command_prints_while_it_runs(notebook: Notebook, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    program = f"import os, time\nprint('begun')\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\nprint('done')"
+    (tmp_path / "program.py").write_text(program)
+    cell = notebook.send(f"%%mesh\n!python3 {tmp_path / 'program.py'}")
+    cell.until(lambda: "begun" in cell.said())
+    assert "done" not in cell.said()
+    go.touch()
+    assert cell.wait().ok().said() == {"begun": ALL, "done": ALL}
+
+
+def running(marker: str) -> list[int]:
+    """Return the processes with a marker in their command line."""
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if marker.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "!sleep 77123",
+        "x = !sleep 77123",
+        "!trap '' INT TERM; sleep 77123 & sleep 77123",
+        "!trap 'exit 0' INT; (trap '' INT; setsid sleep 77123 & setsid -f sleep 77123); wait; sleep 77123",
+        "%%bash\nsleep 77123 &\nwait",
+    ],
+)
+def test_stop_ends_a_command_with_its_children(notebook: Notebook, body: str) -> None:
+    cell = notebook.send(f"%%mesh\n{body}")
+    cell.until(lambda: len(running("77123")) >= len(ALL) * body.count("sleep"))
+    notebook.interrupt()
+    assert cell.wait().reply["ename"] == "KeyboardInterrupt" and "stopped by an interrupt" in cell.stream()
+    assert running("77123") == []
+    assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
+
+
+def wheel(folder: Path, version: str) -> Path:
+    """Make a wheel with one module."""
+    path = folder / f"tiny_of_ours-{version}-py3-none-any.whl"
+    info = f"tiny_of_ours-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("tiny_of_ours.py", f"version = {version!r}\n")
+        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tiny-of-ours\nVersion: {version}\n")
+        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        names = ("tiny_of_ours.py", f"{info}/METADATA", f"{info}/WHEEL", f"{info}/RECORD")
+        file.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in names))
+    return path
+
+
+def test_pip_runs_once_per_host(notebook: Notebook, tmp_path: Path, leaks: Kit) -> None:
+    target = tmp_path / "site"
+    install = "%pip install --disable-pip-version-check --no-index --no-deps --upgrade --target {} {}"
+    path = f"import sys; sys.path.insert(0, {str(target)!r})"
+    said = notebook.mesh(f"{path}\n{install.format(target, wheel(tmp_path, '1.0'))}\n_exit_code").ok().said()
+    installed = [ranks for text, ranks in said.items() if "Successfully installed" in text]
+    assert len(installed) == 1 and len(installed[0]) == 1 and not any("imported" in text for text in said)
+    assert notebook.mesh("import tiny_of_ours; tiny_of_ours.version").ok().shown == "[ranks 0-3] '1.0'"
+    said = notebook.mesh(install.format(target, wheel(tmp_path, "2.0"))).ok().said()
+    restart = "tiny_of_ours: already imported on this rank; %mesh restart loads the installed version"
+    assert said[restart] == ALL
+    # The same line runs again in a later cell.
+    again = notebook.mesh(install.format(target, tmp_path / "tiny_of_ours-2.0-py3-none-any.whl")).ok().said()
+    assert any("Successfully installed" in text for text in again)
+    assert notebook.mesh("%pip install --no-index nothing-of-this-name\n_exit_code").ok().shown == "[ranks 0-3] 1"
+    # The record of installs stays until the session ends.
+    leaks.rebase()
+
+
+def test_waiting_for_a_person_is_an_error(notebook: Notebook) -> None:
+    for body, kind, text in (
+        ("input('name? ')", "EOFError", "input() cannot ask on a rank, which has no terminal"),
+        ("breakpoint()", "RuntimeError", "breakpoint() cannot pause a rank, which has no terminal"),
+        ("import pdb; pdb.set_trace()", "RuntimeError", "pdb.set_trace() cannot pause a rank"),
+        ("import pdb\npdb.run('1')", "RuntimeError", "a debugger cannot pause a rank"),
+    ):
+        cell = notebook.mesh(body)
+        assert f"{kind}: {text}" in cell.reply["evalue"] and "%mesh pu" in cell.reply["evalue"]
+    assert notebook.mesh("1").ok().shown == "[ranks 0-3] 1"
+
+
+@pytest.mark.slow
+def test_new_ranks_have_folder_and_environment(own: Callable[..., Notebook], tmp_path: Path) -> None:
+    book = own()
+    book.run("%mesh up --procs 2").ok()
+    book.mesh(f"%cd {tmp_path}\n%env OF_CELL=5\nlost = 1\ndef f():\n    !echo in-{{rank}}\n    1 / 0").ok()
+    book.mesh("%%time\ndef timed(): return 'timed'").ok()
+    book.mesh("import os; os._exit(3) if rank == 1 else None")
+    book.run("%mesh heal").ok()
+    cell = book.mesh("import os\nos.getcwd(), os.environ['OF_CELL'], timed()").ok()
+    assert cell.shown == f"[ranks 0-1] ('{tmp_path}', '5', 'timed')"
+    cell = book.mesh("f()", "[1]")
+    assert cell.said() == {"in-1": {1}} and "    !echo in-{rank}" not in cell.reply["evalue"]
+    assert "line 6, in f\n    1 / 0" in cell.shown
