@@ -23,13 +23,13 @@ class Source(NamedTuple):
     typed: str
     """As the user has typed it."""
     code: str
-    """What ranks run; the same if it is plain Python."""
+    """The code for the ranks; the same if it is plain Python."""
     definitions: str
     """The part whose definitions new ranks run."""
 
     @property
     def shown(self) -> str:
-        """What tracebacks show, if that is not the code."""
+        """The text for tracebacks, if that is not the code."""
         return self.typed if self.typed != self.code else ""
 
 

@@ -45,6 +45,7 @@ def test_magic_prints_on_all_ranks(notebook: Notebook, body: str, said: str) -> 
         ("!kill -9 $$\n_exit_code", "-9"),
         ("here = %env USER_OF_NO_ONE=1\nhere", None),
         ("%cd -q /\n%pwd", "'/'"),
+        ("%system echo a", "['a']"),
         ("%time 5 * 5", "25"),
         ("%%time\nx = 3\nx * 2", "6"),
         ("%%time\nimport asyncio\nawait asyncio.sleep(0, result=8)", "8"),
@@ -134,6 +135,11 @@ def test_magics_that_ranks_lack_are_refused(notebook: Notebook, body: str, text:
     cell = notebook.mesh(f"{body}")
     assert cell.reply["ename"] == "HeaderError" and cell.reply["evalue"].endswith(text)
     assert cell.stream() == "" and cell.bundles == []
+
+
+def test_background_command_is_refused(notebook: Notebook) -> None:
+    cell = notebook.mesh("!sleep 1 &")
+    assert "UsageError: !: background commands are not supported" in cell.reply["evalue"]
 
 
 def test_plain_code_arrives_as_typed(notebook: Notebook) -> None:

@@ -20,6 +20,8 @@ from monarch._notebook.user_names import user_names
 
 VERBATIM = {"time", "timeit", "capture", "pinfo", "pinfo2"}
 """Magics whose line is code, in which braces and dollars are not expanded."""
+SHELL = "!"
+"""The name of shell commands among the magics."""
 _came_from: list[str] = []
 """Earlier working directories of this process; single operations by any thread."""
 
@@ -37,16 +39,16 @@ def run(name: str, line: str, above: int) -> Any:
         above: how many lines of the cell are above it.
     """
     try:
-        if name in ALIASES:
-            return run_shell(f"{ALIASES[name]} {line}")
+        if name == SHELL or name in ALIASES:
+            return _run_shell(f"{ALIASES.get(name, '')} {line}".strip())
         if name == "time":
             return time_code(line, above)
         return _MAGICS[name](line.strip())
     except BadLine as error:
-        raise BadLine(f"%{name}: {error}") from None
+        raise BadLine(f"{'' if name == SHELL else '%'}{name}: {error}") from None
 
 
-def run_shell(command: str) -> None:
+def _run_shell(command: str) -> None:
     """Run a shell command; print its output as it arrives, and set ``_exit_code``."""
     if command.rstrip().endswith("&"):
         raise BadLine("background commands are not supported; use subprocess.Popen")

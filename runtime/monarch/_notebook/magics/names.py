@@ -22,7 +22,7 @@ _INSTEAD = {
     "debug": "ranks have no terminal; print values, or copy them to the notebook with %mesh pull NAME",
     "run": "%mesh run FILE runs a script on the ranks",
 }
-"""What to do instead, by the name of a magic that ranks lack."""
+"""Advice, by the name of a magic that ranks lack."""
 
 
 def why_missing(name: str, cell: bool = False) -> str:

@@ -51,7 +51,7 @@ class Lines(list[str]):
 
 
 class RankShell:
-    """What the code of magics calls.
+    """The target of the calls that magics become.
 
     Attributes:
         config: empty, as of no front end.
@@ -81,8 +81,7 @@ class RankShell:
 
     def system(self, cmd: str) -> None:
         """Run ``!cmd``: print its output as it arrives, and set ``_exit_code``."""
-        command = expand(cmd, _names(caller()))
-        line_magics.run_shell(command)
+        self._call(line_magics.run, line_magics.SHELL, expand(cmd, _names(caller())), 0)
 
     def getoutput(self, cmd: str, split: bool = True) -> Any:
         """Return the output of ``x = !cmd``, as a list of lines."""
