@@ -26,6 +26,8 @@ def __getattr__(name: str) -> str:
 
 def load_ipython_extension(shell: Any) -> None:
     """``%load_ext monarch_kernel``: register the magics in any IPython shell or kernel."""
+    from monarch._kernel_api import use_advice
+    from monarch_kernel.cells.advice import NotebookAdvice
     from monarch_kernel.cells.errors import install
     from monarch_kernel.cells.faults import install as install_hook
     from monarch_kernel.magics.mesh import MeshMagics
@@ -41,6 +43,7 @@ def load_ipython_extension(shell: Any) -> None:
     magics.editor.watch()
     magics.keeping.watch()
     install(shell)
+    use_advice(NotebookAdvice(shell, magics.meshes))
     install_hook(magics.streams)
     shell.monarch_help = install_help(shell, magics)
     if before is None and getattr(getattr(shell, "kernel", None), "implementation", "") != "monarch":

@@ -20,10 +20,12 @@ from monarch._kernel_api import (
     send,
     take_variables,
 )
-from monarch.exceptions import DeviceMeshError
+from monarch.exceptions import ActorError, DeviceMeshError
 from monarch_kernel.magics.header import HeaderError
+from monarch_kernel.magics.remote_names import explain, one_line, reason
 from monarch_kernel.magics.verbs import parse
-from monarch_kernel.meshes.registry import Mesh, Meshes, with_hint
+from monarch_kernel.meshes.deaths import death_error
+from monarch_kernel.meshes.registry import Mesh, Meshes
 
 _KEEP = 2
 """Versions that stay in a folder."""
@@ -57,14 +59,15 @@ class Saving:
                 mesh.cells, folder_of(path), name_of(take_variables), (names,), _KEEP, _PATIENCE, by_content=True
             )
         except DeviceMeshError as error:
-            raise with_hint(error, mesh.name) from None
+            raise death_error(error, mesh) from None
 
         def tell(_: object) -> None:
             error = save.future.exception()
             if error is None:
                 print(_written(mesh, save, time.perf_counter() - begun))
             else:
-                print(f"the checkpoint of mesh {mesh.name!r} to {path} failed: {error}", file=sys.stderr)
+                why = reason(error, len(mesh.cells))
+                print(f"the checkpoint of mesh {mesh.name!r} to {path} failed: {why}", file=sys.stderr)
 
         if wait:
             try:
@@ -74,7 +77,9 @@ class Saving:
                 save.future.add_done_callback(tell)
                 raise
             except DeviceMeshError as error:
-                raise with_hint(error, mesh.name) from None
+                raise death_error(error, mesh) from None
+            except ActorError as error:
+                raise HeaderError(f"%mesh checkpoint: {explain(mesh, error)}") from error
             tell(None)
         else:
             print(f"writing mesh {mesh.name!r} to {path}; a line here reports the end")
@@ -86,9 +91,10 @@ class Saving:
         mesh = self._meshes.get(None)
         try:
             folder = find(mesh.cells, folder_of(path), None, _PATIENCE)
-            answers = send(mesh.cells, "restore", load_variables, folder, names).get()
+            with one_line(mesh, "%mesh restore"):
+                answers = send(mesh.cells, "restore", load_variables, folder, names).get()
         except DeviceMeshError as error:
-            raise with_hint(error, mesh.name) from None
+            raise death_error(error, mesh) from None
         ranks = list(answers.values())
         print(f"restored mesh {mesh.name!r} from {folder}")
         for kind in (STATEFUL, TENSOR, VALUE):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import linecache
 import os
 import re
@@ -13,23 +14,24 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from monarch._kernel_api import is_ours
-from monarch.exceptions import MonarchError
+from monarch.exceptions import ArgumentError, MonarchError
 from monarch_kernel.cells.running import Running
 from monarch_kernel.cells.source import CellSyntaxError
 from monarch_kernel.cells.stop import Stopped, uninterrupted
 from monarch_kernel.compat import cell_number, show_traceback, syntax_lines
+from monarch_kernel.magics.header import HeaderError
+from monarch_kernel.meshes.registry import NoMesh
 from monarch_kernel.output.render import CellStopped
 
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(?P<kind>cell|line)_magic\('(?P<name>\w+)', '(?P<line>(?:[^'\\]|\\.)*)'")
+_MISTAKES = (HeaderError, NoMesh, ArgumentError)
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def install(shell: Any) -> None:
     """Make the shell show Monarch errors in this way."""
     # HeaderError is a ValueError, like the other errors about invalid lines.
-    from monarch_kernel.magics.header import HeaderError
-
-    kinds = (MonarchError, HeaderError, CellSyntaxError, KeyboardInterrupt, asyncio.CancelledError)
+    kinds = (MonarchError, HeaderError, CellSyntaxError, NameError, KeyboardInterrupt, asyncio.CancelledError)
     shell.set_custom_exc(kinds, show)
 
 
@@ -45,7 +47,11 @@ def _show(shell: Any, kind: type[BaseException], error: BaseException, tb: Trace
     if isinstance(error, CellSyntaxError):
         show_traceback(shell, kind, error, syntax_lines(shell, error, shell.displayhook.prompt_count))
         return
-    lines = [f"{kind.__name__}: {error}" if str(error) else kind.__name__]
+    if isinstance(error, NameError):
+        _teach(shell, error)
+        shell.showtraceback((kind, error, tb))
+        return
+    lines = [_headline(kind, error)]
     if isinstance(error, asyncio.CancelledError):
         if not getattr(getattr(shell, "kernel", None), "stopped_await", False):
             # Cancelled by the user's own code.
@@ -63,10 +69,25 @@ def _show(shell: Any, kind: type[BaseException], error: BaseException, tb: Trace
             print(stopped.text(), file=sys.stderr)
     for frame, number in _of_person(tb) if isinstance(error, KeyboardInterrupt) else traceback.walk_tb(tb):
         name = frame.f_code.co_filename
-        if _is_internal(name) or f"{os.sep}IPython{os.sep}" in name or name == argparse.__file__:
+        if _is_internal(name) or f"{os.sep}IPython{os.sep}" in name or name in (argparse.__file__, contextlib.__file__):
             continue
         lines.append(f"  {_place(shell, name)} line {number}: {_as_typed(linecache.getline(name, number).strip())}")
     show_traceback(shell, kind, error, [lines[0], *lines[1:][-5:]])
+
+
+def _headline(kind: type[BaseException], error: BaseException) -> str:
+    """Return the text of an error. The class of a mistake in a line says nothing more."""
+    if not str(error):
+        return kind.__name__
+    return str(error) if isinstance(error, _MISTAKES) else f"{kind.__name__}: {error}"
+
+
+def _teach(shell: Any, error: NameError) -> None:
+    """Add where a name that the notebook lacks is defined."""
+    magics = shell.magics_manager.registry.get("MeshMagics")
+    hint = magics.hints.of_notebook(error.name) if magics is not None and type(error) is NameError else ""
+    if hint:
+        error.args = (f"{error}; {hint}",)
 
 
 def _without_handler(tb: TracebackType | None) -> TracebackType | None:

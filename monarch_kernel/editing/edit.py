@@ -22,6 +22,7 @@ from monarch._kernel_api import (
 from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.editing.reload import reload_module
 from monarch_kernel.magics.header import HeaderError
+from monarch_kernel.magics.suggest import did_you_mean
 from monarch_kernel.magics.verbs import parse
 from monarch_kernel.meshes.registry import Meshes
 
@@ -104,8 +105,9 @@ class Editor:
         name = parse("update", words).name
         mesh = self._shell.user_ns.get(name)
         if not isinstance(mesh, ActorMesh):
-            names = sorted({state_of(each).name for each in _living()}) or ["none"]
-            raise HeaderError(f"no actors {name!r}; live actors: {', '.join(names)}")
+            names = [each for each, value in self._shell.user_ns.items() if isinstance(value, ActorMesh)]
+            names = sorted(each for each in names if not each.startswith("_"))
+            raise HeaderError(f"no actors {name!r}; actors: {', '.join(names) or 'none'}{did_you_mean(name, names)}")
         cls = self._shell.user_ns.get(state_of(mesh).cls.__name__)
         if not (isinstance(cls, type) and issubclass(cls, Actor)):
             raise HeaderError(f"the notebook has no class {state_of(mesh).cls.__name__}, the class of {name}")

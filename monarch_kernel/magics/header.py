@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any
 
+from monarch_kernel.magics.suggest import did_you_mean
+
 _HEAD = re.compile(r"(?P<name>[A-Za-z_]\w*)?\s*(?:\[(?P<where>[^\]]*)\])?\s*(?P<rest>--.*)?", re.S)
 _RANGE = re.compile(r"\s*(-?[0-9]{1,9})?\s*(?::\s*(-?[0-9]{1,9})?\s*(?::\s*([0-9]{1,9})?\s*)?)?\s*")
 _VALUED = ("--timeout", "--out")
@@ -64,6 +66,8 @@ def parse(line: str) -> Header:
         HeaderError: it is invalid.
     """
     match = _HEAD.fullmatch(line.strip())
+    if match is None and line.count("[") > line.count("]"):
+        raise HeaderError(f"the bracket in {line.strip()!r} is not closed; write for example %%mesh [0:2]")
     if match is None:
         raise HeaderError(f"cannot understand {line.strip()!r}; write %%mesh [MESH][SLICE] [options], as in "
                           f"%%mesh trainers[gpus=0:4] --timeout 10")  # fmt: skip
@@ -93,7 +97,9 @@ def _options(header: Header, text: str) -> None:
             words.insert(0, value)
         elif equals or word not in OPTIONS:
             word = word + equals + value
-            raise HeaderError(f"no option {word!r}: expected one of {', '.join(OPTIONS)}")
+            expected = ": expected one of " + ", ".join(OPTIONS)
+            guess = did_you_mean(word, OPTIONS)
+            raise HeaderError(f"no option {word!r}{guess or expected}")
         if word in _VALUED:
             if not words:
                 raise HeaderError(f"{word} needs a value: {OPTIONS[word]}")
@@ -161,7 +167,7 @@ def ranks_of(chosen: list[int | slice], total: int) -> list[int]:
     ranks: dict[int, Any] = {}
     for each in chosen:
         if isinstance(each, slice):
-            ranks.update(dict.fromkeys(range(*each.indices(total))))
+            ranks.update(dict.fromkeys(_whole(each, total)))
         elif -total <= each < total:
             ranks[each % total] = None
         else:
@@ -169,6 +175,13 @@ def ranks_of(chosen: list[int | slice], total: int) -> list[int]:
     if not ranks:
         raise HeaderError(f"the slice selects no rank: {_size(total)}")
     return list(ranks)
+
+
+def _whole(chosen: slice, total: int) -> range:
+    """Return the ranks of a range. A range of Python would leave out those that do not exist."""
+    if chosen.stop is not None and chosen.stop > total:
+        raise HeaderError(f"no rank {chosen.stop - 1}: {_size(total)}")
+    return range(*chosen.indices(total))
 
 
 def _size(total: int) -> str:

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable
 
 from monarch_kernel.magics.header import OPTIONS
+from monarch_kernel.magics.suggest import did_you_mean
 from monarch_kernel.magics.verbs import PARSERS, SECTIONS, WIDTH, Usage, label
 
 Row = tuple[str, str]
@@ -40,6 +41,9 @@ def bundle_of(verb: str | None) -> dict[str, str]:
 
 def unknown(verb: str) -> str:
     """Return the error for a verb that does not exist."""
+    guess = did_you_mean(verb, PARSERS)
+    if guess:
+        return f"unknown verb {verb!r} after %mesh{guess}"
     return f"unknown verb {verb!r} after %mesh: expected one of {', '.join(PARSERS)}; %mesh help explains them"
 
 

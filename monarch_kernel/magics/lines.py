@@ -12,7 +12,10 @@ from monarch.actor import Restart
 from monarch.config import CHECK_COLLECTIVES
 from monarch_kernel.compat import display
 from monarch_kernel.magics.help import bundle_of, unknown
+from monarch_kernel.magics.remote_names import one_line
+from monarch_kernel.magics.suggest import did_you_mean
 from monarch_kernel.magics.verbs import Usage, parse
+from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.detached import DetachedRecipe, detached_recipe
 from monarch_kernel.meshes.recipe import Recipe, roles_of, usual_axes
 from monarch_kernel.meshes.registry import Mesh, Meshes
@@ -145,9 +148,11 @@ class Verbs:
         names = parse("push", words).names
         missing = [name for name in names if name not in self._shell.user_ns]
         if missing:
-            raise Usage(f"%mesh push: the notebook has no variable {missing[0]!r}")
+            guess = did_you_mean(missing[0], [name for name in self._shell.user_ns if not name.startswith("_")])
+            raise Usage(f"%mesh push: the notebook has no variable {missing[0]!r}{guess}")
         mesh = self._meshes.get(None)
-        mesh.cells.push.call({name: self._shell.user_ns[name] for name in names}).get()
+        with naming_deaths(mesh), one_line(mesh, "%mesh push"):
+            mesh.cells.push.call({name: self._shell.user_ns[name] for name in names}).get()
 
     def do_pull(self, words: list[str]) -> None:
         """Copy a variable of the ranks to the notebook."""
@@ -158,9 +163,11 @@ class Verbs:
                 raise Usage(
                     f"%mesh pull: no rank {arguments.rank}; mesh {mesh.name!r} has ranks 0 to {len(mesh.cells) - 1}"
                 )
-            value = member_at(mesh.cells, arguments.rank).pull.call_one(arguments.name).get()
-        else:
-            value = mesh.cells.pull.call(arguments.name).get()
+        with naming_deaths(mesh), one_line(mesh, "%mesh pull"):
+            if arguments.rank is not None:
+                value = member_at(mesh.cells, arguments.rank).pull.call_one(arguments.name).get()
+            else:
+                value = mesh.cells.pull.call(arguments.name).get()
         self._shell.user_ns[arguments.target or arguments.name] = value
 
     def do_log(self, words: list[str]) -> None:

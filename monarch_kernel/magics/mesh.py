@@ -26,9 +26,10 @@ from monarch._kernel_api import (
     region_of,
     replace_procs,
 )
-from monarch.exceptions import CallTimeoutError, DeviceMeshError, MonarchError
+from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.cells.checkpoints import Saving
 from monarch_kernel.cells.handle import Handle
+from monarch_kernel.cells.hints import Hints
 from monarch_kernel.cells.running import Run, Running
 from monarch_kernel.cells.source import read
 from monarch_kernel.cells.stop import Stopped, stop_ranks, uninterrupted
@@ -37,9 +38,10 @@ from monarch_kernel.editing.edit import Editor
 from monarch_kernel.magics.header import Header, HeaderError, parse
 from monarch_kernel.magics.lines import Verbs
 from monarch_kernel.magics.programs import hand_out, parse_run
+from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.detached import Detaching
 from monarch_kernel.meshes.elastic import Elastic
-from monarch_kernel.meshes.registry import Mesh, Meshes, choose, with_hint
+from monarch_kernel.meshes.registry import Mesh, Meshes, choose
 from monarch_kernel.meshes.spawning import Spawning, parse_spawn
 from monarch_kernel.output.displays import Displays
 from monarch_kernel.output.render import CellStopped, MeshCellError, bundle_of_ranks, error_lines, timeout_text
@@ -67,6 +69,7 @@ class MeshMagics(Magics):
         super().__init__(shell)
         self.meshes = meshes or Meshes(shell.user_ns)
         self._streams: Streams | None = None
+        self.hints = Hints(self.meshes, shell.user_ns)
         self._verbs = Verbs(shell, self.meshes, self._attach_streams)
         self.editor = Editor(shell, self.meshes)
         self._spawning = Spawning(shell, self.meshes, self.editor, lambda: self._attach_streams().calls)
@@ -101,10 +104,8 @@ class MeshMagics(Magics):
         if mesh is not None:
             self._say_finishing(mesh)
             mesh.check_groups_left()
-        try:
-            run, displays = self._start(actors, header, cell, mesh is None)
-        except DeviceMeshError as error:
-            raise error if mesh is None else with_hint(error, mesh.name) from None
+        with naming_deaths(mesh):
+            run, displays = self._start(mesh, actors, header, cell)
         if header.nowait:
             return self._handle(mesh, header, run, displays, len(actors))
         self._attach_streams().calls.name(run.futures, run.name)
@@ -170,7 +171,7 @@ class MeshMagics(Magics):
         actors = self.shell.user_ns.get(name) if name is not None else None
         if isinstance(actors, ActorMesh) and name not in self.meshes.by_name:
             return None, actors
-        mesh = self.meshes.get(name)
+        mesh = self.meshes.get(name, self.actor_names())
         return mesh, mesh.cells
 
     def stop_calls(self, run: Running, mesh: Mesh | None) -> Stopped:
@@ -225,7 +226,7 @@ class MeshMagics(Magics):
             mesh.check_groups(stopped.cut or bool(left), stopped.generation)
         return stopped
 
-    def _start(self, actors: ActorMesh, header: Header, cell: str, inside: bool) -> tuple[Run, Displays]:
+    def _start(self, mesh: Mesh | None, actors: ActorMesh, header: Header, cell: str) -> tuple[Run, Displays]:
         # The number that the notebook shows; the shell's own counter may be at the next cell already.
         name = f"cell [{self.shell.displayhook.prompt_count}]"
         source = read(self.shell, cell, name)
@@ -235,11 +236,13 @@ class MeshMagics(Magics):
         hidden = header.quiet or not header.stream
         try:
             with streams.hiding(not header.quiet) if hidden else nullcontext():
-                preview = None if header.quiet else self._previewer(len(actors))
-                run = Run(name, source, views, displays.port, inside, preview)
+                preview = None if header.quiet else self._previewer(mesh, len(actors))
+                run = Run(name, source, views, displays.port, mesh is None, preview)
         except BaseException:
             displays.close()
             raise
+        if mesh is not None:
+            mesh.replaced.last_cell = name
         return run, displays
 
     def _finish(self, mesh: Mesh | None, total: int, header: Header, run: Run, stopped: Stopped | None) -> Any:
@@ -272,6 +275,7 @@ class MeshMagics(Magics):
         errors = {rank: result.error for rank, result in ordered if result.error is not None}
         self._record(mesh, header, run, [rank for rank, _ in ordered if rank not in errors])
         if errors:
+            self.hints.teach(mesh, errors)
             failure = MeshCellError(run.name, errors, total, values)
             self._show_errors(failure, True)
             raise failure
@@ -295,7 +299,7 @@ class MeshMagics(Magics):
             self.shell.display_pub.publish(tracebacks)
             failure.folded = True
 
-    def _previewer(self, total: int) -> Callable[[Run], None]:
+    def _previewer(self, mesh: Mesh | None, total: int) -> Callable[[Run], None]:
         """Return a function that shows the errors of ranks while others still run."""
         streams = self._attach_streams()
         kernel = getattr(self.shell, "kernel", None)
@@ -308,6 +312,7 @@ class MeshMagics(Magics):
             left = run.missing()
             if not errors or not left:
                 return
+            self.hints.teach(mesh, errors)
             head, *lines = error_lines(run.name, errors, total)
             verb = "runs" if len(left) == 1 else "run"
             text = "\n".join([f"{head}; {describe_ranks(left)} still {verb}", *lines, ""])
@@ -336,6 +341,7 @@ class MeshMagics(Magics):
                         run.interrupt()
                     self._record(mesh, header, run, [rank for rank in sorted(results) if rank not in errors])
             if errors:
+                self.hints.teach(mesh, errors)
                 raise MeshCellError(run.name, errors, total, values)
             return values
 

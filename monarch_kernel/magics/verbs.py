@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from monarch_kernel.magics.header import HeaderError
+from monarch_kernel.magics.suggest import did_you_mean
 from monarch_kernel.meshes.recipe import DEVICES
 
 WIDTH = 80
@@ -203,4 +204,17 @@ def parse(verb: str, words: list[str]) -> argparse.Namespace:
     Raises:
         Usage: wrong arguments.
     """
-    return PARSERS[verb].parse_intermixed_args(words)
+    parser = PARSERS[verb]
+    found, unknown = parser.parse_known_intermixed_args(words)
+    if unknown:
+        raise Usage(f"{parser.prog}: {_unknown(parser, unknown[0])}; see %mesh help {verb}")
+    return found
+
+
+def _unknown(parser: Parser, word: str) -> str:
+    if not word.startswith("-"):
+        return f"unexpected argument {word!r}"
+    option = word.partition("=")[0]
+    known = [name for each in parser.arguments for name in each.option_strings]
+    expected = f": expected one of {', '.join(known)}" if known else ": it takes none"
+    return f"no option {option!r}{did_you_mean(option, known) or expected}"

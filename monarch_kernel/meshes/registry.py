@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
 from monarch._kernel_api import (
     ActorMesh,
-    Answers,
     CellResult,
     Channel,
     Future,
@@ -35,12 +33,15 @@ from monarch._kernel_api import (
     targets_of,
     to_its_end,
 )
-from monarch.exceptions import DeviceMeshError, MonarchError
+from monarch.exceptions import MonarchError
 from monarch_kernel.cells.running import STOPPED, Run
 from monarch_kernel.editing.definitions import Definitions
 from monarch_kernel.magics.header import Header, HeaderError, ranks_of
+from monarch_kernel.magics.suggest import did_you_mean
+from monarch_kernel.meshes.asking import ask_soon
 from monarch_kernel.meshes.hosts import Hosts
 from monarch_kernel.meshes.recipe import Recipe
+from monarch_kernel.meshes.replaced import Replaced
 
 Stage = Callable[[str, Any], None]
 """Called with the name of each stage and the future that ends it."""
@@ -48,10 +49,6 @@ Stage = Callable[[str, Any], None]
 
 _LOOK = 0.5
 """Seconds for ranks to answer before a table shows them as unresponsive."""
-_HEARING = 0.2
-"""Seconds for ranks to report their position."""
-_HEARING_ONE = 0.3
-"""More seconds for the first answer, on a busy machine."""
 
 
 class NoMesh(MonarchError):
@@ -68,6 +65,9 @@ class Mesh:
         self.cells = cells
         self.hosts = Hosts(recipe, procs, release)
         self.definitions = Definitions()
+        self.on_replaced: Callable[[Mesh, int], object] = lambda mesh, rank: None
+        """Called with each rank that gets a new process; set by the notebook before ranks can die."""
+        self.replaced = Replaced(state_of(procs).procs.uid, len(procs), lambda rank: self.on_replaced(self, rank))
         self._bare: set[int] = set()
         """New ranks, or ranks about to be made, that lack the definitions."""
         self.unfinished: list[Run] = []
@@ -222,6 +222,7 @@ def choose(actors: ActorMesh, header: Header) -> list[ActorMesh]:
             raise HeaderError(
                 f"[{header.role}]: expected ranks such as [0,3] or [0:4], or a role; this "
                 f"mesh has {'the roles ' + ', '.join(roles) if roles else 'no roles'}"
+                f"{did_you_mean(header.role, roles)}"
             )
         ranks = roles[header.role]
         return [actors.slice(**{actors.extent.labels[-1]: slice(ranks.start, ranks.stop)})]
@@ -329,8 +330,13 @@ class Meshes:
         """Return the meshes that are still being restarted."""
         return [name for name, change in list(self._changing.items()) if not change.done and name not in self.by_name]
 
-    def get(self, name: str | None) -> Mesh:
-        """Return a mesh by its name, or the one in use; wait for one that is being restarted."""
+    def get(self, name: str | None, actors: Sequence[str] = ()) -> Mesh:
+        """Return a mesh by its name, or the one in use; wait for one that is being restarted.
+
+        Args:
+            name: of the mesh; None for the one in use.
+            actors: names that would have done as well, for the error.
+        """
         wanted = name or self.used or next(iter(self._changing), None)
         change = self._changing.get(wanted or "")
         if change is not None and not change.done and wanted not in self.by_name:
@@ -339,8 +345,14 @@ class Meshes:
         if wanted is None:
             raise NoMesh("no mesh is running; start one with %mesh up --procs 4")
         if wanted not in self.by_name:
-            raise NoMesh(f"no mesh {wanted!r}; running: {', '.join(self.by_name) or 'none'}")
+            others = f"; actors: {', '.join(actors)}" if actors else ""
+            guess = did_you_mean(wanted, [*self.by_name, *actors])
+            raise NoMesh(f"no mesh {wanted!r}; running: {', '.join(self.by_name) or 'none'}{others}{guess}")
         return self.by_name[wanted]
+
+    def in_order(self) -> list[Mesh]:
+        """Return the meshes, the one in use first."""
+        return sorted(self.by_name.values(), key=lambda mesh: mesh.name != self.used)
 
     def use(self, name: str) -> Mesh:
         """Make a mesh the one in use."""
@@ -366,28 +378,7 @@ def _outcome(name: str, change: Future[Mesh]) -> str:
     return f"mesh {name!r} is up again" if error is None else f"the restart of mesh {name!r} failed: {error}"
 
 
-def with_hint(error: DeviceMeshError, name: str) -> DeviceMeshError:
-    """Return an error of a mesh with dead ranks, with a hint at the magics that help."""
-    hint = (
-        f"%mesh heal {name} replaces the dead ranks, %mesh restart {name} restarts all, and "
-        f"%%mesh {name}[RANKS] runs a cell on the others"
-    )
-    return type(error)(f"{error}\n{hint}", mesh=error.mesh, ranks=error.ranks, results=error.results, when=error.when)
-
-
 def _positions(procs: list[str]) -> list[tuple[int, dict[str, int] | None]]:
     """Return the positions of ranks in their process groups, from those that answer soon."""
-    positions: list[tuple[int, dict[str, int] | None]] = []
-    said, all_said = threading.Event(), threading.Event()
-
-    def heard(_: str, answer: Any) -> None:
-        positions.append(answer if is_a(answer, tuple) else (0, None))
-        said.set()
-        if len(positions) == len(procs):
-            all_said.set()
-
-    answers = Answers(current_node(), procs, request(groups.position), heard)
-    if not all_said.wait(_HEARING):
-        said.wait(_HEARING_ONE)
-    answers.close()
-    return list(positions)
+    answers = ask_soon(procs, request(groups.position))
+    return [answer if is_a(answer, tuple) else (0, None) for answer in answers.values()]

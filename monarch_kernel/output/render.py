@@ -146,7 +146,8 @@ def timeout_text(name: str, seconds: float, errors: dict[int, CellError], left: 
     places: dict[str, list[int]] = {}
     for rank, error in errors.items():
         source = f": {error.source}" if error.source else ""
-        places.setdefault(f"was at {name} line {error.line}{source}" if error.line else "was stopped", []).append(rank)
+        where = f"was at {error.file or name} line {error.line}{source}" if error.line else "was stopped"
+        places.setdefault(where, []).append(rank)
     for rank, text in left.items():
         places.setdefault(text, []).append(rank)
     ranks = sorted(rank for group in places.values() for rank in group)
@@ -173,11 +174,13 @@ def error_lines(name: str, errors: dict[int, CellError], total: int) -> list[str
     # Causes come before consequences.
     order = sorted(groups.items(), key=lambda each: (_follows(errors[each[1][0]]), each[0][0] != "SupervisionError"))
     for (kind, text, line), ranks in order:
-        where = f" at {name} line {line}" if line else ""
+        where = f" at {errors[ranks[0]].file or name} line {line}" if line else ""
         message = text.strip().splitlines()
         first = f"{kind}: {message[0]}" if message else kind
         lines.append(f"  {describe_ranks(ranks)}: {first}{where}")
         source = errors[ranks[0]].source
         if source:
             lines.append(f"      {source}")
-    return lines
+    # One hint may be for several groups of ranks.
+    hints = dict.fromkeys(each.hint for _, each in sorted(errors.items()) if each.hint)
+    return lines + [f"  {hint}" for hint in hints]

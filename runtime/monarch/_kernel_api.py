@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from monarch._actors.ports import Channel as Channel
     from monarch._core.kinds import is_a as is_a
     from monarch._core.kinds import is_dict as is_dict
+    from monarch._core.kinds import is_list as is_list
     from monarch._core.kinds import is_tuple as is_tuple
     from monarch._core.roster import split_proc as split_proc
     from monarch._core.shapes.extent import Extent as Extent
@@ -38,7 +39,11 @@ if TYPE_CHECKING:
     from monarch._core.stop_ladder import Look as Look
     from monarch._core.stop_ladder import Restart as Restart
     from monarch._core.stop_ladder import StopLadder as StopLadder
+    from monarch._core.text.advice import Advice as Advice
+    from monarch._core.text.advice import advice as advice
+    from monarch._core.text.advice import use_advice as use_advice
     from monarch._core.text.causes import describe as describe
+    from monarch._core.text.causes import describe_all as describe_all
     from monarch._core.text.durations import duration_text as duration_text
     from monarch._core.text.durations import parse_duration as parse_duration
     from monarch._core.text.excerpt import Excerpt as Excerpt
@@ -85,6 +90,7 @@ if TYPE_CHECKING:
     from monarch._node.remote_errors import is_ours as is_ours
     from monarch._node.services.asking import Answers as Answers
     from monarch._node.services.asking import send_signal as send_signal
+    from monarch._node.services.registry import Request as Request
     from monarch._node.services.registry import name_of as name_of
     from monarch._node.services.registry import request as request
     from monarch._notebook.busy import ThreadState as ThreadState
@@ -105,6 +111,8 @@ if TYPE_CHECKING:
     from monarch._notebook.magics.names import LINE as LINE_MAGICS
     from monarch._notebook.magics.names import PYTHON_CELLS as PYTHON_CELL_MAGICS
     from monarch._notebook.magics.names import why_missing as why_no_magic
+    from monarch._notebook.names import defines as defines
+    from monarch._notebook.names import names_here as names_here
     from monarch._notebook.namespace import Namespace as Namespace
     from monarch._notebook.reload import forget as forget
     from monarch._notebook.reload import reload_here as reload_here
@@ -147,7 +155,7 @@ _WHERE = {
     "monarch._actors.endpoint": "methods_of",
     "monarch._actors.interrupting": "interrupt",
     "monarch._actors.ports": "Channel",
-    "monarch._core.kinds": "is_a is_dict is_tuple",
+    "monarch._core.kinds": "is_a is_dict is_list is_tuple",
     "monarch._core.roster": "split_proc",
     "monarch._core.shapes.extent": "Extent axes_text",
     "monarch._core.shapes.ranks": "describe_ranks",
@@ -155,7 +163,8 @@ _WHERE = {
     "monarch._core.shapes.value_mesh": "Deferred ValueMesh",
     "monarch._core.steps": "in_step",
     "monarch._core.stop_ladder": "Activity Announce Command Ending Free Freed Insist Interrupt Look Restart StopLadder",
-    "monarch._core.text.causes": "describe",
+    "monarch._core.text.advice": "Advice advice use_advice",
+    "monarch._core.text.causes": "describe describe_all",
     "monarch._core.text.durations": "duration_text parse_duration",
     "monarch._core.text.excerpt": "Excerpt left_out",
     "monarch._core.text.fold": "Block",
@@ -180,7 +189,7 @@ _WHERE = {
     "monarch._node.node": "Node",
     "monarch._node.remote_errors": "is_ours",
     "monarch._node.services.asking": "Answers send_signal",
-    "monarch._node.services.registry": "name_of request",
+    "monarch._node.services.registry": "Request name_of request",
     "monarch._notebook.busy": "ThreadState prod thread_state",
     "monarch._notebook.checkpoint": "STATEFUL TENSOR VALUE load_variables=load take_variables=take",
     "monarch._notebook.complete": "complete_here inspect_here",
@@ -188,6 +197,7 @@ _WHERE = {
     "monarch._notebook.execute": "CellError CellResult",
     "monarch._notebook.inside": "run_in_actor",
     "monarch._notebook.magics.names": "LINE_MAGICS=LINE PYTHON_CELL_MAGICS=PYTHON_CELLS why_no_magic=why_missing",
+    "monarch._notebook.names": "defines names_here",
     "monarch._notebook.namespace": "Namespace",
     "monarch._notebook.reload": "forget reload_here renamed restore",
     "monarch._procs.agent.services": "states",

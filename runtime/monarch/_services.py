@@ -15,6 +15,7 @@ SERVICES = {
     "inside": "monarch._notebook.inside",
     "interrupts": "monarch._actors.interrupting",
     "liveness": "monarch._node.liveness",
+    "names": "monarch._notebook.names",
     "pipelined": "monarch._groups.pipelined",
     "rank": "monarch._session.rank_process",
     "rdma": "monarch._state.rdma.plane",

@@ -10,6 +10,7 @@ from monarch._core.roster import split_proc
 from monarch._core.shapes.extent import Extent
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.shapes.value_mesh import Deferred, ValueMesh
+from monarch._core.text.advice import advice
 from monarch._core.text.causes import describe, describe_all
 from monarch._node.call_watch import CallGroup
 from monarch._node.future import PENDING, Future
@@ -378,12 +379,11 @@ def died(
             lines.extend(f"    {line}" for line in tail)
     alive = set(range(total)) - set(lost)
     lines[0] = f"{label} failed: {lines[0]}"
-    if alive:
-        lines.append(f"{describe_ranks(alive)} {'is' if len(alive) == 1 else 'are'} alive; a slice of them can be used")
-    elif stopped or kind is SpawnError:
+    if not alive and (stopped or kind is SpawnError):
         lines.append("make a new mesh to go on")
     else:
-        lines.append("heal_mesh puts new ones in their place")
+        uid = split_proc(next(iter(lost.values())).proc)[0]
+        lines.append(advice().after_deaths(uid, sorted(lost), sorted(alive)))
     when = min((dead.when for dead in lost.values() if dead.when), default=0.0)
     return kind("\n".join(lines), mesh=mesh, ranks=tuple(sorted(lost)), results=results, when=when)
 

@@ -13,6 +13,7 @@ import msgspec
 
 from monarch._core.shapes.extent import Extent, Point
 from monarch._core.shapes.ranks import describe_ranks
+from monarch._core.text.advice import advice
 from monarch._wire import plain
 from monarch._wire.messages import UNREADABLE, VERSION, Failure, encode
 from monarch._wire.pickling import dumps, loads
@@ -202,17 +203,17 @@ def group(
     for ranks in sorted(kinds.values(), key=lambda ranks: failures[ranks[0]].freed)[:8]:
         one = failures[ranks[0]]
         head = f"{_whose(ranks, extent)}: {one.kind}: {one.text}" if len(kinds) > 1 else f"{one.kind}: {one.text}"
-        lines.append(f"  {head.splitlines()[0]}" + (f"  ({one.where})" if one.where else ""))
+        lines.append(f"  {head.splitlines()[0]}" + (f"  ({advice().placed(one.where)})" if one.where else ""))
     if len(kinds) > 8:
         lines.append(f"  … and {len(kinds) - 8} more kinds of errors (see err.failures)")
     lines.append(f"Remote traceback of rank {first}:")
-    lines.extend(f"  {line}" for line in with_source(failure.trace))
+    lines.extend(f"  {advice().placed(line)}" for line in with_source(failure.trace))
     return ActorError(
         "\n".join(lines),
         original if isinstance(original, Exception) else None,
         rank=first,
         point=Point(first, extent),
-        failures={rank: failure.trace for rank, failure in failures.items()},
+        failures={rank: advice().placed(failure.trace) for rank, failure in failures.items()},
         results=results,
     )
 

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import inspect
 import linecache
+import os
 import time
 import traceback
 from collections.abc import Generator, Sequence
@@ -14,6 +15,7 @@ from pickle import PickleBuffer
 from typing import Any, TypeAlias, TypeVar
 
 from monarch._groups.failures import broke, note_failure
+from monarch._groups.program_frames import program_of
 from monarch._node.remote_errors import Outcome, fold_frames, is_consequence
 from monarch._notebook.marks import marked, unmark
 from monarch._notebook.running_cell import RunningCell, running_cell
@@ -48,6 +50,12 @@ class CellError:
     """Whether it is of a collective whose connections broke."""
     cut_off: bool = False
     """Whether it only says that the cell was interrupted there, since other ranks had died."""
+    missing: str = ""
+    """The name that is not defined, of a NameError."""
+    file: str = ""
+    """The file that the line is in, of a program that the cell ran; empty for the cell itself."""
+    hint: str = ""
+    """What to do, added by the notebook."""
 
 
 class LazyPickle:
@@ -208,11 +216,15 @@ def _sealed(value: Any) -> LazyPickle | None:
 
 
 def _error(error: BaseException, name: str, lines: list[str]) -> CellError:
-    line = 0
-    if isinstance(error, SyntaxError) and error.filename == name:
+    program = program_of(error)
+    file, line = name, 0
+    if program is not None:
+        error = error.with_traceback(program.frames)
+        file, lines = program.file, linecache.getlines(program.file)
+    if isinstance(error, SyntaxError) and error.filename == file:
         line = error.lineno or 0
     for frame, number in traceback.walk_tb(error.__traceback__):
-        if frame.f_code.co_filename == name:
+        if frame.f_code.co_filename == file:
             line = number
     shown = traceback.TracebackException.from_exception(error)
     fold_frames(shown)
@@ -223,4 +235,7 @@ def _error(error: BaseException, name: str, lines: list[str]) -> CellError:
     source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
     interrupted = isinstance(error, KeyboardInterrupt)
     trace = portable("".join(shown.format()))
-    return CellError(type(error).__name__, portable(text), line, portable(source), trace, interrupted)
+    failed = CellError(type(error).__name__, portable(text), line, portable(source), trace, interrupted)
+    failed.missing = portable(error.name or "") if type(error) is NameError else ""
+    failed.file = portable(os.path.basename(file)) if program is not None else ""
+    return failed

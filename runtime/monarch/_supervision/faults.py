@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._actors.table import actors_of
 from monarch._core.shapes.ranks import describe_ranks
+from monarch._core.text.advice import advice
 from monarch._meshes.actors.birth import Booting
 from monarch._meshes.inside import state_of
 from monarch._meshes.procs.proc_mesh import whole_of
@@ -125,7 +126,7 @@ class Faults:
     def _failure(self, name: str, mesh: ActorMesh | None, fault: m.Fault, ranks: tuple[int, ...]) -> MeshFailure:
         """Return the failure for some ranks of a fault."""
         failure = unpack_failure(fault.body)
-        trace = "\n".join(with_source(failure.trace))
+        trace = advice().placed("\n".join(with_source(failure.trace)))
         text, port = f"{failure.kind}: {failure.text}\n{trace}", 0
         whole: Any = mesh
         if mesh is None and booting(self._node, fault.actor, fault.rank):

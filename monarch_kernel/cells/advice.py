@@ -1,0 +1,62 @@
+"""What errors say in a notebook: magics instead of Python calls, and cells instead of temporary files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from monarch._kernel_api import Advice, describe_ranks, state_of
+from monarch_kernel.cells.hints import magic
+from monarch_kernel.compat import cell_number
+from monarch_kernel.meshes.registry import Meshes
+
+_FILE = re.compile(r"(?P<file>[^\s\"'(]*ipykernel_\d+/\d+\.py|<ipython-input-[^>]+>)(?::(?P<line>\d+))?")
+
+
+class NotebookAdvice(Advice):
+    """The advice of a notebook.
+
+    Args:
+        shell: of the notebook.
+        meshes: of the notebook.
+    """
+
+    def __init__(self, shell: Any, meshes: Meshes) -> None:
+        self._shell = shell
+        self._meshes = meshes
+
+    def after_deaths(self, uid: str, dead: Sequence[int], alive: Sequence[int]) -> str:
+        """Return the magics that help."""
+        mesh = next((each for each in self._meshes.in_order() if state_of(each.procs).procs.uid == uid), None)
+        if mesh is None:
+            return super().after_deaths(uid, dead, alive)
+        them = "it" if len(dead) == 1 else "them"
+        heal = f"{magic('heal', mesh, self._meshes)} replaces {describe_ranks(dead)}"
+        if not alive:
+            return heal
+        name = mesh.name if mesh.name != self._meshes.used else ""
+        running = f"{describe_ranks(alive)} {'is' if len(alive) == 1 else 'are'} still running"
+        return f"{running}; {heal}, %%mesh {name}[{slice_text(alive)}] runs a cell without {them}"
+
+    def placed(self, text: str) -> str:
+        """Return a text with ``cell [7]`` for the file of a cell."""
+        return _FILE.sub(self._place, text)
+
+    def _place(self, match: re.Match[str]) -> str:
+        number = cell_number(self._shell, match["file"])
+        if number is None:
+            return match[0]
+        return f"cell [{number}]" + (f" line {match['line']}" if match["line"] else "")
+
+
+def slice_text(ranks: Sequence[int]) -> str:
+    """Return ranks as the brackets of a header have them, such as ``0:2,3``."""
+    parts: list[str] = []
+    for rank in sorted(ranks):
+        first, _, end = parts[-1].partition(":") if parts else ("", "", "")
+        if parts and rank == int(end or int(first) + 1):
+            parts[-1] = f"{first}:{rank + 1}"
+        else:
+            parts.append(str(rank))
+    return ",".join(parts)

@@ -1,0 +1,90 @@
+"""Hints for undefined names: where a name is defined, and the magic that copies it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from monarch._kernel_api import CellError, defines, describe_ranks, request, split_proc, targets_of
+from monarch_kernel.meshes.asking import ask_soon
+from monarch_kernel.meshes.registry import Mesh, Meshes
+
+
+class Hints:
+    """Hints for the errors of a notebook.
+
+    Args:
+        meshes: of the notebook.
+        variables: of the notebook.
+    """
+
+    def __init__(self, meshes: Meshes, variables: Mapping[str, Any]) -> None:
+        self._meshes = meshes
+        self._variables = variables
+
+    def teach(self, mesh: Mesh | None, errors: Mapping[int, CellError]) -> None:
+        """Add hints to the errors of a cell.
+
+        Args:
+            mesh: of the cell; None for a cell inside actors.
+            errors: by rank.
+        """
+        ranks_of: dict[str, list[int]] = {}
+        for rank, error in errors.items():
+            if error.missing and not error.hint:
+                ranks_of.setdefault(error.missing, []).append(rank)
+        for name, ranks in ranks_of.items():
+            for rank, hint in self._of_ranks(mesh, name, sorted(ranks)).items():
+                errors[rank].hint = hint
+
+    def _of_ranks(self, mesh: Mesh | None, name: str, ranks: list[int]) -> dict[int, str]:
+        holders = holders_of(mesh, name) if mesh is not None else []
+        lost = {rank: mesh.replaced.after[rank] for rank in ranks if rank in mesh.replaced.after} if mesh else {}
+        hints: dict[int, str] = {}
+        for rank in ranks:
+            if rank in lost and holders:
+                cell = f" after {lost[rank]}" if lost[rank] else ""
+                hints[rank] = (
+                    f"rank {rank} was replaced{cell} and lost {name!r}; "
+                    f"{magic('heal', mesh, self._meshes)} --copy-from {holders[0]} {name} copies it from rank "
+                    f"{holders[0]}"
+                )
+            elif name in self._variables:
+                hints[rank] = f"{name!r} is defined in the notebook, not on the ranks; {self._push(mesh, name)}"
+            elif rank in lost:
+                cell = f" after {lost[rank]}" if lost[rank] else ""
+                hints[rank] = f"rank {rank} was replaced{cell}; run the cell that defines {name!r} again"
+            elif holders:
+                hints[rank] = f"only {describe_ranks(holders)} define{'s' if len(holders) == 1 else ''} {name!r}"
+        return hints
+
+    def _push(self, mesh: Mesh | None, name: str) -> str:
+        copies = f"%mesh push {name} copies it"
+        if mesh is not None and mesh.name != self._meshes.used:
+            return f"copy it with %mesh use {mesh.name}, then %mesh push {name}"
+        return f"{copies} to their ranks" if mesh is None else copies
+
+    def of_notebook(self, name: str) -> str:
+        """Return a hint for a name that the notebook lacks; empty if no rank has it either."""
+        for mesh in self._meshes.in_order():
+            holders = holders_of(mesh, name)
+            if not holders:
+                continue
+            where = f"{describe_ranks(holders, len(mesh.cells))} of mesh {mesh.name!r}"
+            verb = "defines" if len(holders) == 1 else "define"
+            use = f"%mesh use {mesh.name}, then " if mesh.name != self._meshes.used else ""
+            one = f" --rank {holders[0]}" if len(holders) < len(mesh.cells) else ""
+            return f"{where} {verb} {name!r}: copy it with {use}%mesh pull {name}{one}, or use it in a %%mesh cell"
+        return ""
+
+
+def holders_of(mesh: Mesh, name: str) -> list[int]:
+    """Return the ranks that define a name, of those that answer soon."""
+    procs = [peer.proc for peer in targets_of(mesh.cells).peers if peer.dead is None]
+    answers = ask_soon(procs, request(defines, name))
+    return sorted(split_proc(proc)[1] for proc, answer in answers.items() if answer is True)
+
+
+def magic(verb: str, mesh: Mesh | None, meshes: Meshes) -> str:
+    """Return ``%mesh VERB``, with the name of the mesh unless it is in use."""
+    return f"%mesh {verb}" if mesh is None or mesh.name == meshes.used else f"%mesh {verb} {mesh.name}"

@@ -1,0 +1,41 @@
+"""Advice and places in errors: Python for a program; a notebook sets its own, with magics and cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from monarch._core.shapes.ranks import describe_ranks
+
+
+class Advice:
+    """What errors say to a program."""
+
+    def after_deaths(self, uid: str, dead: Sequence[int], alive: Sequence[int]) -> str:
+        """Return what to do after deaths in a call.
+
+        Args:
+            uid: of the process mesh.
+            dead: ranks, at least one.
+            alive: the other ranks that were called.
+        """
+        if alive:
+            return f"{describe_ranks(alive)} {'is' if len(alive) == 1 else 'are'} alive; a slice of them can be used"
+        return "heal_mesh puts new ones in their place"
+
+    def placed(self, text: str) -> str:
+        """Return a text with places in code as the user knows them."""
+        return text
+
+
+_advice = Advice()
+
+
+def advice() -> Advice:
+    """Return the advice in use."""
+    return _advice
+
+
+def use_advice(new: Advice) -> None:
+    """Set what errors say from now on."""
+    global _advice
+    _advice = new

@@ -1,0 +1,24 @@
+"""The names that the cells of a rank can use, as services that answer at once."""
+
+from __future__ import annotations
+
+import sys
+
+from monarch._actors.table import actors_of
+from monarch._node.current import current_node
+from monarch._node.services.registry import service
+from monarch._notebook.namespace import Namespace
+
+
+@service("names.defines", "quick")
+def defines(name: str) -> bool:
+    """Service: return whether a cell of this rank could use a variable."""
+    return name in sys.modules["__main__"].__dict__
+
+
+@service("names.names_here", "threaded")
+def names_here() -> list[str]:
+    """Service: return the variables that cells have defined in this rank."""
+    found = [each.instance for each in list(actors_of(current_node()).here.values())]
+    spaces = [each for each in found if isinstance(each, Namespace)]
+    return [name for name, _ in spaces[0].names_of()] if spaces else []
