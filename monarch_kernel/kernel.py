@@ -84,11 +84,12 @@ class MonarchKernel(IPythonKernel):
         threading.Thread(target=self._say_what_runs, name="monarch-idle-stop", daemon=True).start()
 
     def _say_what_runs(self) -> None:
-        """Break off cleanup after a Stop while no cell runs, and say what still runs; in a thread of its own."""
+        """Stop what an earlier Stop has left, or say what still runs; in a thread of its own."""
         magics = _shell(self).magics_manager.registry.get("MeshMagics")
         if magics is None:
             return
-        magics.break_off()
+        if magics.stopping.stop_left():
+            return
         for text in magics.unended():
             magics.streams().place().write(f"no notebook cell is running, so nothing was stopped; {text}")
 

@@ -33,11 +33,13 @@ class NotebookAdvice(Advice):
             return super().after_deaths(uid, dead, alive)
         them = "it" if len(dead) == 1 else "them"
         heal = f"{magic('heal', mesh, self._meshes)} replaces {describe_ranks(dead)}"
+        if mesh.recipe.restart:
+            heal = f"--restart replaces {describe_ranks(dead)}, which lose{'s' if len(dead) == 1 else ''} all variables"
         if not alive:
             return heal
         name = mesh.name if mesh.name != self._meshes.used else ""
         running = f"{describe_ranks(alive)} {'is' if len(alive) == 1 else 'are'} still running"
-        return f"{running}; {heal}, %%mesh {name}[{slice_text(alive)}] runs a cell without {them}"
+        return f"{running}; {heal}; %%mesh {name}[{slice_text(alive)}] runs a cell without {them}"
 
     def placed(self, text: str) -> str:
         """Return a text with ``cell [7]`` for the file of a cell."""

@@ -105,6 +105,11 @@ class Calls:
         what = f"the constructor of {call.mesh}" if call.method == "__init__" else f"{call.label}"
         return f"{what}, called in cell [{cell}]" if cell else what
 
+    def seconds(self, call: Gather[Any]) -> float:
+        """Return how long ago a call was made; 0 if unknown."""
+        _, begun = self._cells.get(call.port, (0, time.monotonic()))
+        return time.monotonic() - begun
+
     def is_cell(self, call: Gather[Any]) -> bool:
         """Return whether a call is a cell rather than a call of an endpoint."""
         return call.port in self._names
@@ -139,6 +144,15 @@ class Calls:
         """Return whether a stop did not end a call in a process, so that the next one replaces the process."""
         return proc in self._left.get(port, ()) and split_proc(proc)[0] in meshes_of(self._node).own_procs
 
+    def has_left(self, each: Ahead) -> bool:
+        """Return whether a stop did not end a call that others wait for."""
+        return any(self.is_left(each.call.port, proc) for proc in each.procs)
+
+    def left(self) -> list[Gather[Any]]:
+        """Return the calls that a stop did not end."""
+        gathers = [self._node.ports.gathers.get(port) for port in list(self._left)]
+        return [each for each in gathers if is_gather(each) and each.waits_for()]
+
     def of_cell(self, calls: Iterable[Gather[Any]]) -> list[Gather[Any]]:
         """Return the calls that can be stopped."""
         return [call for call in calls if call.actor and not _is_special(call)]
@@ -149,10 +163,10 @@ class Calls:
         handle = self.handle(each.call)
         if handle:
             return f"{where}: waiting for {title}, which still runs; Stop ends this wait, {handle}.cancel() the cell"
-        if any(self.is_left(each.call.port, proc) for proc in each.procs):
+        if self.has_left(each):
             return (
-                f"{where}: waiting for {title}, which was stopped but has not ended; Stop replaces the process; "
-                f"its variables and actor state are lost"
+                f"{where}: waiting for {title}, which was stopped but has not ended; Stop ends only this wait, "
+                f"%mesh kill kills the ranks (variables and actor state are lost)"
             )
         if any(self.is_cleaning(each.call.port, proc) for proc in each.procs):
             return f"{where}: waiting for {title}, still in its except or finally code; Stop breaks it off"
@@ -173,10 +187,7 @@ class Calls:
             if handle:
                 lines.append(f"{self.title(each)} still runs on {where}; {handle}.cancel() ends it")
             elif any(self.is_left(port, proc) for proc in procs):
-                lines.append(
-                    f"{self.title(each)} was stopped but has not ended on {where}; Stop while a cell waits for it "
-                    f"replaces the process"
-                )
+                lines.append(f"{self.title(each)} was stopped but has not ended on {where}")
             elif any(self.is_cleaning(port, proc) for proc in procs):
                 lines.append(f"{self.title(each)} is still in its except or finally code on {where}")
         return lines

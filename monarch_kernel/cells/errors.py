@@ -138,7 +138,7 @@ def stop_calls(shell: Any) -> Stopped | None:
     futures = magics.calls_of(cell)
     if not futures:
         return None
-    return magics.stop_calls(Running("", futures), None)
+    return magics.stopping.stop_calls(Running("", futures), False)
 
 
 def _as_typed(line: str) -> str:

@@ -38,25 +38,27 @@ class Hints:
                 errors[rank].hint = hint
 
     def _of_ranks(self, mesh: Mesh | None, name: str, ranks: list[int]) -> dict[int, str]:
+        """Return a hint for each rank that lacks a name; ranks without one are left out."""
         holders = holders_of(mesh, name) if mesh is not None else []
-        lost = {rank: mesh.replaced.after[rank] for rank in ranks if rank in mesh.replaced.after} if mesh else {}
-        hints: dict[int, str] = {}
-        for rank in ranks:
-            if rank in lost and holders:
-                cell = f" after {lost[rank]}" if lost[rank] else ""
-                hints[rank] = (
-                    f"rank {rank} was replaced{cell} and lost {name!r}; "
-                    f"{magic('heal', mesh, self._meshes)} --copy-from {holders[0]} {name} copies it from rank "
-                    f"{holders[0]}"
-                )
-            elif name in self._variables:
-                hints[rank] = f"{name!r} is defined in the notebook, not on the ranks; {self._push(mesh, name)}"
-            elif rank in lost:
-                cell = f" after {lost[rank]}" if lost[rank] else ""
-                hints[rank] = f"rank {rank} was replaced{cell}; run the cell that defines {name!r} again"
-            elif holders:
-                hints[rank] = f"only {describe_ranks(holders)} define{'s' if len(holders) == 1 else ''} {name!r}"
+        after = mesh.replaced.after if mesh is not None else {}
+        lost = [rank for rank in ranks if rank in after]
+        hint = ""
+        if name in self._variables:
+            hint = f"{name!r} is defined in the notebook, not on the ranks; {self._push(mesh, name)}"
+        elif holders:
+            hint = f"only {describe_ranks(holders)} define{'s' if len(holders) == 1 else ''} {name!r}"
+        hints = dict.fromkeys(ranks, hint) if hint else {}
+        if lost and (holders or (lost == ranks and not hint)):
+            who = f"{describe_ranks(lost)} {'was' if len(lost) == 1 else 'were'} replaced{_after(after, lost)}"
+            hints.update(dict.fromkeys(lost, f"{who} and lost {name!r}; {self._again(mesh, name, holders)}"))
         return hints
+
+    def _again(self, mesh: Mesh | None, name: str, holders: list[int]) -> str:
+        """Return how a replaced rank gets a variable again."""
+        if not holders:
+            return f"run the cell that defines {name!r} again"
+        heal = magic("heal", mesh, self._meshes)
+        return f"{heal} --copy-from {holders[0]} {name} copies it from rank {holders[0]}"
 
     def _push(self, mesh: Mesh | None, name: str) -> str:
         copies = f"%mesh push {name} copies it"
@@ -76,6 +78,11 @@ class Hints:
             one = f" --rank {holders[0]}" if len(holders) < len(mesh.cells) else ""
             return f"{where} {verb} {name!r}: copy it with {use}%mesh pull {name}{one}, or use it in a %%mesh cell"
         return ""
+
+
+def _after(after: Mapping[int, str], ranks: list[int]) -> str:
+    cells = dict.fromkeys(after[rank] for rank in ranks if after.get(rank))
+    return f" after {', '.join(cells)}" if cells else ""
 
 
 def holders_of(mesh: Mesh, name: str) -> list[int]:

@@ -39,6 +39,7 @@ from monarch._kernel_api import (
 from monarch_kernel.cells.calls import Calls
 from monarch_kernel.cells.running import STOPPED, Running, Task
 
+_COST = "; press Stop again to kill and restart (variables and actor state are lost)"
 _HEARING = 0.1
 """Seconds for finished ranks to report whether they were freed."""
 _STATES = {"T": Activity.SUSPENDED, "t": Activity.SUSPENDED, "D": Activity.DEVICE}
@@ -93,7 +94,15 @@ class Stopped:
             groups.setdefault(self._meaning(rank, ending), []).append(rank)
         parts = [f"{describe_ranks(ranks)}: {text}" for text, ranks in groups.items()]
         head = f"stopped after {self.timeout:g} s" if self.timeout is not None else "stopped"
+        if self._endings and all(each is Ending.LEFT for each in self._endings.values()):
+            head = "not stopped yet"
         return f"{head}: " + "; ".join([*(parts or ["nothing was running"]), *self.notes])
+
+    def outcome(self) -> str:
+        """Describe in one line what became of the cell."""
+        if not self.left:
+            return "the cell was stopped on its ranks"
+        return f"the notebook no longer waits for the cell, which still runs on {describe_ranks(sorted(self.left))}"
 
     def _meaning(self, rank: int, ending: Ending) -> str:
         if ending is Ending.RESTARTED:
@@ -329,7 +338,7 @@ class _StopRun:
                     cleaning.add(task.rank)
                 elif task.proc not in self._spared:
                     self._calls.leave(task.port, task.proc)
-                more = "; stop again to replace" if self._calls.is_left(task.port, task.proc) else ""
+                more = _COST if self._calls.is_left(task.port, task.proc) else ""
                 left.setdefault(task.rank, self._does(number) + more)
             elif ending is Ending.RESTARTED:
                 doomed.append(task.proc)
@@ -371,9 +380,9 @@ class _StopRun:
             return f"waiting for a lock, a socket or another thread{where}, which no interrupt ends"
         if activity is Activity.SUSPENDED:
             pid = self._pids.get(number, 0)
-            return f"suspended by a signal such as SIGSTOP; will stop when resumed (kill -CONT {pid})"
+            return f"suspended by a signal such as SIGSTOP; stops when resumed (kill -CONT {pid})"
         if activity is Activity.DEVICE:
-            return "waiting in the OS kernel for a disk or a device; will stop when that is done"
+            return "waiting in the OS kernel for a disk or a device; stops when that is done"
         if activity is Activity.SILENT:
-            return "inside a C call that holds the GIL; will stop when it returns"
-        return f"inside a C call{where}; will stop when it returns"
+            return "still inside a C call that holds the GIL; stops when it returns"
+        return f"still inside a C call{where}; stops when it returns"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from monarch._kernel_api import member_at, state_of
+from monarch._kernel_api import member_at
 from monarch.actor import Restart
 from monarch.config import CHECK_COLLECTIVES
 from monarch_kernel.compat import display
@@ -19,6 +19,7 @@ from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.detached import DetachedRecipe, detached_recipe
 from monarch_kernel.meshes.recipe import Recipe, roles_of, usual_axes
 from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.meshes.table import bundle_of as tables
 from monarch_kernel.output.progress import Progress
 from monarch_kernel.output.streams import Streams
 
@@ -115,13 +116,8 @@ class Verbs:
             if not coming:
                 print("no mesh is running; start one with %mesh up")
             return
-        for mesh in self._meshes.by_name.values():
-            mesh.look()
-            used = " (in use)" if mesh.name == self._meshes.used else ""
-            print(f"mesh {mesh.name!r}{used}")
-            print(mesh.procs.to_table())
-            for actors in mesh.actors():
-                print(f"  actors {state_of(actors).name!r}: {state_of(actors).cls.__name__} on {len(actors)} ranks")
+        if self._meshes.by_name:
+            display(tables(list(self._meshes.by_name.values()), self._streams().calls, self._meshes.used))
 
     def do_use(self, words: list[str]) -> None:
         """Make a mesh the one that cells run on if they name none."""
@@ -158,11 +154,10 @@ class Verbs:
         """Copy a variable of the ranks to the notebook."""
         arguments = parse("pull", words)
         mesh = self._meshes.get(None)
-        if arguments.rank is not None:
-            if not 0 <= arguments.rank < len(mesh.cells):
-                raise Usage(
-                    f"%mesh pull: no rank {arguments.rank}; mesh {mesh.name!r} has ranks 0 to {len(mesh.cells) - 1}"
-                )
+        if arguments.rank is not None and not 0 <= arguments.rank < len(mesh.cells):
+            raise Usage(
+                f"%mesh pull: no rank {arguments.rank}; mesh {mesh.name!r} has ranks 0 to {len(mesh.cells) - 1}"
+            )
         with naming_deaths(mesh), one_line(mesh, "%mesh pull"):
             if arguments.rank is not None:
                 value = member_at(mesh.cells, arguments.rank).pull.call_one(arguments.name).get()

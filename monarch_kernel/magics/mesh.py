@@ -15,24 +15,21 @@ from monarch._kernel_api import (
     ActorMesh,
     CellResult,
     Deferred,
-    Ending,
     Extent,
-    Freed,
     ValueMesh,
     describe_ranks,
     in_thread,
     need_session,
     open_node,
-    region_of,
-    replace_procs,
 )
-from monarch.exceptions import CallTimeoutError, MonarchError
+from monarch.exceptions import CallTimeoutError
 from monarch_kernel.cells.checkpoints import Saving
 from monarch_kernel.cells.handle import Handle
 from monarch_kernel.cells.hints import Hints
-from monarch_kernel.cells.running import Run, Running
+from monarch_kernel.cells.running import Run
 from monarch_kernel.cells.source import read
-from monarch_kernel.cells.stop import Stopped, stop_ranks, uninterrupted
+from monarch_kernel.cells.stop import Stopped
+from monarch_kernel.cells.stopping import Stopping
 from monarch_kernel.compat import cell_magic, line_magic
 from monarch_kernel.editing.edit import Editor
 from monarch_kernel.magics.header import Header, HeaderError, parse
@@ -41,7 +38,9 @@ from monarch_kernel.magics.programs import hand_out, parse_run
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.detached import Detaching
 from monarch_kernel.meshes.elastic import Elastic
-from monarch_kernel.meshes.registry import Mesh, Meshes, choose
+from monarch_kernel.meshes.kill import Killing
+from monarch_kernel.meshes.registry import Mesh, Meshes, choose, ranks_in
+from monarch_kernel.meshes.restarts import Restarts
 from monarch_kernel.meshes.spawning import Spawning, parse_spawn
 from monarch_kernel.output.displays import Displays
 from monarch_kernel.output.render import CellStopped, MeshCellError, bundle_of_ranks, error_lines, timeout_text
@@ -70,11 +69,14 @@ class MeshMagics(Magics):
         self.meshes = meshes or Meshes(shell.user_ns)
         self._streams: Streams | None = None
         self.hints = Hints(self.meshes, shell.user_ns)
+        self.stopping = Stopping(self.meshes, self._attach_streams)
         self._verbs = Verbs(shell, self.meshes, self._attach_streams)
         self.editor = Editor(shell, self.meshes)
         self._spawning = Spawning(shell, self.meshes, self.editor, lambda: self._attach_streams().calls)
         self._verbs.more.update(update=self.editor.update, reload=self.editor.reload, run=self.run_program)
         self._verbs.more.update(Elastic(self.meshes, shell.user_ns).verbs())
+        self._verbs.more.update(kill=Killing(self.meshes, lambda: self._attach_streams().calls).kill)
+        self._restarts = Restarts(self.meshes, lambda: self._attach_streams().place().write)
         self._verbs.more.update(Saving(shell, self.meshes).verbs())
         self.keeping = Detaching(shell, self.meshes, self._verbs.do_down)
         self._verbs.more.update(self.keeping.verbs())
@@ -102,7 +104,8 @@ class MeshMagics(Magics):
         mesh, actors = self.addressed(header.name)
         self._attach_streams()
         if mesh is not None:
-            self._say_finishing(mesh)
+            self.stopping.say_finishing(mesh)
+            self._restarts.remind(mesh, ranks_in(choose(actors, header)))
             mesh.check_groups_left()
         with naming_deaths(mesh):
             run, displays = self._start(mesh, actors, header, cell)
@@ -113,13 +116,13 @@ class MeshMagics(Magics):
         try:
             until = None if header.timeout is None else time.monotonic() + header.timeout
             if not run.wait(until):
-                stopped = self._stop(mesh, run)
+                stopped = self.stopping.stop_cell(mesh, run)
                 stopped.timeout = header.timeout
             elif run.missing():
                 # A rank died, so the cell has failed; the others need not go on.
                 run.interrupt()
         except KeyboardInterrupt:
-            stopped = self._stop(mesh, run)
+            stopped = self.stopping.stop_cell(mesh, run)
         displays.close()
         return self._finish(mesh, len(actors), header, run, stopped)
 
@@ -132,39 +135,8 @@ class MeshMagics(Magics):
         if mesh is None:
             raise HeaderError(f"%mesh run --on {header.name}: expected a mesh of ranks, got a mesh of actors")
         views = choose(actors, header)
-        self._await_finishing(mesh, {region_of(view).base_rank(each) for view in views for each in range(len(view))})
+        self.stopping.await_finishing(mesh, set(ranks_in(views)))
         return self.cell(program.place, hand_out(program, actors, views))
-
-    def _say_finishing(self, mesh: Mesh) -> None:
-        """Tell the user which ranks are still in a stopped cell."""
-        calls, finishing = self._attach_streams().calls, mesh.finishing()
-        tasks = [task for run in mesh.unfinished for task in run.tasks().values()]
-        cleaning = sorted({task.rank for task in tasks if calls.is_cleaning(task.port, task.proc)})
-        inside = [rank for rank in finishing if rank not in cleaning]
-        if cleaning:
-            where = describe_ranks(cleaning)
-            print(f"waiting for {where}, still in its except or finally code; Stop breaks it off", file=sys.stderr)
-        if inside:
-            print(
-                f"waiting for {describe_ranks(inside)}, still inside a C call of a stopped cell; Stop replaces the "
-                f"process, and its variables and actor state are lost",
-                file=sys.stderr,
-            )
-        if finishing:
-            self._attach_streams().told([call for each in mesh.unfinished for call in each.futures])
-
-    def _await_finishing(self, mesh: Mesh, ranks: set[int]) -> None:
-        """Wait until no stopped cell runs on these ranks; a program is handed to them before its cell begins."""
-        if not ranks.intersection(mesh.finishing()):
-            return
-        self._say_finishing(mesh)
-        calls = [call for each in mesh.unfinished for call in each.futures]
-        run = Running("", calls, frozenset(call.actor for call in calls))
-        try:
-            run.wait()
-        except KeyboardInterrupt:
-            print(self.stop_calls(run, mesh).text(), file=sys.stderr)
-            raise CellStopped("the cell was stopped before its program began") from None
 
     def addressed(self, name: str | None) -> tuple[Mesh | None, ActorMesh]:
         """Return the mesh of a name and its namespaces; or None and the actors in the variable of that name."""
@@ -173,58 +145,6 @@ class MeshMagics(Magics):
             return None, actors
         mesh = self.meshes.get(name, self.actor_names())
         return mesh, mesh.cells
-
-    def stop_calls(self, run: Running, mesh: Mesh | None) -> Stopped:
-        """Stop calls, and the earlier calls that they wait for; replace ranks that nothing else stops.
-
-        Actors, which have state, and ranks inside C calls are replaced only by the second stop.
-        """
-        with uninterrupted():
-            return self._stop_calls(run, mesh)
-
-    def _stop_calls(self, run: Running, mesh: Mesh | None) -> Stopped:
-        calls = self._attach_streams().calls
-        ahead = calls.ahead(run.futures)
-        others = [each for each in ahead if calls.is_stoppable(each.call)]
-        every = Running(run.name, [*(each.call for each in others), *run.futures], run.main)
-        # The user decides when a cell with a handle ends.
-        spared = frozenset(proc for each in ahead if calls.handle(each.call) for proc in each.procs)
-        stopped = stop_ranks(every, calls, mesh is not None, lambda text: print(text, file=sys.stderr), spared)
-        stopped.notes = [f"with {calls.title(each.call)}, which it waited for" for each in others]
-        for each in ahead:
-            handle = calls.handle(each.call)
-            if handle:
-                text = (
-                    f"had not begun; {calls.title(each.call)}, which it waited for, goes on; {handle}.cancel() ends it"
-                )
-                stopped.waited.update(dict.fromkeys(each.ranks, text))
-        if stopped.doomed:
-            try:
-                # This also makes new process groups.
-                replace_procs(open_node(), stopped.doomed, 20.0)
-            except MonarchError as error:
-                stopped.notes.append(f"not all new processes are ready: {error}")
-        return stopped
-
-    def _stop(self, mesh: Mesh | None, run: Run) -> Stopped:
-        """Stop a cell."""
-        errors = {rank: error for rank, error in run.failures().items() if not error.interrupted}
-        stopped = self.stop_calls(run, mesh)
-        stopped.errors = errors
-        for rank, error in run.failures().items():
-            if error.freed:
-                stopped.cut = True
-                stopped.note_freed(rank, Freed.COLLECTIVE)
-        if mesh is None:
-            return stopped
-        left = stopped.ranks(Ending.LEFT)
-        if left:
-            mesh.unfinished.append(run)
-        if stopped.cleaning and not stopped.cut:
-            mesh.check_groups_later()
-        elif not stopped.doomed:
-            mesh.check_groups(stopped.cut or bool(left), stopped.generation)
-        return stopped
 
     def _start(self, mesh: Mesh | None, actors: ActorMesh, header: Header, cell: str) -> tuple[Run, Displays]:
         # The number that the notebook shows; the shell's own counter may be at the next cell already.
@@ -271,7 +191,7 @@ class MeshMagics(Magics):
             print(stopped.text(), file=sys.stderr)
             if stopped.timeout is not None:
                 raise CallTimeoutError(self._describe_timeout(run, results, stopped))
-            raise CellStopped("the cell was stopped on its ranks")
+            raise CellStopped(stopped.outcome())
         errors = {rank: result.error for rank, result in ordered if result.error is not None}
         self._record(mesh, header, run, [rank for rank, _ in ordered if rank not in errors])
         if errors:
@@ -346,7 +266,7 @@ class MeshMagics(Magics):
             return values
 
         name = header.out or f"Out[{self.shell.displayhook.prompt_count}]"
-        handle = Handle(run, finish, lambda: self._stop(mesh, run), name, streams.place())
+        handle = Handle(run, finish, lambda: self.stopping.stop_cell(mesh, run), name, streams.place())
         streams.calls.name(run.futures, run.name, name)
         self.shell.user_ns["_mesh"] = handle
         if header.out:
@@ -373,15 +293,6 @@ class MeshMagics(Magics):
         if self._streams is None:
             return []
         return self._streams.calls.of_cell(self._streams.calls_of(cell))
-
-    def break_off(self) -> None:
-        """Break off the cleanup of stopped cells, at a Stop while no cell runs."""
-        calls, place = self._attach_streams().calls, self._attach_streams().place()
-        for run in [run for mesh in self.meshes.by_name.values() for run in list(mesh.unfinished)]:
-            tasks = run.tasks().values()
-            cleaning = [calls.is_cleaning(task.port, task.proc) for task in tasks]
-            if any(cleaning) and not any(calls.is_left(task.port, task.proc) for task in tasks):
-                place.write(stop_ranks(run, calls, say=place.write).text())
 
     def unended(self) -> list[str]:
         """Describe the calls that still run though no notebook cell waits for them."""

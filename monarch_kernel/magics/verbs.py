@@ -104,6 +104,12 @@ def _heal() -> Parser:
     return parser
 
 
+def _kill() -> Parser:
+    parser = Parser("kill", "kill ranks now; new ones start in their place")
+    parser.add_argument("words", nargs="*", metavar="RANKS", help="such as 0,2 or [0:2]; the busy ranks if omitted")
+    return parser
+
+
 def _resize() -> Parser:
     parser = Parser("resize", "grow or shrink a mesh; ranks that stay keep all")
     parser.add_argument("words", nargs="*", metavar="AXIS=N", help="new size, as in gpus=6; a mesh name may come first")
@@ -185,7 +191,7 @@ SECTIONS = {
         _list(),
         _named("attach", "attach a detached mesh, with all that it holds", "NAME", "the detached mesh"),
     ],
-    "Ranks": [_heal(), _resize(), _definitions()],
+    "Ranks": [_heal(), _kill(), _resize(), _definitions()],
     "Variables": [_push(), _pull(), _checkpoint(), _restore()],
     "Programs and output": [
         _run(),

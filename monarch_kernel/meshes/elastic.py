@@ -65,17 +65,18 @@ class Elastic:
         if arguments.hosts:
             mesh.hosts.add(arguments.hosts, arguments.key, self._names)
         new = mesh.heal(not arguments.bare)
-        if not new:
+        # Without a death, the ranks that a restart, a kill or an earlier heal has replaced.
+        bare = [rank for rank, _ in new] or sorted(set(mesh.replaced.after) - {source})
+        copying = arguments.copy_from is not None and bool(bare)
+        if not new and not copying:
             print(f"all ranks of mesh {mesh.name!r} are alive; nothing to heal")
             return
-        copied = mesh.copy([rank for rank, _ in new], source, variables) if arguments.copy_from is not None else None
-        for count in sorted({count for _, count in new}):
-            ranks = [rank for rank, each in new if each == count]
-            what = f"with definitions of {count} cell{'s' if count > 1 else ''}" if count else "with an empty namespace"
-            others = "" if copied is not None else "; other variables are lost"
-            print(f"{describe_ranks(ranks)} of mesh {mesh.name!r}: a new process, {what}{others}")
+        copied = mesh.copy(bare, source, variables) if copying else None
+        print_new(mesh, new, "" if copying else "; other variables are lost")
         if copied is not None:
             names, left = copied
+            if not variables and not left:
+                mesh.replaced.filled(bare)
             whose = "a live rank" if source is None else f"rank {source}"
             print(f"copied from {whose}: {', '.join(names) or 'nothing'}")
             for name, why in left.items():
@@ -131,3 +132,17 @@ class Elastic:
             ranks = describe_ranks(range(before, len(mesh.procs)))
             text += f"; new: {ranks}, with definitions of {defined} cell{'s' if defined != 1 else ''}"
         print(text)
+
+
+def print_new(mesh: Mesh, new: list[tuple[int, int]], others: str) -> None:
+    """Print which ranks are new.
+
+    Args:
+        mesh: of the ranks.
+        new: the ranks, each with the number of cells whose definitions it ran.
+        others: what became of the other variables.
+    """
+    for count in sorted({count for _, count in new}):
+        ranks = [rank for rank, each in new if each == count]
+        what = f"with definitions of {count} cell{'s' if count > 1 else ''}" if count else "with an empty namespace"
+        print(f"{describe_ranks(ranks)} of mesh {mesh.name!r}: a new process, {what}{others}")

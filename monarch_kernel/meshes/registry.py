@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -26,6 +26,8 @@ from monarch._kernel_api import (
     is_a,
     member_at,
     meshes_of,
+    region_of,
+    replace_procs,
     request,
     spoil_groups,
     state_of,
@@ -47,6 +49,8 @@ Stage = Callable[[str, Any], None]
 """Called with the name of each stage and the future that ends it."""
 
 
+_KILLING = 20.0
+"""Seconds for new processes to be ready."""
 _LOOK = 0.5
 """Seconds for ranks to answer before a table shows them as unresponsive."""
 
@@ -65,6 +69,8 @@ class Mesh:
         self.cells = cells
         self.hosts = Hosts(recipe, procs, release)
         self.definitions = Definitions()
+        self.asked = False
+        """Whether a verb of the user replaces ranks; written by the main thread, read by threads that replace ranks."""
         self.on_replaced: Callable[[Mesh, int], object] = lambda mesh, rank: None
         """Called with each rank that gets a new process; set by the notebook before ranks can die."""
         self.replaced = Replaced(state_of(procs).procs.uid, len(procs), lambda rank: self.on_replaced(self, rank))
@@ -132,8 +138,26 @@ class Mesh:
         """
         self._bare.update(self.dead())
         lost = self.hosts.lost()
-        heal_mesh(self.procs, hosts=self.hosts.free(lost) if lost else None)
+        with self.changing():
+            heal_mesh(self.procs, hosts=self.hosts.free(lost) if lost else None)
         return self._fill(define)
+
+    @contextlib.contextmanager
+    def changing(self) -> Generator[None]:
+        """Replace ranks inside for a user who is told by the verb."""
+        self.asked = True
+        try:
+            yield
+        finally:
+            self.asked = False
+
+    def kill(self, ranks: list[int]) -> list[tuple[int, int]]:
+        """Kill the processes of ranks and start new ones; return what ``heal`` returns."""
+        self._bare.update(ranks)
+        procs = state_of(self.procs).procs
+        with self.changing():
+            replace_procs(current_node(), [procs.proc(rank) for rank in ranks], _KILLING)
+        return self._fill(True)
 
     def copy(self, ranks: list[int], source: int | None, names: list[str]) -> tuple[list[str], dict[str, str]]:
         """Copy variables to some ranks from a live one.
@@ -236,6 +260,11 @@ def choose(actors: ActorMesh, header: Header) -> list[ActorMesh]:
     return [member_at(actors, rank) for rank in chosen]
 
 
+def ranks_in(views: Sequence[ActorMesh]) -> list[int]:
+    """Return the ranks of views, in their order."""
+    return [region_of(view).base_rank(position) for view in views for position in range(len(view))]
+
+
 class Meshes:
     """All meshes of the notebook, and the one in use.
 
@@ -245,6 +274,8 @@ class Meshes:
 
     def __init__(self, variables: dict[str, Any] | None = None) -> None:
         self.by_name: dict[str, Mesh] = {}
+        self.on_replaced: Callable[[Mesh, int], object] = lambda mesh, rank: None
+        """Called with each rank that gets a new process, in the thread that starts it."""
         self.used: str | None = None
         self._variables = variables if variables is not None else {}
         self._changing: dict[str, Future[Mesh]] = {}
@@ -253,6 +284,7 @@ class Meshes:
     def add(self, mesh: Mesh) -> bool:
         """Add a mesh, and make it the one in use; return whether its name was free for a variable."""
         self.by_name[mesh.name] = mesh
+        mesh.on_replaced = self.on_replaced
         self.used = mesh.name
         known = self._variables.get(mesh.name)
         free = mesh.name not in self._variables or (isinstance(known, ProcMesh) and known.name == mesh.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import Lock
 
 from monarch._kernel_api import current_node, meshes_of
@@ -46,6 +46,12 @@ class Replaced:
                 self.counts[rank] = self.counts.get(rank, 0) + 1
         if again:
             self._on_replaced(rank)
+
+    def filled(self, ranks: Iterable[int]) -> None:
+        """Note that ranks have all variables again."""
+        with self._lock:
+            for rank in ranks:
+                self.after.pop(rank, None)
 
     def _left(self, uid: str, rank: int) -> None:
         if uid == self._uid:

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from monarch._core.kinds import is_tuple as is_tuple
     from monarch._core.roster import split_proc as split_proc
     from monarch._core.shapes.extent import Extent as Extent
+    from monarch._core.shapes.extent import Point as Point
     from monarch._core.shapes.extent import axes_text as axes_text
     from monarch._core.shapes.ranks import describe_ranks as describe_ranks
+    from monarch._core.shapes.ranks import parse_ranks as parse_ranks
     from monarch._core.shapes.region import Region as Region
     from monarch._core.shapes.value_mesh import Deferred as Deferred
     from monarch._core.shapes.value_mesh import ValueMesh as ValueMesh
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from monarch._core.text.excerpt import Excerpt as Excerpt
     from monarch._core.text.excerpt import left_out as left_out
     from monarch._core.text.fold import Block as Block
+    from monarch._core.text.tables import html_table as html_table
+    from monarch._core.text.tables import text_table as text_table
     from monarch._core.text.unjoined import describe_unjoined as describe_unjoined
     from monarch._core.unjoined import Finding as Finding
     from monarch._groups import breaking as groups
@@ -118,6 +122,8 @@ if TYPE_CHECKING:
     from monarch._notebook.reload import reload_here as reload_here
     from monarch._notebook.reload import renamed as renamed
     from monarch._notebook.reload import restore as restore
+    from monarch._notebook.vitals import Vitals as Vitals
+    from monarch._notebook.vitals import vitals_here as vitals_here
     from monarch._procs.agent.services import states as states
     from monarch._procs.os.gpus import visible_gpus as visible_gpus
     from monarch._procs.session_folder import host_of as host_of
@@ -157,8 +163,8 @@ _WHERE = {
     "monarch._actors.ports": "Channel",
     "monarch._core.kinds": "is_a is_dict is_list is_tuple",
     "monarch._core.roster": "split_proc",
-    "monarch._core.shapes.extent": "Extent axes_text",
-    "monarch._core.shapes.ranks": "describe_ranks",
+    "monarch._core.shapes.extent": "Extent Point axes_text",
+    "monarch._core.shapes.ranks": "describe_ranks parse_ranks",
     "monarch._core.shapes.region": "Region",
     "monarch._core.shapes.value_mesh": "Deferred ValueMesh",
     "monarch._core.steps": "in_step",
@@ -168,6 +174,7 @@ _WHERE = {
     "monarch._core.text.durations": "duration_text parse_duration",
     "monarch._core.text.excerpt": "Excerpt left_out",
     "monarch._core.text.fold": "Block",
+    "monarch._core.text.tables": "html_table text_table",
     "monarch._core.text.unjoined": "describe_unjoined",
     "monarch._core.unjoined": "Finding",
     "monarch._groups": "groups=breaking",
@@ -200,6 +207,7 @@ _WHERE = {
     "monarch._notebook.names": "defines names_here",
     "monarch._notebook.namespace": "Namespace",
     "monarch._notebook.reload": "forget reload_here renamed restore",
+    "monarch._notebook.vitals": "Vitals vitals_here",
     "monarch._procs.agent.services": "states",
     "monarch._procs.os.gpus": "visible_gpus",
     "monarch._procs.session_folder": "host_of",

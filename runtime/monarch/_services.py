@@ -27,4 +27,5 @@ SERVICES = {
     "torchrun": "monarch._groups.torchrun",
     "unjoined": "monarch._supervision.unjoined",
     "variables": "monarch._notebook.checkpoint",
+    "vitals": "monarch._notebook.vitals",
 }

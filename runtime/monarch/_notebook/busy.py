@@ -102,7 +102,7 @@ def thread_state(key: str, src: str, port: int, name: str, spare: bool) -> Threa
         activity = Activity.WAITING if waits else Activity.COMPUTING
     at = _frame_of(frame, name)
     line = at.f_lineno if at is not None and at.f_code.co_filename == name else 0
-    return ThreadState(activity, line, _call_at(at), _place_of(frame), is_handling(ident))
+    return ThreadState(activity, line, _call_at(at), place_of(frame), is_handling(ident))
 
 
 def _cleans_up(ident: int) -> bool:
@@ -114,7 +114,7 @@ def _cleans_up(ident: int) -> bool:
     return True
 
 
-def _place_of(frame: FrameType | None) -> str:
+def place_of(frame: FrameType | None) -> str:
     """Return the innermost line of any cell."""
     while frame is not None:
         if _CELL.fullmatch(frame.f_code.co_filename):

@@ -1,0 +1,155 @@
+"""Stop in a notebook: which calls a Stop ends, which ranks it kills, and what it says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from monarch._kernel_api import (
+    Ending,
+    Freed,
+    describe_ranks,
+    open_node,
+    replace_procs,
+)
+from monarch.exceptions import MonarchError
+from monarch_kernel.cells.calls import Ahead, Calls
+from monarch_kernel.cells.running import Run, Running
+from monarch_kernel.cells.stop import Stopped, stop_ranks, uninterrupted
+from monarch_kernel.meshes.registry import Mesh, Meshes
+from monarch_kernel.output.render import CellStopped
+from monarch_kernel.output.streams import Streams
+
+
+class Stopping:
+    """The Stops of a notebook.
+
+    Args:
+        meshes: of the notebook.
+        streams: returns the streams that show the output of ranks.
+    """
+
+    def __init__(self, meshes: Meshes, streams: Callable[[], Streams]) -> None:
+        self._meshes = meshes
+        self._streams = streams
+
+    def stop_cell(self, mesh: Mesh | None, run: Run) -> Stopped:
+        """Stop a cell.
+
+        Args:
+            mesh: of the cell; None for a cell inside actors.
+            run: the cell.
+        """
+        errors = {rank: error for rank, error in run.failures().items() if not error.interrupted}
+        stopped = self.stop_calls(run, mesh is not None)
+        stopped.errors = errors
+        for rank, error in run.failures().items():
+            if error.freed:
+                stopped.cut = True
+                stopped.note_freed(rank, Freed.COLLECTIVE)
+        if mesh is None:
+            return stopped
+        left = stopped.ranks(Ending.LEFT)
+        if left:
+            mesh.unfinished.append(run)
+        if stopped.cleaning and not stopped.cut:
+            mesh.check_groups_later()
+        elif not stopped.doomed:
+            mesh.check_groups(stopped.cut or bool(left), stopped.generation)
+        return stopped
+
+    def stop_calls(
+        self, run: Running, restartable: bool, say: Callable[[str], object] | None = None, kills: bool = False
+    ) -> Stopped:
+        """Stop calls, and the earlier calls that they wait for.
+
+        Args:
+            run: the calls.
+            restartable: whether ranks that swallow interrupts are replaced at once; actors have state.
+            say: shows a line.
+            kills: whether ranks that an earlier Stop did not end are replaced too.
+        """
+        with uninterrupted():
+            return self._stop_calls(run, restartable, say or _say, kills)
+
+    def _stop_calls(self, run: Running, restartable: bool, say: Callable[[str], object], kills: bool) -> Stopped:
+        calls = self._streams().calls
+        ahead = calls.ahead(run.futures)
+        kept = [each for each in ahead if calls.handle(each.call) or (not kills and calls.has_left(each))]
+        others = [each for each in ahead if each not in kept and calls.is_stoppable(each.call)]
+        every = Running(run.name, [*(each.call for each in others), *run.futures], run.main)
+        # The user decides when a cell with a handle ends, and whether a rank that does not stop is killed.
+        spared = frozenset(proc for each in kept for proc in each.procs)
+        stopped = stop_ranks(every, calls, restartable, say, spared)
+        stopped.notes = [f"with {calls.title(each.call)}, which it waited for" for each in others]
+        for each in kept:
+            text = f"had not begun; {calls.title(each.call)}, which it waited for, goes on; {self._end_of(each, calls)}"
+            stopped.waited.update(dict.fromkeys(each.ranks, text))
+        if stopped.doomed:
+            try:
+                # This also makes new process groups.
+                replace_procs(open_node(), stopped.doomed, 20.0)
+            except MonarchError as error:
+                stopped.notes.append(f"not all new processes are ready: {error}")
+        return stopped
+
+    @staticmethod
+    def _end_of(each: Ahead, calls: Calls) -> str:
+        """Return how to end a call that a Stop has spared."""
+        handle = calls.handle(each.call)
+        return f"{handle}.cancel() ends it" if handle else "press Stop again or use %mesh kill to kill its ranks"
+
+    def stop_left(self) -> bool:
+        """Stop what an earlier Stop has left, at a Stop while no cell runs; return whether there was anything.
+
+        Cleanup is broken off, and ranks that did not stop are killed, as that Stop has announced.
+        """
+        calls, write = self._streams().calls, self._streams().place().write
+        runs: list[Running] = [run for mesh in self._meshes.by_name.values() for run in list(mesh.unfinished)]
+        known = {future.port for run in runs for future in run.futures}
+        runs += [Running("", [call]) for call in calls.left() if call.port not in known]
+        found = False
+        for run in runs:
+            tasks = run.tasks().values()
+            if any(calls.is_left(task.port, task.proc) or calls.is_cleaning(task.port, task.proc) for task in tasks):
+                found = True
+                write(self.stop_calls(run, isinstance(run, Run), write, kills=True).text())
+        return found
+
+    # Waiting for cells that were stopped
+
+    def say_finishing(self, mesh: Mesh) -> None:
+        """Tell the user which ranks are still in a stopped cell."""
+        calls, finishing = self._streams().calls, mesh.finishing()
+        tasks = [task for run in mesh.unfinished for task in run.tasks().values()]
+        cleaning = sorted({task.rank for task in tasks if calls.is_cleaning(task.port, task.proc)})
+        inside = [rank for rank in finishing if rank not in cleaning]
+        if cleaning:
+            where = describe_ranks(cleaning)
+            _say(f"waiting for {where}, still in its except or finally code; Stop breaks it off")
+        if inside:
+            names = " and ".join(dict.fromkeys(run.name for run in mesh.unfinished))
+            _say(
+                f"waiting for {describe_ranks(inside)}, still in a C call of {names}, which was stopped; Stop ends "
+                f"only this wait, %mesh kill kills the ranks (their variables are lost)"
+            )
+        if finishing:
+            self._streams().told([call for each in mesh.unfinished for call in each.futures])
+
+    def await_finishing(self, mesh: Mesh, ranks: set[int]) -> None:
+        """Wait until no stopped cell runs on these ranks; a program is handed to them before its cell begins."""
+        if not ranks.intersection(mesh.finishing()):
+            return
+        self.say_finishing(mesh)
+        calls = [call for each in mesh.unfinished for call in each.futures]
+        run = Running("", calls, frozenset(call.actor for call in calls))
+        try:
+            run.wait()
+        except KeyboardInterrupt:
+            if any(self._streams().calls.is_cleaning(each.port, each.proc) for each in run.tasks().values()):
+                _say(self.stop_calls(run, True).text())
+            raise CellStopped("the cell was stopped before its program began") from None
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -1,0 +1,70 @@
+"""What the ranks of a mesh run: the cell or call, its line, and for how long."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from monarch._kernel_api import (
+    Vitals,
+    current_node,
+    describe,
+    is_gather,
+    is_tuple,
+    request,
+    split_proc,
+    state_of,
+    vitals_here,
+)
+from monarch_kernel.cells.calls import Calls
+from monarch_kernel.meshes.asking import ask_soon
+from monarch_kernel.meshes.registry import Mesh
+
+
+class Busy(NamedTuple):
+    """The oldest unanswered call of a rank."""
+
+    title: str
+    seconds: float
+    stopped: bool
+    """Whether a Stop did not end it."""
+
+    def text(self, place: str = "") -> str:
+        """Describe it.
+
+        Args:
+            place: where the rank is, as in ``cell [3] line 5``; empty if unknown.
+        """
+        title = self.title.removesuffix(" (--nowait)")
+        where = place if place.startswith(f"{title} ") else ", ".join(filter(None, [title, place]))
+        return f"{'stopped, but still in' if self.stopped else 'busy:'} {where}, {self.seconds:.0f} s"
+
+
+def busy_ranks(mesh: Mesh, calls: Calls) -> dict[int, Busy]:
+    """Return the ranks that owe an answer to the notebook."""
+    node, uid = current_node(), state_of(mesh.procs).procs.uid
+    found: dict[int, Busy] = {}
+    for port, each in sorted(node.ports.gathers.items()):
+        if not is_gather(each) or not each.actor:
+            continue
+        for proc in [peer.proc for peer in each.waits_for()]:
+            if split_proc(proc)[0] == uid:
+                busy = Busy(calls.title(each), calls.seconds(each), calls.is_left(port, proc))
+                found.setdefault(split_proc(proc)[1], busy)
+    return found
+
+
+def vitals_of(mesh: Mesh) -> dict[int, Vitals]:
+    """Return the figures of the ranks that answer soon."""
+    node, procs = current_node(), state_of(mesh.procs).procs
+    names = [procs.proc(rank) for rank in range(len(mesh.procs))]
+    living = [proc for proc in names if node.peers.get(proc).dead is None]
+    answers = ask_soon(living, request(vitals_here))
+    return {split_proc(proc)[1]: Vitals(*answer) for proc, answer in answers.items() if is_tuple(answer)}
+
+
+def dead_text(mesh: Mesh, rank: int) -> str:
+    """Describe the death of a rank; empty for one that lives."""
+    dead = current_node().peers.get(state_of(mesh.procs).procs.proc(rank)).dead
+    if dead is None:
+        return ""
+    return "stopped" if dead.expected else f"dead: {describe(dead.cause, dead.at)}"

@@ -1,0 +1,61 @@
+"""``%mesh kill``: ranks are killed at once, and new ones start in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from monarch._kernel_api import describe_ranks, parse_ranks
+from monarch.exceptions import MonarchError
+from monarch_kernel.cells.calls import Calls
+from monarch_kernel.magics.header import parse_where, ranks_of
+from monarch_kernel.magics.remote_names import variables
+from monarch_kernel.magics.verbs import Usage, parse
+from monarch_kernel.meshes.activity import busy_ranks
+from monarch_kernel.meshes.elastic import print_new
+from monarch_kernel.meshes.registry import Mesh, Meshes
+
+
+class Killing:
+    """The verb that kills ranks.
+
+    Args:
+        meshes: of the notebook.
+        calls: returns the calls of the notebook.
+    """
+
+    def __init__(self, meshes: Meshes, calls: Callable[[], Calls]) -> None:
+        self._meshes = meshes
+        self._calls = calls
+
+    def kill(self, words: list[str]) -> None:
+        """Kill ranks at once and start new ones in their place."""
+        parsed: list[str] = parse("kill", words).words
+        mesh = self._meshes.get(parsed.pop(0) if parsed and parsed[0].isidentifier() else None)
+        busy = busy_ranks(mesh, self._calls())
+        ranks = _ranks(" ".join(parsed), mesh) if parsed else sorted(busy)
+        if not ranks:
+            raise Usage(f"%mesh kill: no rank of mesh {mesh.name!r} is busy; name the ranks, as in %mesh kill 0,2")
+        lost = variables(mesh)
+        new = mesh.kill(ranks)
+        doing: dict[str, list[int]] = {}
+        for rank in ranks:
+            doing.setdefault(busy[rank].text() if rank in busy else "idle", []).append(rank)
+        for text, group in doing.items():
+            print(f"killed {describe_ranks(group)} of mesh {mesh.name!r} ({text})")
+        names = [name for name, holders in lost.items() if set(holders) & set(ranks)]
+        print(f"lost: variables and actor state of {describe_ranks(ranks)}{': ' + ', '.join(names) if names else ''}")
+        print_new(mesh, new, "")
+
+
+def _ranks(text: str, mesh: Mesh) -> list[int]:
+    """Parse ranks as messages write them, such as ``0-3,7``, or as headers do, such as ``[0:4]``."""
+    text, total = text.strip(), len(mesh.procs)
+    try:
+        if text.startswith("[") or ":" in text:
+            _, chosen = parse_where(text.strip("[]"))
+            if chosen is None:
+                raise Usage(f"%mesh kill: expected ranks such as 0,2 or [0:2], got {text!r}")
+            return sorted(ranks_of(chosen, total))
+        return parse_ranks(text.replace(" ", ","), total)
+    except MonarchError as error:
+        raise Usage(f"%mesh kill: {error}") from None

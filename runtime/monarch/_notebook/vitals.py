@@ -1,0 +1,48 @@
+"""What a rank uses and runs, as a service that answers while it is busy."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Any, NamedTuple
+
+from monarch._core.frames import frame_of
+from monarch._node.services.registry import service
+from monarch._notebook.busy import place_of
+
+_PAGE = os.sysconf("SC_PAGESIZE")
+
+
+class Vitals(NamedTuple):
+    """The figures of one process."""
+
+    pid: int
+    memory: int
+    """Resident bytes."""
+    device: str
+    gpu_memory: int
+    """Bytes that torch holds on its GPU; 0 without one."""
+    place: str
+    """The innermost line of a cell in the main thread, as in ``cell [3] line 5``; empty if there is none."""
+
+
+@service("vitals.vitals_here", "threaded")
+def vitals_here() -> Vitals:
+    """Service: return the figures of this process."""
+    main = threading.main_thread().ident
+    device, gpu_memory = _device()
+    return Vitals(os.getpid(), _resident(), device, gpu_memory, place_of(frame_of(main)) if main is not None else "")
+
+
+def _resident() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * _PAGE
+
+
+def _device() -> tuple[str, int]:
+    """Return the device of the cells, and the GPU memory in use. No CUDA context is made for this."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        return f"cuda:{cuda.current_device()}", int(cuda.memory_reserved())
+    return str(sys.modules["__main__"].__dict__.get("device", "")), 0
