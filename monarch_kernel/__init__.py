@@ -4,7 +4,7 @@ The runtime is the package ``monarch``, which needs no Jupyter. Importing this p
 ``__version__`` is looked up on first use.
 """
 
-__all__ = ["__version__", "load_ipython_extension"]
+__all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension"]
 
 from typing import Any
 
@@ -38,8 +38,7 @@ def load_ipython_extension(shell: Any) -> None:
     magics = MeshMagics(shell, before.meshes if before is not None else None)
     shell.register_magics(magics)
     if before is not None:
-        before.editor.close()
-        before.keeping.close()
+        before.close()
     magics.editor.watch()
     magics.keeping.watch()
     install(shell)
@@ -51,3 +50,10 @@ def load_ipython_extension(shell: Any) -> None:
             "%mesh and %%mesh are ready; %mesh help lists the verbs. Only the Monarch kernel has Shift-Tab help on "
             "names of ranks, and a stop button that ends a cell at a top-level await."
         )
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """``%unload_ext monarch_kernel``: end the meshes and remove the magics."""
+    from monarch_kernel.magics.unloading import unload
+
+    unload(shell)

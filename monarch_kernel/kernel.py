@@ -45,6 +45,8 @@ class MonarchKernel(IPythonKernel):
         super().__init__(**kwargs)  # pyright: ignore[reportUnknownMemberType]
         self._breakpoints = Breakpoints()
         monarch_kernel.load_ipython_extension(self.shell)
+        # As %load_ext does, for %unload_ext.
+        _shell(self).extension_manager.loaded.add(monarch_kernel.__name__)
         watch_forks()
         # A child forked by a cell is no kernel: it ends where the cell does.
         self.shell.events.register("post_execute", leave_if_forked)  # pyright: ignore[reportOptionalMemberAccess]

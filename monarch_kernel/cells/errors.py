@@ -14,7 +14,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from monarch._kernel_api import is_ours
-from monarch.exceptions import ArgumentError, MonarchError
+from monarch.exceptions import ArgumentError, AxisError, MonarchError, PointError
 from monarch_kernel.cells.running import Running
 from monarch_kernel.cells.source import CellSyntaxError
 from monarch_kernel.cells.stop import Stopped, uninterrupted
@@ -24,7 +24,7 @@ from monarch_kernel.meshes.registry import NoMesh
 from monarch_kernel.output.render import CellStopped
 
 _MAGIC = re.compile(r"get_ipython\(\)\.run_(?P<kind>cell|line)_magic\('(?P<name>\w+)', '(?P<line>(?:[^'\\]|\\.)*)'")
-_MISTAKES = (HeaderError, NoMesh, ArgumentError)
+_MISTAKES = (HeaderError, NoMesh, ArgumentError, AxisError, PointError)
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 

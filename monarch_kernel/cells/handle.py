@@ -15,6 +15,7 @@ from monarch.exceptions import CallTimeoutError, MonarchError
 from monarch_kernel.cells.running import Run
 from monarch_kernel.cells.stop import Stopped
 from monarch_kernel.compat import display
+from monarch_kernel.meshes.asking import places_of
 from monarch_kernel.output.render import MeshCellError
 from monarch_kernel.output.streams import Place
 
@@ -91,7 +92,8 @@ class Handle:
         except KeyboardInterrupt:
             raise KeyboardInterrupt(self._goes_on()) from None
         if not ended:
-            raise CallTimeoutError(f"{self._run.name} has not ended within {timeout:g} s: it still {self._where()}")
+            head = f"{self._run.name} has not ended within {timeout:g} s: it still {self._where()}"
+            raise CallTimeoutError("\n".join([head, *self._places()]))
         return self._finish()
 
     def interrupt(self) -> str:
@@ -117,6 +119,16 @@ class Handle:
 
     def _goes_on(self) -> str:
         return f"stopped waiting for {self._run.name}, which {self._where()} and goes on; {self._name}.cancel() ends it"
+
+    def _places(self) -> list[str]:
+        """Return lines that say where the ranks are that answer soon."""
+        tasks = self._run.tasks().values()
+        ranks_of: dict[str, list[int]] = {}
+        found = places_of([task.proc for task in tasks])
+        for task in tasks:
+            if found.get(task.proc):
+                ranks_of.setdefault(found[task.proc], []).append(task.rank)
+        return [f"  {describe_ranks(sorted(ranks))}: at {place}" for place, ranks in ranks_of.items()]
 
     def _where(self) -> str:
         return f"runs on {describe_ranks(self._run.missing())}"

@@ -177,6 +177,14 @@ def ranks_of(chosen: list[int | slice], total: int) -> list[int]:
     return list(ranks)
 
 
+def check_axes(axes: dict[str, int | slice], sizes: dict[str, int]) -> None:
+    """Check that ranges do not go past the end of their axes; other mistakes are found by the slice itself."""
+    for label, chosen in axes.items():
+        size = sizes.get(label)
+        if isinstance(chosen, slice) and size is not None and (chosen.stop or 0) > size:
+            raise HeaderError(f"no rank {label}={chosen.stop - 1}: this mesh has {label}=0 to {size - 1}")
+
+
 def _whole(chosen: slice, total: int) -> range:
     """Return the ranks of a range. A range of Python would leave out those that do not exist."""
     if chosen.stop is not None and chosen.stop > total:

@@ -13,6 +13,7 @@ from monarch.config import CHECK_COLLECTIVES
 from monarch_kernel.compat import display
 from monarch_kernel.magics.help import bundle_of, unknown
 from monarch_kernel.magics.remote_names import one_line
+from monarch_kernel.magics.short_forms import asks_for_help, help_words
 from monarch_kernel.magics.suggest import did_you_mean
 from monarch_kernel.magics.verbs import Usage, parse
 from monarch_kernel.meshes.deaths import naming_deaths
@@ -20,6 +21,7 @@ from monarch_kernel.meshes.detached import DetachedRecipe, detached_recipe
 from monarch_kernel.meshes.recipe import Recipe, roles_of, usual_axes
 from monarch_kernel.meshes.registry import Mesh, Meshes
 from monarch_kernel.meshes.table import bundle_of as tables
+from monarch_kernel.meshes.warnings import warnings_of
 from monarch_kernel.output.progress import Progress
 from monarch_kernel.output.streams import Streams
 
@@ -53,6 +55,8 @@ class Verbs:
             words = shlex.split(line)
         except ValueError as error:
             raise Usage(f"cannot understand {line.strip()!r}: {error}") from None
+        if asks_for_help(words):
+            words = ["help", *help_words(words)]
         verb = words.pop(0) if words else "table"
         action = self.more.get(verb) or getattr(self, f"do_{verb}", None)
         if action is None:
@@ -66,6 +70,8 @@ class Verbs:
     def do_up(self, words: list[str]) -> None:
         """Start a mesh."""
         arguments = parse("up", words)
+        if arguments.name.isdecimal() and arguments.procs is None and arguments.gpus is None and not arguments.roles:
+            arguments.name, arguments.procs = "mesh", int(arguments.name)
         if arguments.procs is not None and arguments.gpus is not None:
             raise Usage("%mesh up: give either --procs or --gpus, not both")
         if not arguments.name.isidentifier():
@@ -100,6 +106,8 @@ class Verbs:
         progress = Progress()
         progress.show(f"starting mesh {recipe.name!r}")
         self._ready(self._meshes.up(recipe, self._shell.user_ns, progress.wait), what, progress)
+        for warning in warnings_of(recipe):
+            print(f"note: {warning}")
 
     def _ready(self, mesh: Mesh, what: str, progress: Progress) -> None:
         sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
@@ -124,8 +132,9 @@ class Verbs:
         print(f"cells now run on mesh {self._meshes.use(parse('use', words).name).name!r}")
 
     def do_down(self, words: list[str]) -> None:
-        """End a mesh."""
-        print(f"mesh {self._meshes.down(parse('down', words).name).name!r} is down")
+        """End meshes."""
+        for name in parse("down", words).names or [None]:
+            print(f"mesh {self._meshes.down(name).name!r} is down")
 
     def do_restart(self, words: list[str]) -> None:
         """End a mesh and start it again, empty."""

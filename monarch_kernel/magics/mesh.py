@@ -35,6 +35,7 @@ from monarch_kernel.editing.edit import Editor
 from monarch_kernel.magics.header import Header, HeaderError, parse
 from monarch_kernel.magics.lines import Verbs
 from monarch_kernel.magics.programs import hand_out, parse_run
+from monarch_kernel.magics.short_forms import asks_for_help
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.detached import Detaching
 from monarch_kernel.meshes.elastic import Elastic
@@ -100,6 +101,8 @@ class MeshMagics(Magics):
         if order is not None:
             self._attach_streams()
             return self._spawning.run(order, cell)
+        if asks_for_help(line.split()):
+            return self._verbs.do_help([])
         header = parse(line)
         mesh, actors = self.addressed(header.name)
         self._attach_streams()
@@ -301,6 +304,13 @@ class MeshMagics(Magics):
     def streams(self) -> Streams:
         """Return the streams that show the output of ranks."""
         return self._attach_streams()
+
+    def close(self) -> None:
+        """Stop watching the cells of the notebook."""
+        self.editor.close()
+        self.keeping.close()
+        self.shell.events.unregister("pre_run_cell", self._cell_begins)
+        self.shell.events.unregister("post_run_cell", self._cell_ended)
 
     def _cell_begins(self, _: Any) -> None:
         if self._streams is not None:

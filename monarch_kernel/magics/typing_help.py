@@ -49,6 +49,8 @@ class TypingHelp:
 
     def __init__(self, magics: MeshMagics) -> None:
         self._magics = magics
+        self.matcher: Any = None
+        """The matcher of the shell's completer."""
 
     def complete(self, code: str, cursor: int) -> tuple[list[str], int] | None:
         """Return the names that fit at the cursor, and the start of the text they replace; None in other cells."""
@@ -121,5 +123,6 @@ def install(shell: Any, magics: MeshMagics) -> TypingHelp:
             "suppress": True,
         }
 
+    helper.matcher = monarch_matcher
     shell.Completer.custom_matchers.append(monarch_matcher)
     return helper

@@ -60,7 +60,13 @@ def label(action: argparse.Action) -> str:
 def _up() -> Parser:
     parser = Parser("up", "start a mesh and use it")
     add = parser.add_argument
-    add("name", nargs="?", default="mesh", metavar="NAME", help="name of the mesh and of its variable; mesh if omitted")
+    add(
+        "name",
+        nargs="?",
+        default="mesh",
+        metavar="NAME",
+        help="its name, also of its variable (default: mesh); a number means --procs",
+    )
     add("--procs", type=int, metavar="N", help="ranks per host, on an axis named procs")
     add("--gpus", type=int, metavar="N", help="ranks per host, on an axis named gpus")
     add("--hosts", default="", metavar="HOSTS", help="host agents to start here, addresses of workers, or a variable")
@@ -80,6 +86,13 @@ def _up() -> Parser:
 def _one_mesh(verb: str, summary: str) -> Parser:
     parser = Parser(verb, summary)
     parser.add_argument("name", nargs="?", metavar="NAME", help="the mesh; the one in use if omitted")
+    return parser
+
+
+def _down() -> Parser:
+    parser = Parser("down", "end meshes")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the meshes; the one in use if omitted")
+    parser.add_argument("--all", action="store_true", help="end all meshes of this notebook")
     return parser
 
 
@@ -112,7 +125,7 @@ def _kill() -> Parser:
 
 def _resize() -> Parser:
     parser = Parser("resize", "grow or shrink a mesh; ranks that stay keep all")
-    parser.add_argument("words", nargs="*", metavar="AXIS=N", help="new size, as in gpus=6; a mesh name may come first")
+    parser.add_argument("words", nargs="*", metavar="AXIS=N", help="new size, as in gpus=6 or 6, after a mesh name")
     _grow_onto(parser)
     return parser
 
@@ -186,7 +199,7 @@ SECTIONS = {
         _up(),
         Parser("table", "show meshes and ranks, as %mesh alone does"),
         _named("use", "run cells that name no mesh on this one", "NAME", "the mesh"),
-        _one_mesh("down", "end a mesh"),
+        _down(),
         _one_mesh("restart", "end a mesh and start it again, empty"),
         _list(),
         _named("attach", "attach a detached mesh, with all that it holds", "NAME", "the detached mesh"),

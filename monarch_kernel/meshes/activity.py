@@ -9,14 +9,11 @@ from monarch._kernel_api import (
     current_node,
     describe,
     is_gather,
-    is_tuple,
-    request,
     split_proc,
     state_of,
-    vitals_here,
 )
 from monarch_kernel.cells.calls import Calls
-from monarch_kernel.meshes.asking import ask_soon
+from monarch_kernel.meshes.asking import ask_vitals
 from monarch_kernel.meshes.registry import Mesh
 
 
@@ -58,8 +55,7 @@ def vitals_of(mesh: Mesh) -> dict[int, Vitals]:
     node, procs = current_node(), state_of(mesh.procs).procs
     names = [procs.proc(rank) for rank in range(len(mesh.procs))]
     living = [proc for proc in names if node.peers.get(proc).dead is None]
-    answers = ask_soon(living, request(vitals_here))
-    return {split_proc(proc)[1]: Vitals(*answer) for proc, answer in answers.items() if is_tuple(answer)}
+    return {split_proc(proc)[1]: each for proc, each in ask_vitals(living).items()}
 
 
 def dead_text(mesh: Mesh, rank: int) -> str:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from monarch._kernel_api import Answers, Request, current_node
+from monarch._kernel_api import Answers, Request, Vitals, current_node, is_tuple, request, vitals_here
 
 _ALL = 0.2
 """Seconds for all ranks to answer."""
@@ -30,3 +30,14 @@ def ask_soon(procs: Sequence[str], asked: Request, patience: float = _ALL) -> di
         said.wait(_ONE)
     asking.close()
     return dict(answers)
+
+
+def ask_vitals(procs: Sequence[str]) -> dict[str, Vitals]:
+    """Return the figures of the processes that answer soon."""
+    answers = ask_soon(procs, request(vitals_here))
+    return {proc: Vitals(*answer) for proc, answer in answers.items() if is_tuple(answer)}
+
+
+def places_of(procs: Sequence[str]) -> dict[str, str]:
+    """Return the lines of cells that processes run, of those that answer soon."""
+    return {proc: each.place for proc, each in ask_vitals(procs).items()}

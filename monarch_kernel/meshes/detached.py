@@ -155,13 +155,26 @@ class Detaching:
 
     def down(self, words: list[str]) -> None:
         """End a mesh, or a detached mesh that no notebook is attached to."""
-        name = parse("down", words).name
+        arguments = parse("down", words)
+        if arguments.all and arguments.names:
+            raise HeaderError("%mesh down: give either names or --all")
+        if arguments.all and not self._meshes.by_name:
+            print("no mesh is running")
+            return
+        names: list[str] = list(self._meshes.by_name) if arguments.all else arguments.names
         kept = {record.name for record, _ in records() if record is not None and record.alive()}
-        if name in kept and name not in self._meshes.by_name:
-            end(name)
-            print(f"mesh {name!r} is down")
-        else:
-            self._down(words)
+        for name in names:
+            if name not in kept:
+                # Before any mesh is ended.
+                self._meshes.get(name)
+        for name in names:
+            if name in kept and name not in self._meshes.by_name:
+                end(name)
+                print(f"mesh {name!r} is down")
+            else:
+                self._down([name])
+        if not names:
+            self._down([])
 
     def _mesh_of(self, kept: DetachedMesh) -> Mesh:
         """Make a detached mesh a mesh of this notebook."""

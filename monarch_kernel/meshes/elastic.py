@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from monarch._kernel_api import axes_text, describe_ranks
+from monarch._kernel_api import axes_text, describe_ranks, state_of
 from monarch_kernel.editing.definitions import names_in
+from monarch_kernel.magics.short_forms import axis_of
 from monarch_kernel.magics.verbs import Usage, parse
 from monarch_kernel.meshes.registry import Mesh, Meshes
 
@@ -109,11 +110,14 @@ class Elastic:
         """Change the size of a mesh."""
         sizes: dict[str, int] = {}
         name: str | None = None
+        plain = ""
         arguments = parse("resize", words)
         for word in arguments.words:
             axis, equals, size = word.partition("=")
             if equals and size.isdecimal():
                 sizes[axis] = int(size)
+            elif word.isdecimal() and not plain and not sizes:
+                plain = word
             elif not equals and name is None and not sizes:
                 name = word
             else:
@@ -121,6 +125,8 @@ class Elastic:
                     f"%mesh resize: cannot understand {word!r}; write %mesh resize gpus=6, or %mesh resize NAME gpus=6"
                 )
         mesh = self._meshes.get(name)
+        if plain:
+            sizes[axis_of(mesh.procs.sizes, state_of(mesh.procs).procs.host_axes, plain)] = int(plain)
         if not sizes:
             raise Usage(f"%mesh resize needs the new size, as in %mesh resize {next(iter(mesh.procs.sizes), 'gpus')}=6")
         if arguments.hosts:

@@ -38,7 +38,7 @@ from monarch._kernel_api import (
 from monarch.exceptions import MonarchError
 from monarch_kernel.cells.running import STOPPED, Run
 from monarch_kernel.editing.definitions import Definitions
-from monarch_kernel.magics.header import Header, HeaderError, ranks_of
+from monarch_kernel.magics.header import Header, HeaderError, check_axes, ranks_of
 from monarch_kernel.magics.suggest import did_you_mean
 from monarch_kernel.meshes.asking import ask_soon
 from monarch_kernel.meshes.hosts import Hosts
@@ -251,6 +251,7 @@ def choose(actors: ActorMesh, header: Header) -> list[ActorMesh]:
         ranks = roles[header.role]
         return [actors.slice(**{actors.extent.labels[-1]: slice(ranks.start, ranks.stop)})]
     if header.axes is not None:
+        check_axes(header.axes, dict(actors.extent))
         return [actors.slice(**header.axes)]
     if header.ranks is None:
         return [actors]

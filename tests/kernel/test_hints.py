@@ -1,0 +1,153 @@
+"""Errors of cells and lines say what to do: where a name is, which one was meant, in one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kernels import Notebook
+from leaks import Kit
+
+pytestmark = pytest.mark.slow
+
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+KILL = "import os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)"
+ACTORS = """%%mesh spawn trainers
+from monarch.actor import Actor, endpoint
+class Trainer(Actor):
+    @endpoint
+    def bad(self):
+        return 1 / 0"""
+
+
+@pytest.fixture
+def mortal(notebook: Notebook, leaks: Kit) -> Iterator[Notebook]:
+    """The notebook, for tests that replace a rank."""
+    yield notebook
+    notebook.run("%mesh heal").ok()
+    leaks.rebase()
+
+
+def test_undefined_name_on_ranks_names_push(notebook: Notebook) -> None:
+    notebook.run("of_notebook = 5").ok()
+    cell = notebook.mesh("of_notebook + 1")
+    hint = "'of_notebook' is defined in the notebook, not on the ranks; %mesh push of_notebook copies it"
+    assert cell.status == "error" and cell.text.count(hint) == 1
+    notebook.run("%mesh push of_notebook").ok()
+    assert notebook.mesh("of_notebook + 1").ok().shown == "[ranks 0-3] 6"
+
+
+def test_undefined_name_in_notebook_names_pull(notebook: Notebook) -> None:
+    notebook.mesh("of_ranks = rank", "[0:2]").ok()
+    cell = notebook.run("of_ranks + 1")
+    assert "ranks 0-1 of mesh 'mesh' define 'of_ranks': copy it with %mesh pull of_ranks --rank 0" in cell.text
+    assert "1 of_ranks + 1" in ESCAPES.sub("", cell.text), "the line of the cell"
+    assert "mesh" not in notebook.run("of_nobody").text
+    notebook.run("%mesh pull of_ranks --rank 1").ok()
+    assert notebook.run("of_ranks + 1").ok().shown == "2"
+
+
+def test_name_lost_with_a_rank_names_heal(mortal: Notebook) -> None:
+    mortal.mesh("lost = 7").ok()
+    death = mortal.mesh(KILL)
+    # The other cell is named, and one advice.
+    advice = "%mesh heal replaces rank 1; %%mesh [0,2:4] runs a cell without it"
+    assert advice in death.text
+    again = mortal.mesh("lost")
+    assert advice in again.text and "mesh.run()" not in again.text and "heal_mesh" not in again.text
+    mortal.run("%mesh heal --bare").ok()
+    cell = mortal.mesh("lost")
+    assert "rank 1 was replaced after cell [" in cell.text
+    assert "and lost 'lost'; %mesh heal --copy-from 0 lost copies it from rank 0" in cell.text
+    assert "copied from rank 0: lost" in mortal.run("%mesh heal --copy-from 0 lost").ok().stream()
+    assert mortal.mesh("lost").ok().shown == "[ranks 0-3] 7"
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"),
+    [
+        ("%mesh upp", "unknown verb 'upp' after %mesh; did you mean 'up'?"),
+        ("%mesh up x --proc 2", "%mesh up: no option '--proc'; did you mean '--procs'?"),
+        ("%%mesh --nowiat\n1", "no option '--nowiat'; did you mean '--nowait'?"),
+        ("%%mesh mseh\n1", "no mesh 'mseh'; running: mesh; actors: trainers; did you mean 'mesh'?"),
+        ("%%mesh trainrs[0]\n1", "did you mean 'trainers'?"),
+        ("%mesh update trainrs", "no actors 'trainrs'; actors: trainers; did you mean 'trainers'?"),
+        ("%mesh pull speling", "no rank has a variable 'speling'; they have "),
+        ("%mesh pull speling", "did you mean 'spelling'?"),
+        ("%mesh push speling_here", "did you mean 'spelling_here'?"),
+        ("%%mesh [0:9]\n1", "no rank 8: this mesh has ranks 0 to 3"),
+        ("%%mesh [procs=0:9]\n1", "no rank procs=8: this mesh has procs=0 to 3"),
+        ("%%mesh [0\n1", "the bracket in '[0' is not closed"),
+    ],
+)
+def test_mistyped_name_is_one_line_with_a_suggestion(notebook: Notebook, code: str, hint: str) -> None:
+    notebook.run(ACTORS).ok()
+    notebook.mesh("spelling = 1").ok()
+    notebook.run("spelling_here = 1").ok()
+    cell = notebook.run(code)
+    (error,) = cell.contents("error")
+    assert hint in error["traceback"][0]
+    # One line, and the line as it was typed.
+    assert len(error["traceback"]) == 2 and f"line 1: {code.splitlines()[0]}" in error["traceback"][1]
+    assert "Error" not in error["traceback"][0] and "Usage" not in error["traceback"][0]
+
+
+def test_variable_on_some_ranks_names_them(notebook: Notebook) -> None:
+    notebook.mesh("partly = 1", "[0,2]").ok()
+    assert "%mesh pull: ranks 1,3 have no variable 'partly'; ranks 0,2 do" in notebook.run("%mesh pull partly").text
+
+
+def test_failed_checkpoint_is_one_line(notebook: Notebook, tmp_path: Path) -> None:
+    error = notebook.run(f"%mesh checkpoint --wait {tmp_path}/c nosuch").contents("error")[0]["traceback"]
+    assert len(error) == 2 and "%mesh checkpoint: no rank has a variable 'nosuch'" in error[0]
+
+
+def test_actor_tracebacks_name_cells(notebook: Notebook) -> None:
+    number = notebook.run(ACTORS).ok().reply["execution_count"]
+    text = notebook.run("trainers.bad.call().get()").text
+    assert f"(cell [{number}] line 5, in bad)" in text and f'File "cell [{number}]", line 5, in bad' in text
+    assert "ipykernel" not in text
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "source"),
+    [
+        ("def main():\n    raise ValueError('boom')\nmain()", 2, "raise ValueError('boom')"),
+        ("x = 1\ndef main(:", 2, "def main(:"),
+    ],
+)
+def test_failed_script_names_its_own_line(
+    notebook: Notebook, tmp_path: Path, body: str, line: int, source: str
+) -> None:
+    (tmp_path / "prog.py").write_text(body)
+    cell = notebook.run(f"%mesh run {tmp_path}/prog.py")
+    assert f"at prog.py line {line}\n      {source}" in cell.text
+    assert "__import__" not in cell.text and "run_order" not in cell.text
+
+
+def test_failed_exit_code_names_the_script(notebook: Notebook, tmp_path: Path) -> None:
+    (tmp_path / "prog.py").write_text("import sys\nsys.exit(3)")
+    cell = notebook.run(f"%mesh run {tmp_path}/prog.py")
+    assert "prog.py ended with exit code 3" in cell.text and "__import__" not in cell.text
+
+
+def test_result_timeout_says_where_ranks_are(notebook: Notebook) -> None:
+    notebook.mesh("import time\nprint('runs')\ntime.sleep(60)", "[0:2] --nowait --out handle").ok()
+    cell = notebook.run("handle.result(1.5)")
+    assert cell.reply["ename"] == "CallTimeoutError" and "  ranks 0-1: at cell [" in cell.text
+    assert "] line 3" in cell.text
+    notebook.run("handle.cancel()").ok()
+
+
+def test_unload_ends_meshes_and_load_works_again(own: Callable[..., Notebook]) -> None:
+    book = own()
+    book.run("%mesh up 2").ok()
+    assert "ended mesh mesh" in book.run("%unload_ext monarch_kernel").ok().stream()
+    assert "`%mesh` not found" in book.run("%mesh").text
+    assert "UsageError" in book.run("%%mesh\n1").text and "mesh 'mesh' define" not in book.run("undefined_name").text
+    book.run("%load_ext monarch_kernel").ok()
+    assert "mesh 'mesh' is up: procs=1" in book.run("%mesh up 1").ok().stream()
+    assert book.mesh("rank").ok().shown == "[rank 0] 0"
