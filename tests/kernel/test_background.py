@@ -74,8 +74,14 @@ def updates(cell: Cell) -> str:
     return "\n".join(each["data"]["text/plain"] for each in cell.contents("update_display_data"))
 
 
+COST = "; press Stop again to kill and restart (variables and actor state are lost)"
+
+
 def said_by_stop(cell: Cell) -> str:
-    (line,) = [line for line in cell.stream("stderr").splitlines() if line.startswith("stopped:")]
+    """Return what the last Stop has said in a cell."""
+    *_, line = [
+        line for line in cell.stream("stderr").splitlines() if line.startswith(("stopped:", "not stopped yet:"))
+    ]
     return line
 
 
@@ -142,13 +148,16 @@ def test_actor_inside_c_is_replaced_by_a_second_stop(book: Notebook, again: str)
     cell.until(lambda: cell.said().get("runs") == {1})
     book.interrupt()
     cell.wait()
-    assert "rank 1: inside a C call" in said_by_stop(cell) and "stop again to replace" in said_by_stop(cell)
+    assert "rank 1: still inside a C call" in said_by_stop(cell) and COST in said_by_stop(cell)
     waits = book.send(again)
     waits.until(lambda: "rank 1: waiting for works[" in waits.stream("stderr"))
-    assert "was stopped but has not ended; Stop replaces the process" in waits.stream("stderr")
-    assert "its variables and actor state are lost" in waits.stream("stderr")
+    assert "was stopped but has not ended; Stop ends only this wait, %mesh kill" in waits.stream("stderr")
+    assert "variables and actor state are lost" in waits.stream("stderr")
     book.interrupt()
-    waits.wait()
+    assert "rank 1: had not begun" in said_by_stop(waits.wait())
+    # The kernel is idle now, so the next Stop kills.
+    book.interrupt()
+    waits.until(lambda: "rank 1: replaced by a new process" in waits.stream("stderr"))
     line = said_by_stop(waits)
     assert "rank 1: replaced by a new process (ignored interrupts); its variables and actor state are lost" in line
     book.run("works.inc.call().get()").ok()
@@ -159,11 +168,12 @@ def test_actor_ignoring_interrupts_is_replaced_by_second_stop(book: Notebook) ->
     cell = book.send("works.slice(procs=2).swallow.call().get()")
     cell.until(lambda: cell.said().get("runs") == {2})
     book.interrupt()
-    assert "rank 2: goes on after each interrupt; stop again to replace" in said_by_stop(cell.wait())
+    assert f"rank 2: goes on after each interrupt{COST}" in said_by_stop(cell.wait())
     waits = book.send("works.inc.call().get()")
     waits.until(lambda: "rank 2: waiting for" in waits.stream("stderr"))
     book.interrupt()
-    assert "rank 2: replaced by a new process" in said_by_stop(waits.wait())
+    assert "rank 2: had not begun" in said_by_stop(waits.wait())
+    assert "killed rank 2" in book.run("%mesh kill").ok().stream()
     book.run("works.inc.call().get()").ok()
 
 

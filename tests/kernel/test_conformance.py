@@ -99,7 +99,7 @@ def test_kernel_restart_ends_all_ranks(alone: Callable[[str], Notebook]) -> None
     book.client.wait_for_ready(timeout=30)
     # Only processes of the new kernel are left.
     assert wait_until(lambda: not set(of("MONARCH_TEST_KERNEL=restart")) & set(before))
-    assert "no mesh" in book.run("%mesh").ok().stream()
+    assert "no mesh" in book.run("%mesh").ok().text
     book.run("%mesh up --procs 2").ok()
     assert book.mesh("world_size").ok().shown == "[ranks 0-1] 2"
 

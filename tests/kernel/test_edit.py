@@ -40,7 +40,7 @@ def test_spawn_makes_actors_of_the_class(notebook: Notebook, trainers: str) -> N
     assert notebook.mesh("self.total, rank", "trainers[0,2]").ok().shown == "[rank 0] (2, 0)\n[rank 2] (2, 2)"
     notebook.mesh("self.total = 10 * rank", "trainers").ok()
     assert totals(notebook) == "[1, 11, 21, 31]"
-    assert "actors 'trainers': Trainer on 4 ranks" in notebook.run("%mesh").ok().stream()
+    assert "actors 'trainers': Trainer on 4 ranks" in notebook.run("%mesh").ok().text
 
 
 def test_class_cell_run_again_updates_live_actors(notebook: Notebook, trainers: str) -> None:

@@ -188,10 +188,10 @@ def test_unresponsive_rank_is_shown(mortal: Notebook) -> None:
     mortal.run("%mesh up m --procs 2").ok()
     mortal.run("%%mesh m --out pids\nimport os\nos.getpid()").ok()
     mortal.run("import os, signal\nos.kill(list(pids.values())[1], signal.SIGSTOP)").ok()
-    table = mortal.run("%mesh").ok().stream()
+    table = mortal.run("%mesh").ok().text
     assert "does not answer for" in table and "stopped by a signal (SIGSTOP" in table
     mortal.run("os.kill(list(pids.values())[1], signal.SIGCONT)").ok()
-    assert "does not answer" not in mortal.run("%mesh").ok().stream()
+    assert "does not answer" not in mortal.run("%mesh").ok().text
 
 
 def test_freed_ranks_name_the_dead_rank(mortal: Notebook) -> None:

@@ -195,11 +195,11 @@ def test_dead_rank_is_named(own: Callable[..., Notebook], death: str, words: lis
     assert "last words" in cell.stream() and "[rank 2] 2" in cell.shown
     # The next cell reports it too, with a hint.
     again = failed(book.mesh("kept"))
-    for word in ["rank 1", "%mesh restart", *words]:
+    for word in ["rank 1", "%mesh heal", *words]:
         assert word in again
     # The others can go on.
     assert "[rank 2] 2" in book.mesh("kept", "[0,2]").ok().shown
-    assert words[0] in book.run("%mesh").ok().stream()
+    assert words[0] in book.run("%mesh").ok().shown
     book.run("%mesh restart").ok()
     assert book.mesh("rank * 2").ok().shown.splitlines() == [f"[rank {rank}] {rank * 2}" for rank in range(3)]
     assert "failed on all 3 ranks" in failed(book.mesh("kept"))
@@ -221,7 +221,7 @@ def test_death_names_the_line(notebook: Notebook, leaks: Kit, body: str, how: st
     assert re.search(
         rf"rank 2: SupervisionError: the process {re.escape(how)} at cell \[\d+\] line {line}\n", cell.text
     )
-    assert f"    {source}\n" in cell.text and "ranks 0-1,3 are alive" in cell.text
+    assert f"    {source}\n" in cell.text and "ranks 0-1,3 are still running" in cell.text
     # Finished cells leave no line notes behind.
     notebook.run("%mesh restart").ok()
     leaks.rebase()

@@ -38,7 +38,7 @@ def test_header_is_parsed(line: str, header: Header) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("[", ["cannot understand", "MESH", "SLICE"]),
+        ("[", ["the bracket", "not closed"]),
         ("1abc", ["cannot understand"]),
         ("[]", ["empty", "[0,3]"]),
         ("[ , ]", ["empty"]),

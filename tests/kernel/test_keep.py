@@ -132,7 +132,7 @@ def test_mesh_down_ends_a_free_detached_mesh(books: Callable[[], Notebook]) -> N
         ("attach m", "in use by process"),
         ("down m", "in use by process"),
         ("down nix", "no mesh 'nix'"),
-        ("list --some", "unrecognized arguments: --some"),
+        ("list --some", "no option '--some': expected one of --all"),
     ]:
         cell = other.run(f"%mesh {line}")
         assert cell.status == "error" and words in cell.text, cell.text

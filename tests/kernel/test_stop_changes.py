@@ -59,7 +59,7 @@ def test_stopped_start_cleans_up_and_reports(notebook: Notebook) -> None:
     if cell.status == "error":
         assert "mesh 'other' was not started; its processes have been ended" in cell.text
         assert "Traceback" not in cell.text and "AttributeError" not in cell.text
-        assert "other" not in notebook.run("%mesh").ok().stream()
+        assert "other" not in notebook.run("%mesh").ok().text
     else:
         notebook.run("%mesh down other").ok()
 
@@ -72,7 +72,7 @@ def test_stopped_spawn_leaves_no_actors(notebook: Notebook, tmp_path: Path) -> N
         cell.wait()
         assert cell.reply["ename"] == "KeyboardInterrupt"
         assert "slow: the spawn was stopped; no actors were made" in cell.stream("stderr")
-        assert "slow" not in notebook.run("%mesh").ok().stream()
+        assert "slow" not in notebook.run("%mesh").ok().text
     (tmp_path / "go").touch()
     cell = notebook.run(SPAWN.format("slow")).ok()
     assert "slow: 4 actors of Slow" in cell.stream() and "keep" not in cell.text and "cannot be edited" not in cell.text

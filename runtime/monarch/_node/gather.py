@@ -245,10 +245,13 @@ class Gather(Future[R]):
         ranks = [rank for rank, reply in enumerate(self._replies) if reply is None and not self.done]
         if not ranks:
             return ""
-        text = f": {describe_ranks(ranks, len(self._replies))} did not answer"
+        base = self._base()
+        all_ranks = len(base) if base == list(range(len(base))) else None
+        text = f": {describe_ranks([base[rank] for rank in ranks], all_ranks)} did not answer"
         silence = self._node.find_part(Liveness)
         if silence is not None:
-            said = [f"rank {rank}, which {why}" for rank in ranks if (why := silence.text(self.targets[rank].proc))]
+            silent = [(rank, silence.text(self.targets[rank].proc)) for rank in ranks]
+            said = [f"rank {base[rank]}, which {why}" for rank, why in silent if why]
             text += "".join(f" ({each})" for each in said[:8])
         return text
 
@@ -306,8 +309,12 @@ class Gather(Future[R]):
         self, failures: dict[int, Failure], lost: dict[int, Dead], results: ValueMesh[Any] | None
     ) -> BaseException:
         if not lost:
-            return group(failures, self.extent, self.label, results, self._unanswered())
-        return died(self.label, self.mesh, lost, self.extent, results, self._called)
+            return group(failures, self.extent, self.label, results, self._unanswered(), self._base())
+        return died(self.label, self.mesh, lost, self._base(), results)
+
+    def _base(self) -> list[int]:
+        """Return the base rank of each position."""
+        return [self.base_rank(position) for position in range(len(self.targets))]
 
 
 def replaced(reply: Reply, targets: Sequence[Peer], label: str) -> Reply:
@@ -345,9 +352,8 @@ def died(
     label: str,
     mesh: str,
     lost: dict[int, Dead],
-    extent: Extent,
+    base: Sequence[int],
     results: ValueMesh[Any] | None,
-    called: str = "",
 ) -> DeviceMeshError:
     """Return the error of a call with dead ranks: the ranks, causes, and last lines of stderr.
 
@@ -355,11 +361,10 @@ def died(
         label: of the call.
         mesh: the name of the mesh.
         lost: the deaths, by rank in the addressed view.
-        extent: of that view.
+        base: the rank in the mesh of each rank in the view, by which the text names it.
         results: of the others.
-        called: the name of that view, if it is not the whole mesh.
     """
-    total = extent.nelements
+    total = len(base) if list(base) == list(range(len(base))) else None
     kinds: dict[tuple[Cause, CellRef | None], list[int]] = {}
     for rank, dead in lost.items():
         kinds.setdefault((dead.cause, dead.at), []).append(rank)
@@ -369,21 +374,22 @@ def died(
         kind = SpawnError
     lines: list[str] = []
     for (cause, at), ranks in list(kinds.items())[:8]:
-        procs = f"the process{'es' if len(ranks) > 1 else ''} of {describe_ranks(ranks, total)} of {called or mesh}"
+        whose = describe_ranks([base[rank] for rank in ranks], total)
+        procs = f"the process{'es' if len(ranks) > 1 else ''} of {whose} of {mesh}"
         if stopped:
             cause, at = Stopped(), None
         lines.append(f"{procs} {(describe_all if len(ranks) > 1 else describe)(cause, at)}")
         tail = last_lines(lost[ranks[0]])
         if tail and not stopped:
-            lines.append(f"  last lines of stderr of rank {ranks[0]}:")
+            lines.append(f"  last lines of stderr of rank {base[ranks[0]]}:")
             lines.extend(f"    {line}" for line in tail)
-    alive = set(range(total)) - set(lost)
+    alive = sorted(base[rank] for rank in range(len(base)) if rank not in lost)
     lines[0] = f"{label} failed: {lines[0]}"
     if not alive and (stopped or kind is SpawnError):
         lines.append("make a new mesh to go on")
     else:
         uid = split_proc(next(iter(lost.values())).proc)[0]
-        lines.append(advice().after_deaths(uid, sorted(lost), sorted(alive)))
+        lines.append(advice().after_deaths(uid, sorted(base[rank] for rank in lost), alive))
     when = min((dead.when for dead in lost.values() if dead.when), default=0.0)
     return kind("\n".join(lines), mesh=mesh, ranks=tuple(sorted(lost)), results=results, when=when)
 

@@ -174,6 +174,7 @@ def group(
     call: str,
     results: ValueMesh[Any] | None,
     unanswered: Sequence[int] = (),
+    base: Sequence[int] | None = None,
 ) -> BaseException:
     """Return one error for all failed ranks; equal failures are reported once.
 
@@ -183,6 +184,7 @@ def group(
         call: its label.
         results: the values of the other ranks.
         unanswered: ranks whose answers were abandoned.
+        base: the rank in the mesh of each rank in the view, by which texts name it; None if they are the same.
     """
     kinds: dict[tuple[str, str, str], list[int]] = {}
     for rank, failure in sorted(failures.items()):
@@ -196,17 +198,23 @@ def group(
             original.results = results  # pyright: ignore[reportAttributeAccessIssue]
         return original
     total = extent.nelements
-    lines = [f"{call} failed on {_whose(list(failures), extent)}"]
+    whole = base is None or list(base) == list(range(total))
+    numbers = range(total) if base is None else base
+
+    def whose(ranks: Sequence[int]) -> str:
+        return _whose(ranks, extent) if whole else describe_ranks([numbers[rank] for rank in ranks])
+
+    lines = [f"{call} failed on {whose(list(failures))}"]
     answered = set(range(total)).difference(failures, unanswered)
     if answered:
-        lines[0] += f"; {describe_ranks(answered)} answered (see err.results)"
+        lines[0] += f"; {describe_ranks([numbers[rank] for rank in answered])} answered (see err.results)"
     for ranks in sorted(kinds.values(), key=lambda ranks: failures[ranks[0]].freed)[:8]:
         one = failures[ranks[0]]
-        head = f"{_whose(ranks, extent)}: {one.kind}: {one.text}" if len(kinds) > 1 else f"{one.kind}: {one.text}"
+        head = f"{whose(ranks)}: {one.kind}: {one.text}" if len(kinds) > 1 else f"{one.kind}: {one.text}"
         lines.append(f"  {head.splitlines()[0]}" + (f"  ({advice().placed(one.where)})" if one.where else ""))
     if len(kinds) > 8:
         lines.append(f"  … and {len(kinds) - 8} more kinds of errors (see err.failures)")
-    lines.append(f"Remote traceback of rank {first}:")
+    lines.append(f"Remote traceback of rank {numbers[first]}:")
     lines.extend(f"  {advice().placed(line)}" for line in with_source(failure.trace))
     return ActorError(
         "\n".join(lines),

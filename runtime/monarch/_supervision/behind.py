@@ -78,7 +78,7 @@ class _Look:
         self._tells = tells
         self._label = gather.label
         self._count = len(gather.targets)
-        self._ranks = {peer.proc: rank for rank, peer in enumerate(gather.targets)}
+        self._ranks = {peer.proc: gather.base_rank(rank) for rank, peer in enumerate(gather.targets)}
         self._pending = {peer.proc for peer in gather.waits_for() if peer.dead is None}
         self._node = node
         self._said = False

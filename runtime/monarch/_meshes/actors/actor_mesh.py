@@ -183,7 +183,7 @@ class ActorMesh(HasGroups, MeshView, AsyncResource):
         if lost and self._wait_for_verdict(method):
             lost = self._lost()
         if lost:
-            raise died(f"{self._called}.{method}()", self._name, lost, self.extent, None, self._called)
+            raise died(f"{self._called}.{method}()", self._name, lost, list(self._region.base_ranks()), None)
 
     def _awaits_verdict(self) -> bool:
         """Return whether a call would wait for a verdict on the members."""

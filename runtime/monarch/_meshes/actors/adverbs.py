@@ -14,6 +14,7 @@ from monarch._actors.endpoint import Endpoint as EndpointLike
 from monarch._actors.mailbox import EXPLICIT, UNDECORATED
 from monarch._actors.ports import Port
 from monarch._actors.running import current
+from monarch._core.roster import split_proc
 from monarch._core.shapes.extent import axes_text
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._meshes.actors.backpressure import take_room
@@ -429,9 +430,9 @@ class _Relay(Owed):
     def lost(self, peer: Peer, dead: m.Dead) -> bool:
         """Turn the answers that a dead proc owes into errors."""
         owed = [rank for rank in sorted(self.owed) if self.targets[rank] is peer]
-        name, called, extent = state_of(self._mesh).name, called_of(self._mesh), self._shape.region.extent
+        name, base = state_of(self._mesh).name, [split_proc(target.proc)[1] for target in self.targets]
         for rank in owed:
-            self._target.exception(died(self.label, name, {rank: dead}, extent, None, called))
+            self._target.exception(died(self.label, name, {rank: dead}, base, None))
             self.settle(rank, False, not self._explicit)
         if self._explicit and all(target.dead is not None for target in self.targets):
             # No process is left that might answer again.

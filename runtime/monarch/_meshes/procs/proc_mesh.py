@@ -193,8 +193,7 @@ class ProcMesh(HasGroups, MeshView, AsyncResource):
         if lost and not self._is_decided():
             lost = {}
         if lost:
-            whole = self._state.procs.region()
-            raise died(what, self.name, lost, self.extent, None, called(self.name, whole, self._region))
+            raise died(what, self.name, lost, list(self._region.base_ranks()), None)
 
     def _is_decided(self) -> bool:
         """Return whether no heal or verdict is open on the mesh; also true in the thread that decides."""
