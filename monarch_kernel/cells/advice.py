@@ -1,4 +1,4 @@
-"""What errors say in a notebook: magics instead of Python calls, and cells instead of temporary files."""
+"""Errors as a notebook words them: magics instead of Python calls, and cells instead of temporary files."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def _teach(shell: Any, error: NameError) -> None:
     magics = shell.magics_manager.registry.get("MeshMagics")
     hint = magics.hints.of_notebook(error.name) if magics is not None and type(error) is NameError else ""
     if hint:
-        error.args = (f"{error}; {hint}",)
+        error.args = (f"{error}\n{hint}",)
 
 
 def _without_handler(tb: TracebackType | None) -> TracebackType | None:

@@ -13,7 +13,7 @@ def asks_for_help(words: list[str]) -> bool:
     """Return whether a line only asks for help: ``%mesh --help`` or ``%mesh up --help``."""
     if words and words[0] in HELP:
         return True
-    # What follows the script of run is the script's.
+    # Options after the script of run belong to the script.
     return len(words) > 1 and words[0] in PARSERS and words[0] != "run" and any(word in HELP for word in words[1:])
 
 

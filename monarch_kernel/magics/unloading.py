@@ -20,7 +20,7 @@ def unload(shell: Any) -> None:
     names = list(magics.meshes.by_name)
     for name in names:
         with contextlib.suppress(MonarchError):
-            # What does not end in time ends with the session.
+            # A mesh that does not end in time ends with the session.
             magics.meshes.down(name)
     if has_node():
         shutdown_context(2).get()

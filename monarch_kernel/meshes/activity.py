@@ -1,4 +1,4 @@
-"""What the ranks of a mesh run: the cell or call, its line, and for how long."""
+"""The work of the ranks of a mesh: the cell or call, its line, and for how long."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class CellError:
     file: str = ""
     """The file that the line is in, of a program that the cell ran; empty for the cell itself."""
     hint: str = ""
-    """What to do, added by the notebook."""
+    """Advice, added by the notebook."""
 
 
 class LazyPickle:

@@ -1,4 +1,4 @@
-"""What a rank uses and runs, as a service that answers while it is busy."""
+"""The memory, device and current line of a rank, as a service that answers while it is busy."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from monarch._core.shapes.ranks import describe_ranks
 
 
 class Advice:
-    """What errors say to a program."""
+    """The advice in errors of a program."""
 
     def after_deaths(self, uid: str, dead: Sequence[int], alive: Sequence[int]) -> str:
         """Return what to do after deaths in a call.
