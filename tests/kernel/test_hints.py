@@ -151,3 +151,10 @@ def test_unload_ends_meshes_and_load_works_again(own: Callable[..., Notebook]) -
     book.run("%load_ext monarch_kernel").ok()
     assert "mesh 'mesh' is up: procs=1" in book.run("%mesh up 1").ok().stream()
     assert book.mesh("rank").ok().shown == "[rank 0] 0"
+
+
+def test_errors_of_slices_name_ranks_of_the_mesh(notebook: Notebook) -> None:
+    notebook.run(ACTORS).ok()
+    text = notebook.run("trainers.slice(procs=slice(1, 3)).bad.call().get()").text
+    assert "trainers[procs=1:3].bad() failed on ranks 1-2" in text and "Remote traceback of rank 1:" in text
+    assert "rank 0" not in text

@@ -198,8 +198,9 @@ def group(
             original.results = results  # pyright: ignore[reportAttributeAccessIssue]
         return original
     total = extent.nelements
-    whole = base is None or list(base) == list(range(total))
-    numbers = range(total) if base is None else base
+    # The call of one new actor has the extent of its whole mesh.
+    whole = base is None or len(base) != total or list(base) == list(range(total))
+    numbers = range(total) if base is None or whole else base
 
     def whose(ranks: Sequence[int]) -> str:
         return _whose(ranks, extent) if whole else describe_ranks([numbers[rank] for rank in ranks])
