@@ -44,6 +44,15 @@ def display(bundle: dict[str, str], display_id: str | None = None) -> None:
     import_module("IPython.display").display(bundle, raw=True, display_id=display_id)
 
 
+def display_line(text: str, handle: Any = None) -> Any:
+    """Show a line of text in the running cell, or put it in the place of an earlier one; return its handle."""
+    bundle = {"text/plain": text}
+    if handle is None:
+        return import_module("IPython.display").display(bundle, raw=True, display_id=True)
+    handle.update(bundle, raw=True)
+    return handle
+
+
 def runs_cell(frame: FrameType | None) -> bool:
     """Return whether the thread with this innermost frame runs the code of a cell."""
     while frame is not None:

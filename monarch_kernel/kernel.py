@@ -34,6 +34,8 @@ class MonarchKernel(IPythonKernel):
     implementation = "monarch"
     stopped_await = False
     """Whether a Ctrl-C stopped the last cell at an await."""
+    serves_terminal = False
+    """Whether a front end asked when input is complete, as those with a prompt do; set by the thread of the shell."""
 
     @property
     def banner(self) -> str:
@@ -126,6 +128,7 @@ class MonarchKernel(IPythonKernel):
 
     def do_is_complete(self, code: str) -> Any:
         """Return whether a cell is complete; a ``%%mesh`` cell is when it ends in an empty line, and its body is."""
+        self.serves_terminal = True
         answer: dict[str, Any] = super().do_is_complete(code)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         first, _, body = code.partition("\n")
         if answer["status"] != "complete" or not first.startswith("%%mesh") or body.lstrip().startswith("%%"):

@@ -50,8 +50,21 @@ class Cell:
 
     @property
     def bundles(self) -> list[dict[str, Any]]:
-        """What it has displayed and returned."""
-        return [each["data"] for each in self.contents("display_data", "execute_result")]
+        """What it has displayed and returned, with the updates of it."""
+        found: list[dict[str, Any]] = []
+        places: dict[str, list[int]] = {}
+        for message in self.messages:
+            kind, each = message["msg_type"], message["content"]
+            name = each.get("transient", {}).get("display_id", "")
+            if kind == "clear_output":
+                found, places = [], {}
+            elif kind == "update_display_data":
+                for place in places.get(name, ()):
+                    found[place] = each["data"]
+            elif kind in ("display_data", "execute_result"):
+                places.setdefault(name, []).append(len(found))
+                found.append(each["data"])
+        return found
 
     @property
     def shown(self) -> str:
@@ -109,9 +122,8 @@ class Notebook:
         message = self.client.session.msg("execute_request", content)
         if subshell is not None:
             message["header"]["subshell_id"] = subshell
-        if cell_id is not None:
-            # As front ends do that have cells.
-            message["metadata"]["cellId"] = cell_id
+        # As front ends do that have cells; an empty one is that of a program that executes a notebook.
+        message["metadata"]["cellId"] = message["header"]["msg_id"] if cell_id is None else cell_id
         cell = self.cells[message["header"]["msg_id"]] = Cell(self, code)
         self.client.shell_channel.send(message)
         return cell

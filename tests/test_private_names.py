@@ -17,6 +17,7 @@ COMPAT = {
     "runtime/monarch/_wire/options.py": "pyzmq",
     "runtime/monarch/_wire/tensor_compat.py": "torch, on a floor that does not import it",
     "runtime/monarch/_wire/accepting.py": "zmq",
+    "runtime/monarch/_notebook/progress.py": "tqdm, rich",
     # Its documented module has this name.
     "runtime/monarch/_tensors/transports/nixl.py": "nixl",
 }

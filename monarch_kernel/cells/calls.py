@@ -128,6 +128,14 @@ class Calls:
         """Return the name of the handle of a cell that the notebook does not wait for; empty for other calls."""
         return self._handles.get(call.port, "")
 
+    def cell_of(self, port: int) -> int:
+        """Return the number of the cell that made a call; 0 if that is unknown."""
+        return self._cells.get(port, (0, 0.0))[0]
+
+    def has_handle(self, port: int) -> bool:
+        """Return whether a call is of a cell that the notebook does not wait for."""
+        return port in self._handles
+
     def leave(self, port: int, proc: str) -> None:
         """Record that a stop did not end a call in a process."""
         self._left.setdefault(port, set()).add(proc)

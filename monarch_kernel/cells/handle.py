@@ -87,6 +87,8 @@ class Handle:
             CallTimeoutError: the timeout has passed; the cell goes on.
             KeyboardInterrupt: the wait was interrupted; the cell goes on.
         """
+        # Once before the wait, since this cell shows the rest, and once for what came in between.
+        self._place.ask_late()
         try:
             ended = self._run.wait(None if timeout is None else time.monotonic() + timeout)
         except KeyboardInterrupt:
@@ -94,6 +96,7 @@ class Handle:
         if not ended:
             head = f"{self._run.name} has not ended within {timeout:g} s: it still {self._where()}"
             raise CallTimeoutError("\n".join([head, *self._places()]))
+        self._place.ask_late()
         return self._finish()
 
     def interrupt(self) -> str:
@@ -104,6 +107,7 @@ class Handle:
 
     def __await__(self) -> Generator[Any, None, ValueMesh[Any]]:
         async def wait() -> ValueMesh[Any]:
+            self._place.ask_late()
             try:
                 for future in self._run.futures:
                     waiting = future.as_asyncio()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from monarch._kernel_api import member_at
@@ -22,11 +23,14 @@ from monarch_kernel.meshes.recipe import Recipe, roles_of, usual_axes
 from monarch_kernel.meshes.registry import Mesh, Meshes
 from monarch_kernel.meshes.table import bundle_of as tables
 from monarch_kernel.meshes.warnings import warnings_of
+from monarch_kernel.output.log import ending
 from monarch_kernel.output.progress import Progress
 from monarch_kernel.output.streams import Streams
 
-_LOG_SHOWN = 16 << 20
-"""Characters of the log that are shown."""
+_LOG_SHOWN = 256 << 10
+"""Characters of the log that are shown if no --tail asks for more."""
+_LOG_MOST = 16 << 20
+"""Characters of the log that are shown at most."""
 
 
 class Verbs:
@@ -103,7 +107,7 @@ class Verbs:
         self._up(detached_recipe(recipe, arguments.keep) if arguments.keep else recipe, "is up")
 
     def _up(self, recipe: Recipe, what: str) -> None:
-        progress = Progress()
+        progress = Progress(self._shell)
         progress.show(f"starting mesh {recipe.name!r}")
         self._ready(self._meshes.up(recipe, self._shell.user_ns, progress.wait), what, progress)
         for warning in warnings_of(recipe):
@@ -139,7 +143,7 @@ class Verbs:
     def do_restart(self, words: list[str]) -> None:
         """End a mesh and start it again, empty."""
         name = self._meshes.get(parse("restart", words).name).name
-        progress = Progress()
+        progress = Progress(self._shell)
         progress.show(f"restarting mesh {name!r}")
         mesh = self._meshes.restart(name, self._shell.user_ns, self._tell())
         self._ready(mesh, "is up again, with empty namespaces", progress)
@@ -176,10 +180,16 @@ class Verbs:
 
     def do_log(self, words: list[str]) -> None:
         """Show the output of the ranks, or its end if it is very long."""
-        path = parse("log", words).save
-        if path:
-            with open(path, "w", encoding="utf-8", errors="surrogatepass") as file:
-                file.writelines(self._streams().log.read())
+        options = parse("log", words)
+        if options.tail is not None and options.tail < 1:
+            raise Usage(f"%mesh log: --tail: expected at least 1, got {options.tail}")
+        log = self._streams().log
+        lines: Iterable[str] = log.lines(options.rank, options.cell)
+        if options.tail is not None:
+            lines = deque(lines, options.tail)
+        if options.save:
+            with open(options.save, "w", encoding="utf-8", errors="surrogatepass") as file:
+                file.writelines(lines)
             return
-        for piece in self._streams().log.tail(_LOG_SHOWN):
+        for piece in ending(lines, _LOG_SHOWN if options.tail is None else _LOG_MOST):
             sys.stdout.write(piece)

@@ -43,8 +43,9 @@ from monarch_kernel.meshes.kill import Killing
 from monarch_kernel.meshes.registry import Mesh, Meshes, choose, ranks_in
 from monarch_kernel.meshes.restarts import Restarts
 from monarch_kernel.meshes.spawning import Spawning, parse_spawn
+from monarch_kernel.output.bundles import bundles_of_ranks
 from monarch_kernel.output.displays import Displays
-from monarch_kernel.output.render import CellStopped, MeshCellError, bundle_of_ranks, error_lines, timeout_text
+from monarch_kernel.output.render import CellStopped, MeshCellError, error_lines, timeout_text
 from monarch_kernel.output.streams import Streams
 
 
@@ -154,8 +155,9 @@ class MeshMagics(Magics):
         name = f"cell [{self.shell.displayhook.prompt_count}]"
         source = read(self.shell, cell, name)
         views = choose(actors, header)
-        displays = Displays(self.shell, sum(len(view) for view in views), len(actors), header.quiet)
         streams = self._attach_streams()
+        count = sum(len(view) for view in views)
+        displays = Displays(self.shell, count, len(actors), header.quiet, streams.output)
         hidden = header.quiet or not header.stream
         try:
             with streams.hiding(not header.quiet) if hidden else nullcontext():
@@ -184,8 +186,7 @@ class MeshMagics(Magics):
             self.shell.user_ns[header.out] = values
         if not header.quiet:
             shown = [(rank, result.bundle) for rank, result in ordered if result.bundle is not None]
-            bundle = bundle_of_ranks(shown, total)
-            if bundle is not None:
+            for bundle in bundles_of_ranks(shown, total):
                 self.shell.display_pub.publish(bundle)
         if stopped is not None:
             if stopped.errors:

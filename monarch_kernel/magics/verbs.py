@@ -184,7 +184,10 @@ def _run() -> Parser:
 
 def _log() -> Parser:
     parser = Parser("log", "show what the ranks printed")
-    parser.add_argument("--save", default="", metavar="FILE", help="write all of it to a file instead")
+    parser.add_argument("--tail", type=int, metavar="N", help="the last N lines only")
+    parser.add_argument("--rank", type=int, metavar="RANK", help="what this rank printed")
+    parser.add_argument("--cell", type=int, metavar="N", help="what cell [N] printed")
+    parser.add_argument("--save", default="", metavar="FILE", help="write it to a file instead")
     return parser
 
 

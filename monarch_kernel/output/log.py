@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from threading import Lock
 from typing import IO
 
-from monarch._kernel_api import left_out
+from monarch._kernel_api import left_out, parse_ranks
 
 VARIABLE = "MONARCH_LOG_LIMIT_MB"
 TOTAL_MB = 128
@@ -18,6 +19,10 @@ TOTAL_MB = 128
 _MEMORY = 4 << 20
 """Characters that are kept in memory."""
 _READ = 1 << 20
+_CELL = re.compile("^\x1e(\\d+)\x1f", re.M)
+"""Before lines in the log: the number of the cell that printed them, and the following lines."""
+_LINE = re.compile(r"[^\n]*\n|[^\n]+")
+_RANKS = re.compile(r"\[ranks? ([0-9,-]+)\] ")
 
 
 class _Segment:
@@ -62,8 +67,15 @@ class OutputLog:
         self.characters_lost = 0
         """Dropped characters."""
 
-    def add(self, text: str) -> None:
-        """Add a text of whole lines."""
+    def add(self, text: str, cell: int | None = None) -> None:
+        """Add a text of whole lines.
+
+        Args:
+            text: each line begins with its ranks.
+            cell: number of the cell that printed it.
+        """
+        if cell is not None:
+            text = f"\x1e{cell}\x1f{text}"
         with self._lock:
             self._recent.append(text)
             self._recent_size += len(text)
@@ -94,6 +106,21 @@ class OutputLog:
 
     def read(self) -> Iterator[str]:
         """Yield the kept output in pieces, oldest first; the first piece counts what was dropped."""
+        return (_CELL.sub("", piece) for piece in self._read())
+
+    def lines(self, rank: int | None = None, cell: int | None = None) -> Iterator[str]:
+        """Yield the lines of a rank or a cell, oldest first; of all if it is None."""
+        now: int | None = None
+        for piece in self._read():
+            # Not splitlines, which takes other characters for ends of lines too.
+            for line in _LINE.findall(piece):
+                mark = _CELL.match(line)
+                if mark is not None:
+                    now, line = int(mark[1]), line[mark.end() :]
+                if cell in (None, now) and (rank is None or rank in _ranks_of(line)):
+                    yield line
+
+    def _read(self) -> Iterator[str]:
         if self.characters_lost:
             yield f"… {left_out(self.lines_lost, self.characters_lost)} dropped\n"
         with self._lock:
@@ -119,20 +146,29 @@ class OutputLog:
             yield (whole + newline).decode("utf-8", "surrogatepass")
         yield rest.decode("utf-8", "surrogatepass")
 
-    def tail(self, characters: int) -> Iterator[str]:
-        """Yield the end of the kept output, after a line that counts what is not shown."""
-        pieces: deque[str] = deque()
-        size = lines = skipped = 0
-        for piece in self.read():
-            pieces.append(piece)
-            size += len(piece)
-            while size - len(pieces[0]) > characters:
-                oldest = pieces.popleft()
-                size -= len(oldest)
-                lines, skipped = lines + oldest.count("\n"), skipped + len(oldest)
-        if skipped:
-            yield f"… {left_out(lines, skipped)} before this are not shown; %mesh log --save FILE writes all\n"
-        yield from pieces
+
+def ending(pieces: Iterable[str], characters: int) -> Iterator[str]:
+    """Yield the end of an output, after a line that counts what is not shown."""
+    last: deque[str] = deque()
+    size = lines = skipped = 0
+    for piece in pieces:
+        last.append(piece)
+        size += len(piece)
+        while size - len(last[0]) > characters:
+            oldest = last.popleft()
+            size -= len(oldest)
+            lines, skipped = lines + oldest.count("\n"), skipped + len(oldest)
+    if skipped:
+        yield (
+            f"… {left_out(lines, skipped)} before this are not shown; %mesh log takes --tail N, --rank R and --cell N, "
+            f"and --save FILE writes all\n"
+        )
+    yield from last
+
+
+def _ranks_of(line: str) -> set[int]:
+    found = _RANKS.match(line)
+    return set(parse_ranks(found[1])) if found is not None else set()
 
 
 def _total() -> int:

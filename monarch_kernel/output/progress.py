@@ -7,19 +7,28 @@ import time
 from typing import Any
 
 from monarch.exceptions import CallTimeoutError
+from monarch_kernel.compat import display_line
+from monarch_kernel.output.frontend import overwrites_displays
 
 _LOOK = 0.05
 """Seconds between two checks of the progress."""
 _EVERY = 1.0
-"""Seconds before unchanged progress is shown again: a saved notebook keeps each line."""
+"""Seconds before unchanged progress is shown again."""
 
 
 class Progress:
-    """A line that is overwritten until it is final."""
+    """A line that is replaced until it is final: one display in a notebook, the last line of a terminal elsewhere.
 
-    def __init__(self) -> None:
+    Args:
+        shell: of the notebook.
+    """
+
+    def __init__(self, shell: Any) -> None:
         self._begun = time.perf_counter()
         self._width = 0
+        kernel = getattr(shell, "kernel", None)
+        self._in_place = overwrites_displays(kernel, kernel.get_parent("shell") if kernel is not None else None)
+        self._display: Any = None
 
     @property
     def elapsed(self) -> float:
@@ -35,6 +44,9 @@ class Progress:
         self._write(text, "\n")
 
     def _write(self, text: str, end: str) -> None:
+        if self._in_place:
+            self._display = display_line(text, self._display)
+            return
         # Pad to cover a longer previous text.
         sys.stdout.write(text.ljust(self._width) + end)
         sys.stdout.flush()

@@ -1,77 +1,16 @@
-"""Results of a cell on several ranks: equal ones are shown once, the others side by side."""
+"""Errors of a cell on several ranks: equal ones are shown once."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
 from typing import Any
 
 from monarch._kernel_api import CellError, describe_ranks
+from monarch_kernel.output.bundles import Bundle
 
-Bundle = dict[str, Any]
-"""MIME type to data."""
 _SHOWN = 64
-"""Most unequal values shown side by side; the text has all."""
-_BOX = "border:1px solid #8884;border-radius:4px;padding:4px 8px;min-width:8em;max-width:100%;overflow-x:auto"
+"""Most different tracebacks shown."""
 _TRACE = "margin:4px 1em"
-_GRID = "display:flex;flex-wrap:wrap;gap:6px;align-items:flex-start"
-
-
-def grouped(bundles: Sequence[tuple[int, Bundle]]) -> list[tuple[list[int], Bundle]]:
-    """Group the ranks whose values look the same."""
-    groups: list[tuple[list[int], Bundle]] = []
-    for rank, shown in bundles:
-        for ranks, bundle in groups:
-            if bundle == shown:
-                ranks.append(rank)
-                break
-        else:
-            groups.append(([rank], shown))
-    return groups
-
-
-def bundle_of_ranks(bundles: Sequence[tuple[int, Bundle]], total: int) -> Bundle | None:
-    """Return one MIME bundle for the displays of ranks, equal ones once; None if there are none.
-
-    Args:
-        bundles: of each rank.
-        total: number of ranks of the mesh.
-    """
-    groups = grouped(bundles)
-    if not groups:
-        return None
-    text = "\n".join(_labelled(f"[{describe_ranks(ranks)}]", bundle) for ranks, bundle in groups)
-    if len(groups) == 1:
-        label = _badge(html.escape(describe_ranks(groups[0][0], total)))
-        return {"text/plain": text, "text/html": f"<div>{label} {_html(groups[0][1])}</div>"}
-    cells = "".join(
-        f"<div style='{_BOX}'>{_badge(html.escape(describe_ranks(ranks)))}<div>{_html(bundle)}</div></div>"
-        for ranks, bundle in groups[:_SHOWN]
-    )
-    more = f"<div>… {len(groups) - _SHOWN} more</div>" if len(groups) > _SHOWN else ""
-    return {"text/plain": text, "text/html": f"<div style='{_GRID}'>{cells}{more}</div>"}
-
-
-def _badge(text: str) -> str:
-    return (
-        "<span style='font-size:85%;color:#fff;background:#5b6ea8;border-radius:3px;padding:0 5px'>" + text + "</span>"
-    )
-
-
-def _html(bundle: dict[str, Any]) -> str:
-    if "text/html" in bundle:
-        return str(bundle["text/html"])
-    for mime in ("image/png", "image/jpeg"):
-        if mime in bundle:
-            return f"<img style='max-width:100%' src='data:{mime};base64,{bundle[mime]}'/>"
-    if "image/svg+xml" in bundle:
-        return str(bundle["image/svg+xml"])
-    return f"<pre style='margin:0'>{html.escape(str(bundle.get('text/plain', '')))}</pre>"
-
-
-def _labelled(label: str, bundle: dict[str, Any]) -> str:
-    text = str(bundle.get("text/plain", ""))
-    return f"{label} {text}" if "\n" not in text else f"{label}\n{text}"
 
 
 class CellStopped(KeyboardInterrupt):

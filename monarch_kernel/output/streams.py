@@ -10,6 +10,7 @@ from threading import Lock, get_ident
 from typing import Any
 
 from monarch._kernel_api import (
+    PROGRESS,
     Block,
     Excerpt,
     Finding,
@@ -26,6 +27,9 @@ from monarch._kernel_api import (
 )
 from monarch_kernel.cells.calls import Calls
 from monarch_kernel.compat import capturing_streams, publish
+from monarch_kernel.output.frontend import overwrites_displays
+from monarch_kernel.output.late import Late, id_of
+from monarch_kernel.output.live import Live
 from monarch_kernel.output.log import OutputLog
 
 _REMEMBERED = 10_000
@@ -76,12 +80,16 @@ class Streams:
         self._cells: OrderedDict[str, _CellOutput] = OrderedDict()
         self._lock = Lock()
         self.log = OutputLog()
+        self._live = Live(self._send_live)
+        self.output: Any = None
+        """The output of the session."""
         self.hidden: dict[int, Excerpt | None] = {}
         """Ports whose output is not shown: where it is collected, or None."""
         self.calls = Calls(node)
         # Single operations on each, by the threads that run cells and the receiving thread.
         self._running: dict[str, Any] = {}
         """The running cells, by message id."""
+        self._late = Late(kernel, self._running)
         self._told: set[tuple[str, int]] = set()
         """The cells and calls whose wait was reported."""
         self._watching = False
@@ -96,6 +104,8 @@ class Streams:
         """Subscribe to the output of the session."""
         output.on_blocks = self.take
         output.on_left_out = self.left_out
+        output.on_end = self._live.end
+        self.output = output
         if self._kernel is not None:
             output.on_unfinished = self.unfinished
 
@@ -132,17 +142,17 @@ class Streams:
     def begin(self) -> None:
         """Record the start of a cell."""
         parent = self._kernel.get_parent("shell") if self._kernel is not None else None
-        self._running[_id_of(parent)] = parent
+        self._running[id_of(parent)] = parent
 
     def end(self) -> None:
         """Record the end of a cell."""
-        cell = _id_of(self._kernel.get_parent("shell") if self._kernel is not None else None)
+        cell = id_of(self._kernel.get_parent("shell") if self._kernel is not None else None)
         self._running.pop(cell, None)
         self._told = {each for each in self._told if each[0] != cell}
 
     def told(self, calls: Sequence[Gather[Any]]) -> None:
         """Record that the current cell has reported its wait for these calls."""
-        cell = _id_of(self._kernel.get_parent("shell") if self._kernel is not None else None)
+        cell = id_of(self._kernel.get_parent("shell") if self._kernel is not None else None)
         self._told.update((cell, call.port) for call in calls)
 
     def _watch(self) -> None:
@@ -168,7 +178,7 @@ class Streams:
     def calls_of(self, cell: str) -> list[Gather[Any]]:
         """Return the unanswered calls of a cell, by its message id."""
         gathers = self._node.ports.gathers
-        mine = [gathers.get(port) for port, parent in list(self._parents.items()) if _id_of(parent) == cell]
+        mine = [gathers.get(port) for port, parent in list(self._parents.items()) if id_of(parent) == cell]
         # Other gathers wait for deaths, which cannot be stopped.
         return [each for each in mine if isinstance(each, Gather)]
 
@@ -178,9 +188,9 @@ class Streams:
         stream = ""
         texts: list[str] = []
         for block in blocks:
-            port = _port_of(block)
+            port = _port_of(block.source)
             text = block.prefixed()
-            self.log.add(text)
+            self.log.add(text, self.calls.cell_of(port))
             if port in self.hidden:
                 kept = self.hidden[port]
                 if kept is not None:
@@ -189,32 +199,62 @@ class Streams:
             if self._kernel is None:
                 show_blocks([block])
                 continue
-            captured = self._captured.get(port, {}).get(block.stream)
+            captured = self._captured.get(port, {}).get(block.stream.removeprefix(PROGRESS))
             if captured is not None:
                 captured.write(text)
                 continue
             owner = self._parents.get(port) or self._kernel.get_parent("shell")
-            if texts and (owner is not parent or block.stream != stream):
+            if self.calls.has_handle(port):
+                owner = self._late.owner(owner, text, "stdout" if block.stream.startswith(PROGRESS) else block.stream)
+                if owner is None:
+                    continue
+            if block.stream.startswith(PROGRESS):
+                if texts:
+                    self._show("".join(texts), stream, parent)
+                    texts = []
+                if self._live.finish(port, block, owner):
+                    continue
+            # A progress bar on stderr is no error.
+            name = "stdout" if block.stream.startswith(PROGRESS) else block.stream
+            if texts and (owner is not parent or name != stream):
                 self._show("".join(texts), stream, parent)
                 texts = []
-            parent, stream = owner, block.stream
+            parent, stream = owner, name
             texts.append(text)
         if texts:
             self._show("".join(texts), stream, parent)
 
-    def unfinished(self, blocks: Sequence[Block]) -> None:
+    def unfinished(self, source: Any, blocks: Sequence[Block]) -> None:
         """Show unfinished lines, such as progress bars, in place of their last state."""
-        port = _port_of(blocks[0])
-        if port in self.hidden or blocks[-1].stream in self._captured.get(port, ()):
+        port = _port_of(source)
+        if port in self.hidden or (blocks and blocks[-1].stream in self._captured.get(port, ())):
             return
         parent = self._parents.get(port) or self._kernel.get_parent("shell")
+        if self.calls.has_handle(port):
+            parent = self._late.owner(parent)
+            if parent is None:
+                return
+        if overwrites_displays(self._kernel, parent):
+            with self._lock:
+                if self._cell(parent).last is not None:
+                    return
+            self._live.update(port, blocks, parent)
+        elif blocks:
+            self._overwrite(blocks, parent)
+
+    def _overwrite(self, blocks: Sequence[Block], parent: Any) -> None:
+        """Show unfinished lines in the last line of a terminal."""
         text = "  ".join(block.prefixed()[:-1] for block in blocks)[:_UNFINISHED]
         with self._lock:
             cell = self._cell(parent)
             if cell.last is not None or cell.unfinished == text:
                 return
             wiped, cell.unfinished = _wipe(cell), text
-        self.write(wiped + text, blocks[-1].stream, parent)
+        self.write(wiped + text, "stdout", parent)
+
+    def _send_live(self, kind: str, name: str, text: str, parent: Any) -> None:
+        content = {"data": {"text/plain": text}, "metadata": {}, "transient": {"display_id": name}}
+        publish(self._kernel, kind, content, parent)
 
     def left_out(self, source: Any, rank: int, count: int) -> None:
         """Count bytes of a rank that were left out because it printed too fast."""
@@ -233,7 +273,7 @@ class Streams:
             return
         parent = parent or self._kernel.get_parent("shell")
         with self._lock:
-            cell = self._cells.get(_id_of(parent))
+            cell = self._cells.get(id_of(parent))
             if cell is None:
                 return
             text = _wipe(cell)
@@ -268,7 +308,7 @@ class Streams:
 
     def _cell(self, parent: Any) -> _CellOutput:
         """Return the output of a cell; the caller holds the lock."""
-        name = _id_of(parent)
+        name = id_of(parent)
         cell = self._cells.get(name)
         if cell is None:
             cell = self._cells[name] = _CellOutput()
@@ -292,6 +332,14 @@ class Streams:
     def place(self) -> Place:
         """Return the output of the current cell, usable even after its end."""
         return Place(self, self._kernel.get_parent("shell") if self._kernel is not None else None)
+
+    def ask_late(self, parent: Any) -> None:
+        """Show what a cell has printed after its end in the current cell, if its own cell cannot show it."""
+        if self._kernel is None:
+            return
+        here = self._kernel.get_parent("shell")
+        for stream, text in self._late.ask(parent, here):
+            self._show(text, stream, here)
 
     def update(self, name: str, text: str, parent: Any) -> None:
         """Replace the text of a display."""
@@ -332,14 +380,13 @@ class Place:
         """Record the end of the cell."""
         self._streams.finish(self._parent)
 
+    def ask_late(self) -> None:
+        """Show in the current cell what this cell has printed after its end and cannot show."""
+        self._streams.ask_late(self._parent)
 
-def _id_of(parent: Any) -> str:
-    request: dict[str, Any] = parent or {}
-    return request.get("header", {}).get("msg_id", "")
 
-
-def _port_of(block: Block) -> int:
-    return block.source[2] if is_tuple(block.source) else 0
+def _port_of(source: object) -> int:
+    return source[2] if is_tuple(source) else 0
 
 
 def _wipe(cell: _CellOutput) -> str:

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from monarch._actors.endpoint import methods_of as methods_of
     from monarch._actors.interrupting import interrupt as interrupt
     from monarch._actors.ports import Channel as Channel
+    from monarch._core.digests.digest import DIGEST as DIGEST
+    from monarch._core.digests.digest import Digest as Digest
+    from monarch._core.digests.digest import describe_difference as describe_difference
     from monarch._core.kinds import is_a as is_a
     from monarch._core.kinds import is_dict as is_dict
     from monarch._core.kinds import is_list as is_list
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from monarch._core.text.durations import parse_duration as parse_duration
     from monarch._core.text.excerpt import Excerpt as Excerpt
     from monarch._core.text.excerpt import left_out as left_out
+    from monarch._core.text.fold import PROGRESS as PROGRESS
     from monarch._core.text.fold import Block as Block
     from monarch._core.text.tables import html_table as html_table
     from monarch._core.text.tables import text_table as text_table
@@ -109,6 +113,9 @@ if TYPE_CHECKING:
     from monarch._notebook.complete import inspect_here as inspect_here
     from monarch._notebook.copied import give as give_copies
     from monarch._notebook.copied import take as take_copies
+    from monarch._notebook.display import CLEAR as CLEAR
+    from monarch._notebook.display import UPDATE as UPDATE
+    from monarch._notebook.display import Shown as Shown
     from monarch._notebook.execute import CellError as CellError
     from monarch._notebook.execute import CellResult as CellResult
     from monarch._notebook.inside import run_in_actor as run_in_actor
@@ -161,6 +168,7 @@ _WHERE = {
     "monarch._actors.endpoint": "methods_of",
     "monarch._actors.interrupting": "interrupt",
     "monarch._actors.ports": "Channel",
+    "monarch._core.digests.digest": "DIGEST Digest describe_difference",
     "monarch._core.kinds": "is_a is_dict is_list is_tuple",
     "monarch._core.roster": "split_proc",
     "monarch._core.shapes.extent": "Extent Point axes_text",
@@ -173,7 +181,7 @@ _WHERE = {
     "monarch._core.text.causes": "describe describe_all",
     "monarch._core.text.durations": "duration_text parse_duration",
     "monarch._core.text.excerpt": "Excerpt left_out",
-    "monarch._core.text.fold": "Block",
+    "monarch._core.text.fold": "PROGRESS Block",
     "monarch._core.text.tables": "html_table text_table",
     "monarch._core.text.unjoined": "describe_unjoined",
     "monarch._core.unjoined": "Finding",
@@ -201,6 +209,7 @@ _WHERE = {
     "monarch._notebook.checkpoint": "STATEFUL TENSOR VALUE load_variables=load take_variables=take",
     "monarch._notebook.complete": "complete_here inspect_here",
     "monarch._notebook.copied": "give_copies=give take_copies=take",
+    "monarch._notebook.display": "CLEAR UPDATE Shown",
     "monarch._notebook.execute": "CellError CellResult",
     "monarch._notebook.inside": "run_in_actor",
     "monarch._notebook.magics.names": "LINE_MAGICS=LINE PYTHON_CELL_MAGICS=PYTHON_CELLS why_no_magic=why_missing",

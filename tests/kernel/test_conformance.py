@@ -131,7 +131,7 @@ def test_magics_work_in_a_plain_kernel(own: Callable[..., Notebook]) -> None:
     book = own("python3")
     said = book.run("%load_ext monarch_kernel").ok().stream()
     assert "are ready" in said and "Only the Monarch kernel has" in said
-    assert "is up" in book.run("%mesh up --procs 2").ok().stream()
+    assert "is up" in book.run("%mesh up --procs 2").ok().text
     cell = book.mesh("print('said')\nrank + 5").ok()
     assert "[rank 1] 6" in cell.shown and cell.said() == {"said": {0, 1}}
     assert book.mesh("1 / 0").reply["ename"] == "MeshCellError"

@@ -225,7 +225,7 @@ def test_resize_adds_and_removes_hosts(mortal: Notebook) -> None:
         "[rank 2] ((2, 6, 1), False)",
     ]
     assert "mesh 'm' now has hosts=2, procs=2\n" in mortal.run("%mesh resize hosts=2").ok().stream()
-    assert "is up again, with empty namespaces: hosts=2, procs=2" in mortal.run("%mesh restart m").ok().stream()
+    assert "is up again, with empty namespaces: hosts=2, procs=2" in mortal.run("%mesh restart m").ok().text
     # Hosts that the notebook started.
     mortal.run("from monarch.testing import local_hosts\nmanager = local_hosts(1); spare = manager.__enter__()").ok()
     assert "hosts=3" in mortal.run("%mesh resize hosts=3 --hosts spare").ok().stream()

@@ -65,7 +65,7 @@ def kill(book: Notebook, *names: str) -> None:
 def test_detached_mesh_outlives_its_kernel(books: Callable[[], Notebook], tmp_path: Path) -> None:
     go = tmp_path / "go"
     first = books()
-    said = first.run("%mesh up m --procs 2 --env COLOUR=green --keep 1h").ok().stream()
+    said = first.run("%mesh up m --procs 2 --env COLOUR=green --keep 1h").ok().text
     assert "mesh 'm' is up: procs=2" in said and "lives on for 1h; %mesh attach m attaches it again" in said
     first.run("from monarch.actor import Actor, endpoint").ok()
     first.run(ACTORS).ok()
@@ -108,7 +108,7 @@ def test_detached_mesh_survives_a_kernel_restart(books: Callable[[], Notebook]) 
     book.client.wait_for_ready(timeout=30)
     book.run("%mesh attach m").ok()
     assert book.mesh("x").ok().shown.endswith("5")
-    assert "is up again" in book.run("%mesh restart m").ok().stream()
+    assert "is up again" in book.run("%mesh restart m").ok().text
     assert "in use by process" in book.run("%mesh list --all").ok().stream()
     assert "x" not in book.mesh("sorted(globals())").ok().shown.replace("'", "").split(", ")
 

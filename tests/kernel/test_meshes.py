@@ -23,10 +23,10 @@ def more(notebook: Notebook) -> Notebook:
 
 
 def test_mesh_up_progress_is_one_line(more: Notebook) -> None:
-    said = more.run("%mesh up second --procs 2").ok().stream()
-    shown = [line.split("\r")[-1].rstrip() for line in said.split("\n")[:-1]]
-    assert len(shown) == 1 and re.fullmatch(r"mesh 'second' is up: procs=2, in \d+\.\d\d s", shown[0])
-    assert "of 2 ranks run" in said and "of 2 namespaces are ready" in said
+    cell = more.run("%mesh up second --procs 2").ok()
+    assert re.fullmatch(r"mesh 'second' is up: procs=2, in \d+\.\d\d s", cell.shown) and not cell.stream()
+    updates = str(cell.contents("update_display_data"))
+    assert "of 2 ranks run" in updates and "of 2 namespaces are ready" in updates
     assert more.mesh("world_size").ok().shown == "[ranks 0-1] 2"
     assert "cells now run on mesh 'mesh'" in more.run("%mesh use mesh").ok().stream()
     assert "mesh 'second' is down" in more.run("%mesh down second").ok().stream()
@@ -34,13 +34,13 @@ def test_mesh_up_progress_is_one_line(more: Notebook) -> None:
 
 def test_mesh_restart_keeps_hosts_and_options(more: Notebook, leaks: Kit) -> None:
     line = "%mesh up far --hosts 2 --gpus 2 --device cpu --env ONE=1 --env TWO=a=b"
-    assert "hosts=2, gpus=2" in more.run(line).ok().stream()
+    assert "hosts=2, gpus=2" in more.run(line).ok().text
     body = "import os\n[os.environ[k] for k in ('ONE', 'TWO', 'CUDA_VISIBLE_DEVICES')], str(device), world_size"
     kept = "[ranks 0-3] (['1', 'a=b', ''], 'cpu', 4)"
     assert more.mesh(body).ok().shown == kept
     assert more.mesh("rank", "far[hosts=1]").ok().shown == "[rank 2] 2\n[rank 3] 3"
     more.mesh("here = 1").ok()
-    assert "is up again" in more.run("%mesh restart far").ok().stream()
+    assert "is up again" in more.run("%mesh restart far").ok().text
     assert more.mesh(body).ok().shown == kept
     assert more.mesh("'here' in globals()").ok().shown == "[ranks 0-3] False"
     # A collective across the hosts.
@@ -59,14 +59,14 @@ def test_mesh_up_attaches_workers_by_address(more: Notebook, leaks: Kit, tmp_pat
             assert "waits" in workers.wait(process)
         hosts = ",".join(address for _, address in some)
         line = f"%mesh up far --hosts {hosts} --key {workers.key} --gpus 2"
-        assert "hosts=2, gpus=2" in more.run(line).ok().stream()
+        assert "hosts=2, gpus=2" in more.run(line).ok().text
         assert more.mesh("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()", "far").ok().shown == "[ranks 0-3] 4.0"
         # Another mesh on the same hosts, which outlive it.
         more.run(f"%mesh up more --hosts {hosts} --key {workers.key} --procs 1").ok()
         assert more.mesh("world_size", "more").ok().shown == "[ranks 0-1] 2"
         more.run("%mesh down more").ok()
         assert more.mesh("x.item()", "far").ok().shown == "[ranks 0-3] 4.0"
-        assert "is up again" in more.run("%mesh restart far").ok().stream()
+        assert "is up again" in more.run("%mesh restart far").ok().text
         assert more.mesh("'x' in globals()", "far").ok().shown == "[ranks 0-3] False"
         more.run("%mesh down far").ok()
         # Free for the next controller: once after the restart, and once after the end.
@@ -85,9 +85,9 @@ def test_mesh_up_attaches_workers_by_address(more: Notebook, leaks: Kit, tmp_pat
 def test_mesh_down_keeps_hosts_of_the_notebook(own: Callable[..., Notebook], leaks: Kit) -> None:
     book = own()
     book.run("from monarch.testing import local_hosts\nmanager = local_hosts(2); mine = manager.__enter__()").ok()
-    assert "hosts=2, procs=1" in book.run("%mesh up m --hosts mine --procs 1").ok().stream()
+    assert "hosts=2, procs=1" in book.run("%mesh up m --hosts mine --procs 1").ok().text
     book.run("%mesh down m").ok()
-    assert "hosts=2" in book.run("%mesh up m --hosts mine --procs 1").ok().stream()
+    assert "hosts=2" in book.run("%mesh up m --hosts mine --procs 1").ok().text
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from monarch._notebook.execute import CellError
-from monarch_kernel.output.render import Bundle, MeshCellError, bundle_of_ranks, error_lines, grouped
+from monarch_kernel.output.bundles import Bundle, bundles_of_ranks, grouped
+from monarch_kernel.output.render import MeshCellError, error_lines
+
+
+def bundle_of_ranks(bundles: list[tuple[int, Bundle]], total: int) -> Bundle | None:
+    """Return the one output for the values of ranks."""
+    shown = bundles_of_ranks(bundles, total)
+    assert len(shown) <= 1
+    return shown[0] if shown else None
 
 
 def result(text: str, **more: Any) -> Bundle:
@@ -28,12 +36,12 @@ def failure(kind: str = "KeyError", text: str = "'x'", line: int = 2, source: st
 
 def test_equal_results_form_one_group() -> None:
     groups = grouped([(0, result("1")), (1, result("2")), (2, result("1"))])
-    assert groups == [([0, 2], {"text/plain": "1"}), ([1], {"text/plain": "2"})]
+    assert [(group.ranks, group.bundle) for group in groups] == [([0, 2], result("1")), ([1], result("2"))]
 
 
 def test_results_with_one_different_form_are_two_groups() -> None:
     groups = grouped([(0, result("x", **{"text/html": "<b>1</b>"})), (1, result("x", **{"text/html": "<b>2</b>"}))])
-    assert [ranks for ranks, _ in groups] == [[0], [1]]
+    assert [group.ranks for group in groups] == [[0], [1]]
 
 
 def test_no_results_show_nothing() -> None:

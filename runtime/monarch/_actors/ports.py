@@ -35,6 +35,11 @@ class Port(Generic[T]):
         self._rank = rank
         self.return_undeliverable: bool = True
 
+    @property
+    def number(self) -> int:
+        """The number of the port, unique in the process that receives."""
+        return self._port
+
     def send(self, value: T) -> None:
         """Send a value. Values of one sender arrive in order.
 

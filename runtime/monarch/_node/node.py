@@ -41,6 +41,8 @@ class OutputHooks:
         """Called where a thread has time: sends what was printed."""
         self.send_printed: Callable[[], None] = lambda: None
         """Sends what was printed, without waiting for room."""
+        self.watch: Callable[[], None] = lambda: None
+        """Called where long code begins: what it prints is then sent while it runs, soon from its start."""
 
 
 class Node:

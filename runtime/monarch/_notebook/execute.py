@@ -17,9 +17,10 @@ from typing import Any, TypeAlias, TypeVar
 from monarch._groups.failures import broke, note_failure
 from monarch._groups.program_frames import program_of
 from monarch._node.remote_errors import Outcome, fold_frames, is_consequence
+from monarch._notebook.display import Display
 from monarch._notebook.marks import marked, unmark
 from monarch._notebook.running_cell import RunningCell, running_cell
-from monarch._notebook.show import Bundle, Display, bundle_of, portable
+from monarch._notebook.show import Bundle, bundle_of, portable
 from monarch._procs.zygote.user_forks import leave_if_forked
 from monarch._wire.pickling import dumps, loads
 from monarch.exceptions import SerializationError
@@ -152,6 +153,7 @@ def steps_of(
         with display.to(sink):
             value, shown = yield from execute_code(source, name, variables, change)
             bundle = bundle_of(value) if shown and value is not None else None
+            display.note(bundle)
     except BaseException as error:
         leave_if_forked(error)
         freed = note_failure(error)

@@ -11,12 +11,14 @@ from monarch._actors.endpoint import endpoint
 from monarch._core.shapes.extent import Point
 from monarch._groups.default_group import hook_torch
 from monarch._meshes.context import context
+from monarch._node.current import current_node
+from monarch._notebook.display import Display, display, set_usual
 from monarch._notebook.execute import CellResult, run, steps_of
+from monarch._notebook.libraries import adapt_libraries
 from monarch._notebook.magics.shell import offer
 from monarch._notebook.marks import prepare
 from monarch._notebook.no_terminal import refuse_input
 from monarch._notebook.own_names import OwnNames
-from monarch._notebook.show import Display
 from monarch._notebook.streams import install
 from monarch._notebook.user_names import given, user_names
 
@@ -45,7 +47,7 @@ class Namespace(Actor):
             world_size=size,
             point=self.point,
             mesh=instance.proc_mesh,
-            display=self.display,
+            display=display,
         )
         try:
             # Quick, since a rank is a fork of a process that has imported it.
@@ -64,12 +66,14 @@ class Namespace(Actor):
         prepare()
         install()
         refuse_input()
+        set_usual(self.display)
+        adapt_libraries()
         offer(self.variables)
         self.given = set(self.variables)
         """The names that were there before any cell."""
         given.update(self.given)
         # As in a notebook, display is there without a name of its own being taken.
-        builtins.__dict__.setdefault("display", self.display)
+        builtins.__dict__.setdefault("display", display)
 
     def __resized__(self, old: dict[str, int], new: dict[str, int]) -> None:
         """Take the new size of the mesh."""
@@ -88,6 +92,7 @@ class Namespace(Actor):
             typed: its text as typed, if that has magics.
         """
         offer(self.variables, bool(typed))
+        current_node().output.watch()
         try:
             return run(steps_of(source, name, self.variables, self.display, sink, typed=typed))
         finally:

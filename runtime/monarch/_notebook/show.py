@@ -1,19 +1,19 @@
-"""MIME bundles of values for a notebook, without IPython, which ranks do not have."""
+"""MIME bundles of values for a notebook, without IPython, which ranks need not have."""
 
 from __future__ import annotations
 
 import base64
-import contextlib
-import hashlib
-import secrets
+import re
 import sys
 from typing import Any
 
+from monarch._core.digests.arrays import is_array
+from monarch._core.digests.digest import DIGEST
+from monarch._core.digests.values import digest_of
 from monarch._core.kinds import is_dict, is_tuple
-from monarch._core.text.tables import is_array, value_text
+from monarch._core.text.tables import value_text
 from monarch._notebook.bounded import bounded
-from monarch._wire.pickling import dumps
-from monarch.exceptions import SerializationError
+from monarch._notebook.figures import picture_of
 
 Bundle = dict[str, Any]
 """MIME type to data; binary data in base64."""
@@ -28,59 +28,70 @@ _METHODS = {
     "application/json": "_repr_json_",
 }
 _TEXT_LIMIT = 20_000
-DIGEST = "digest"
-"""Key of a bundle that is no MIME type and is not shown: the digest of a value that is only shown in part."""
+_WIDGET = "application/vnd.jupyter.widget-view+json"
+_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
+NO_WIDGETS = "widgets do not work on ranks; create the widget in a cell of the notebook"
 
 
 def bundle_of(value: object) -> Bundle:
     """Return the MIME bundle of a value.
 
-    Arrays and tensors show what they are and their statistics, not their elements.
+    Arrays and tensors show what they are and their statistics, not their elements; data frames show a table.
     """
-    if is_array(value):
-        return {"text/plain": value_text(value, 200)}
+    if is_array(value) and not _is_table(value):
+        return {"text/plain": value_text(value, 200), DIGEST: digest_of(value)}
+    bundle = _rich_of(value)
+    if _WIDGET in bundle:
+        return {"text/plain": f"{type(value).__name__}: {NO_WIDGETS}"}
+    if "text/plain" not in bundle:
+        bundle["text/plain"] = _text_of(value)
+    if not any(mime.startswith("image/") for mime in bundle):
+        # An address names an object, so that text is not about its contents.
+        bundle[DIGEST] = None if _ADDRESS.search(str(bundle["text/plain"])) else digest_of(value)
+    return bundle
+
+
+def _is_table(value: object) -> bool:
+    return callable(getattr(type(value), "_repr_html_", None)) or _is_series(value)
+
+
+def _is_series(value: object) -> bool:
+    series = getattr(sys.modules.get("pandas"), "Series", None)
+    return isinstance(series, type) and isinstance(value, series)
+
+
+def _rich_of(value: Any) -> Bundle:
     bundle: Bundle = {}
-    figure = _figure(value)
+    figure = picture_of(value)
     if figure is not None:
         bundle["image/png"] = figure
+    if _is_series(value):
+        bundle["text/html"] = _call(value.to_frame(), "_repr_html_")
     rich = _call(value, "_repr_mimebundle_")
     if is_tuple(rich):
         rich = rich[0]
     if is_dict(rich):
         bundle.update(rich)
     for mime, method in _METHODS.items():
+        if mime in bundle or (mime == "image/jpeg" and "image/png" in bundle):
+            continue
         data = _call(value, method)
-        if data is not None and mime not in bundle:
-            bundle[mime] = base64.b64encode(data).decode() if isinstance(data, bytes) else data
-    if "text/plain" not in bundle:
-        _add_text(bundle, value)
-    return bundle
+        if data is not None:
+            bundle[mime] = data[0] if is_tuple(data) else data
+    return {mime: _portable_data(data) for mime, data in bundle.items() if data is not None}
 
 
-def _add_text(bundle: Bundle, value: object) -> None:
+def _portable_data(data: object) -> object:
+    return base64.b64encode(data).decode() if isinstance(data, bytes) else data
+
+
+def _text_of(value: object) -> str:
     import pprint
 
-    shown = value
     try:
-        shown = bounded(value)
-        text = pprint.pformat(shown, width=100, compact=True, sort_dicts=False)
+        return portable(pprint.pformat(bounded(value), width=100, compact=True, sort_dicts=False))
     except Exception as error:
-        text = f"<{type(value).__name__} whose repr raised {type(error).__name__}: {error}>"
-    bundle["text/plain"] = portable(text)
-    if shown is not value or len(text) > _TEXT_LIMIT:
-        # Values that differ only in what is left out are not to be taken for equal ones.
-        bundle[DIGEST] = _digest(value)
-
-
-def _digest(value: object) -> str:
-    try:
-        body, buffers = dumps(value)
-    except SerializationError:
-        return secrets.token_hex(16)
-    found = hashlib.sha256(body)
-    for buffer in buffers:
-        found.update(buffer)
-    return found.hexdigest()
+        return portable(f"<{type(value).__name__} whose repr raised {type(error).__name__}: {error}>")
 
 
 def portable(text: str) -> str:
@@ -98,56 +109,3 @@ def _call(value: object, method: str) -> Any:
     except Exception:
         # A value that cannot show itself in one way may in another.
         return None
-
-
-def _figure(value: Any) -> str | None:
-    figures = sys.modules.get("matplotlib.figure")
-    if figures is None or not isinstance(value, figures.Figure):
-        return None
-    import io
-
-    data = io.BytesIO()
-    value.savefig(data, format="png", bbox_inches="tight")
-    return base64.b64encode(data.getvalue()).decode()
-
-
-class Display:
-    """``display`` in cells: shows values in the notebook, tagged with the rank, while the cell runs."""
-
-    def __init__(self) -> None:
-        self._sink: Any = None
-
-    def __call__(self, *values: object) -> None:
-        """Show each value."""
-        for value in values:
-            self.send(bundle_of(value))
-
-    @contextlib.contextmanager
-    def to(self, sink: Any) -> Any:
-        """Send what is shown meanwhile to a port, and figures that are open at the end."""
-        before, self._sink = self._sink, sink
-        try:
-            yield
-            self._show_figures()
-        finally:
-            self._sink = before
-
-    @property
-    def sink(self) -> Any:
-        """Where values are shown now; None while no cell runs."""
-        return self._sink
-
-    def _show_figures(self) -> None:
-        pyplot = sys.modules.get("matplotlib.pyplot")
-        if pyplot is None:
-            return
-        for number in pyplot.get_fignums():
-            self(pyplot.figure(number))
-        pyplot.close("all")
-
-    def send(self, bundle: Bundle) -> None:
-        """Show a bundle."""
-        if self._sink is not None:
-            self._sink.send(bundle)
-        else:
-            print(bundle.get("text/plain", ""))

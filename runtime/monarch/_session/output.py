@@ -25,17 +25,34 @@ _CREDIT_STEP = 64 << 10
 """Cost of a rank's output after which it gets credit."""
 _PORTION = 4 << 20
 """Cost of queued output after which due lines are shown first."""
-_UNFINISHED_S = 0.5
+_UNFINISHED_S = 0.2
 """Seconds between checks of unfinished lines, such as progress bars."""
+_FIRST_S = 0.1
+"""Seconds before the first check after a pause."""
 _SHOWN_S = 0.8
 """The most seconds that a result waits for the output of its call to be shown."""
 _MUCH = 64 << 20
 """Cost of output after which free memory is returned to the system."""
+_HOLD_S = 0.3
+"""The most seconds that output waits for a display that was made before it."""
 _FLUSH_S = 10.0
 """Seconds that ``flush`` waits for the output thread."""
 
 Source = tuple[str, str, int]
 """Uid of the process mesh, key of the actor, and port of the running call."""
+
+
+class _Gate:
+    """What a proc has printed after something that is not shown yet. For the output thread only."""
+
+    def __init__(self, shown: threading.Event, deadline: float) -> None:
+        self.deadline = deadline
+        self.later: list[Callable[[], None]] = []
+        self._shown = shown
+
+    def is_open(self, now: float) -> bool:
+        """Return whether output need not wait any longer."""
+        return self._shown.is_set() or now >= self.deadline
 
 
 class OutputView:
@@ -67,10 +84,16 @@ class OutputView:
         self._taken = 0
         self._since = 0
         self._look_at = 0.0
+        self._unfinished: dict[Source, list[Block]] = {}
+        self._gates: dict[str, _Gate] = {}
+        """By proc: output that waits for something else to be shown."""
+        self._endings: list[tuple[int, threading.Event]] = []
+        """Ended calls whose output may wait there."""
         self.on_line: Callable[[Line], None] = show
         self.on_blocks: Callable[[list[Block]], None] = self._by_line
-        self.on_unfinished: Callable[[list[Block]], None] | None = None
-        """Called from time to time with changed unfinished lines of one source."""
+        self.on_unfinished: Callable[[Source, list[Block]], None] | None = None
+        """Called with a source and its unfinished lines when they have changed, from time to time. Such lines are of
+        another stream once they are finished, see ``fold.PROGRESS``."""
         self.on_left_out: Callable[[Source, int, int], None] = lambda source, rank, count: None
         """Called with the number of dropped bytes of a rank that was too far ahead."""
         self.on_end: Callable[[int], None] = lambda port: None
@@ -132,6 +155,26 @@ class OutputView:
         elif threading.current_thread() is not self._thread:
             shown.wait(_FLUSH_S)
 
+    def hold(self, proc: str, shown: threading.Event) -> None:
+        """Let what a proc prints from now on wait until something else is shown, for a bounded time; for any thread.
+
+        Args:
+            proc: the printing process.
+            shown: set, and followed by ``go_on``, once that is shown.
+        """
+        self._put(lambda: self._hold(proc, shown))
+
+    def go_on(self) -> None:
+        """Show output that waited for something that is shown now."""
+        self._put(_nothing, urgent=True)
+
+    def catch_up(self) -> None:
+        """Show all finished lines that have arrived and need not wait; unfinished ones stay."""
+        shown = threading.Event()
+        self._put(lambda: self._catch_up(shown), urgent=True)
+        if threading.current_thread() is not self._thread:
+            shown.wait(_SHOWN_S)
+
     def close(self) -> None:
         """Show all pending output and end the thread."""
         self.flush()
@@ -166,6 +209,7 @@ class OutputView:
         due = [when for folder in self._folders.values() if (when := folder.next_due()) is not None]
         if self._look_at:
             due.append(self._look_at)
+        due += [gate.deadline for gate in self._gates.values()]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _work(self) -> None:
@@ -177,6 +221,7 @@ class OutputView:
             self._safely(action)
             if self._taken >= _PORTION:
                 self._show_due()
+        self._open_gates()
         self._show_due()
         self._look_at_unfinished()
 
@@ -232,13 +277,17 @@ class OutputView:
         self._folders.setdefault(window, Folder(window))
 
     def _take(self, output: m.Output, port: int, late: bool) -> None:
+        gate = self._gates.get(output.src)
+        if gate is not None:
+            gate.later.append(lambda: self._take(output, port, late))
+            return
         count = sum(cost_of(data) for _, _, data in output.pieces)
         self._owed[output.src] = self._owed.get(output.src, 0) + count
         self._taken += count
         source = (split_proc(output.src)[0], output.actor, port)
         self._add(output.src, source, output.pieces)
         if self.on_unfinished is not None and not self._look_at:
-            self._look_at = time.monotonic() + _UNFINISHED_S
+            self._look_at = time.monotonic() + _FIRST_S
         if port and not late:
             self._sources.setdefault(port, set()).add(source)
         elif port and not all(data.endswith(b"\n") for _, _, data in output.pieces):
@@ -249,6 +298,7 @@ class OutputView:
         """Add pieces of a proc's streams, without those already taken."""
         now = time.monotonic()
         folder = self._folders[self._windows.get(source[0], _WINDOW)]
+        folder.marks_progress = self.on_unfinished is not None
         rank = split_proc(proc)[1]
         for stream, offset, data in pieces:
             where = (proc, stream)
@@ -272,8 +322,12 @@ class OutputView:
             folder.add(source, rank, stream, decoder.decode(fresh), now)
 
     def _done(self, port: int, shown: threading.Event) -> None:
+        if self._gates:
+            self._endings.append((port, shown))
+            return
         try:
             for source in self._sources.pop(port, ()):
+                self._unfinished.pop(source, None)
                 self._flush_source(source)
             self._emit()
             self._safely(lambda: self.on_end(port))
@@ -294,8 +348,38 @@ class OutputView:
 
     def _flush(self, shown: threading.Event) -> None:
         try:
+            self._open_gates(True)
             for folder in self._folders.values():
                 self._found += folder.flush_blocks()
+            self._emit()
+        finally:
+            shown.set()
+
+    def _hold(self, proc: str, shown: threading.Event) -> None:
+        gate = self._gates.get(proc)
+        if gate is not None:
+            gate.later.append(lambda: self._hold(proc, shown))
+        else:
+            self._gates[proc] = _Gate(shown, time.monotonic() + _HOLD_S)
+
+    def _open_gates(self, all_of_them: bool = False) -> None:
+        """Take the output that need not wait any longer, and end the calls whose output that was."""
+        now = time.monotonic()
+        while opened := [(proc, each) for proc, each in self._gates.items() if all_of_them or each.is_open(now)]:
+            for proc, gate in opened:
+                del self._gates[proc]
+                for action in gate.later:
+                    self._safely(action)
+        if not self._gates:
+            endings, self._endings = self._endings, []
+            for port, shown in endings:
+                self._done(port, shown)
+
+    def _catch_up(self, shown: threading.Event) -> None:
+        try:
+            for source in [source for sources in self._sources.values() for source in sources]:
+                for folder in self._folders.values():
+                    self._found += folder.catch_up(source)
             self._emit()
         finally:
             shown.set()
@@ -308,10 +392,22 @@ class OutputView:
             return
         self._look_at = 0.0
         for source in [source for sources in self._sources.values() for source in sources]:
-            blocks = [block for folder in self._folders.values() for block in folder.unfinished(source)]
-            if blocks:
+            blocks = self._unfinished_of(source)
+            if blocks is None or blocks:
                 self._look_at = now + _UNFINISHED_S
-                self._safely(lambda blocks=blocks: tell(blocks))
+            if blocks is not None and blocks != self._unfinished.get(source, []):
+                self._unfinished[source] = blocks
+                self._safely(lambda source=source, blocks=blocks: tell(source, blocks))
+
+    def _unfinished_of(self, source: Source) -> list[Block] | None:
+        """Return the unfinished lines of a source; None if other lines come first."""
+        found: list[Block] = []
+        for folder in self._folders.values():
+            blocks = folder.unfinished(source)
+            if blocks is None:
+                return None
+            found += blocks
+        return found
 
 
 def in_units(count: int) -> str:

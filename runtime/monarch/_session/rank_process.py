@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -89,7 +90,9 @@ class Rank:
         keep_names(folder, proc)
         self.main = MainExecutor(node)
         self.outbox = Outbox(node, config.procs.region().nelements, self._busy_call)
+        # Receiving thread only: the pause before the next look for output, and the time of that look.
         self._pause = _FLUSH_EVERY
+        self._next_tick = 0.0
         self._halting = 0
         """The number of actors that have not ended; under ``_halt_lock``."""
         self._stuck = False
@@ -100,6 +103,7 @@ class Rank:
         node.dispatch.handle(m.Level, lambda level, _: self._on_level(level))
         node.output.idle = self.outbox.flush
         node.output.send_printed = self.outbox.send_printed
+        node.output.watch = lambda: node.receive_loop.post(self._tick_soon)
         Faults(node)
         node.receive_loop.start()
 
@@ -182,7 +186,18 @@ class Rank:
             self._pause = _FLUSH_EVERY
         self.node.bulk.settle()
         self.node.tend()
-        self.node.receive_loop.call_later(self._pause, self._tick)
+        self._next_tick = time.monotonic() + self._pause
+        self.node.receive_loop.call_later(self._pause, self._tick_at(self._next_tick))
+
+    def _tick_at(self, when: float) -> Callable[[], None]:
+        """Return a tick that does nothing if another has taken its place."""
+        return lambda: self._tick() if self._next_tick == when else None
+
+    def _tick_soon(self) -> None:
+        """Look for output at short intervals again, after a long pause."""
+        if self._next_tick - time.monotonic() > _FLUSH_EVERY:
+            self._pause = _FLUSH_EVERY
+            self._tick()
 
     def _busy_call(self) -> tuple[Mailbox, m.Call] | None:
         for mailbox in list(actors_of(self.node).here.values()):

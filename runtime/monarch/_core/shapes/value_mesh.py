@@ -55,8 +55,8 @@ class ValueMesh(MeshView, Generic[R]):
     ``ranks`` if there were several. ``mesh["gpus", 1]`` or ``mesh[{"gpus": 1}]`` indexes by axes: the value if no axis
     is left, else the mesh of the remaining axes. Views share the values.
 
-    It displays as a table in which adjacent ranks with equal values are folded; arrays and tensors count as equal there
-    if they display the same.
+    It displays as a table in which adjacent ranks with equal values are folded; arrays and tensors are compared by
+    their contents.
 
     Args:
         axes: extent of the mesh, or a region with that extent.

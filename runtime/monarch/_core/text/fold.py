@@ -22,6 +22,8 @@ _LONG_WAIT = 2.0
 """Maximum seconds that they wait."""
 
 
+PROGRESS = "progress "
+"""Begins the stream of a finished line that was shown, or rewritten, while it was unfinished."""
 _CUT = 64
 """Lines of each rank to compare one by one before the rest is compared as a whole again."""
 
@@ -82,12 +84,14 @@ class _Printed(NamedTuple):
 class _Pending:
     """Output of one source that is not emitted yet."""
 
-    __slots__ = ("blocks", "cut", "last_part", "parts", "queues", "where")
+    __slots__ = ("blocks", "cut", "last_part", "live", "parts", "queues", "where")
 
     def __init__(self) -> None:
         # By rank and stream: the pieces of the unfinished line, and the time of the last one.
         self.parts: dict[tuple[int, str], list[str]] = {}
         self.last_part = 0.0
+        # Rank and stream of unfinished lines that are shown or rewritten before their end.
+        self.live: set[tuple[int, str]] = set()
         # By rank: its output, which is split into lines only if it does not fold as a whole.
         self.blocks: dict[int, deque[_Printed]] = {}
         # How many lines of each rank to split next time; more each time that it does not help.
@@ -114,6 +118,8 @@ class Folder:
 
     def __init__(self, window: float) -> None:
         self._window = window
+        self.marks_progress = False
+        """Whether lines that were live are of a stream of their own, see PROGRESS."""
         self._sources: dict[Hashable, _Pending] = {}
         # By source with queues: its lines by serial number, each with time and rank. Oldest first.
         self._waiting: dict[Hashable, OrderedDict[int, tuple[float, int]]] = {}
@@ -142,7 +148,7 @@ class Folder:
             if parts:
                 self._in_parts -= sum(map(len, parts))
                 whole = "".join([*parts, whole])
-            self._printed(pending, source, rank, stream, whole, now)
+            self._print_lines(pending, source, rank, stream, whole, now)
         if text:
             self._add_part(pending, source, rank, stream, text, now)
 
@@ -157,6 +163,8 @@ class Folder:
             self._in_parts -= len(whole)
             parts[:] = [_overwritten(whole) + ("\r" if whole.endswith("\r") else "")]
             self._in_parts += len(parts[0])
+            # A wiped line begins as a new one.
+            (pending.live.add if parts[0].strip() else pending.live.discard)((rank, stream))
         elif len(text) >= _LONG or self._in_parts > PARTS_LIMIT:
             size = sum(map(len, parts))
             if size > LINE_LIMIT or (self._in_parts > PARTS_LIMIT and size > _LONG):
@@ -168,7 +176,7 @@ class Folder:
         parts = pending.parts.pop((rank, stream), None) if pending is not None else None
         if pending is not None and parts:
             self._in_parts -= sum(map(len, parts))
-            self._printed(pending, source, rank, stream, "".join([*parts, "\n"]), now)
+            self._print_lines(pending, source, rank, stream, "".join([*parts, "\n"]), now)
 
     def due(self, now: float) -> list[Line]:
         """Take out the lines whose time has come, and those that must precede them."""
@@ -221,19 +229,33 @@ class Folder:
             self._emit_oldest(source, pending, float("inf"), found)
         return found
 
-    def unfinished(self, source: Hashable) -> list[Block]:
-        """Return the unfinished lines of a source that no line precedes; they stay."""
+    def unfinished(self, source: Hashable) -> list[Block] | None:
+        """Return the unfinished lines of a source, which stay; None if other lines precede them."""
         pending = self._sources.get(source)
-        if pending is None or pending.blocks or pending.queues:
+        if pending is None:
             return []
+        if pending.blocks or pending.queues:
+            return None
         ranks: dict[_Key, list[int]] = {}
         for (rank, stream), parts in sorted(pending.parts.items()):
             text = _overwritten("".join(parts))
             if text.strip() and len(text) < _LONG:
+                pending.live.add((rank, stream))
                 ranks.setdefault((stream, text), []).append(rank)
         return [Block(source, tuple(each), stream, text + "\n") for (stream, text), each in ranks.items()]
 
     # Blocks
+
+    def _print_lines(self, pending: _Pending, source: Hashable, rank: int, stream: str, text: str, now: float) -> None:
+        """Take whole lines of a rank, each by its own stream."""
+        live = (rank, stream) in pending.live
+        pending.live.discard((rank, stream))
+        if not self.marks_progress or not (live or "\r" in text):
+            self._printed(pending, source, rank, stream, text, now)
+            return
+        for number, line in enumerate(text[:-1].split("\n")):
+            is_progress = _is_rewritten(line) or (live and number == 0 and not _is_wiped(line))
+            self._printed(pending, source, rank, PROGRESS + stream if is_progress else stream, line + "\n", now)
 
     def _printed(self, pending: _Pending, source: Hashable, rank: int, stream: str, text: str, now: float) -> None:
         """Whole lines of a rank."""
@@ -396,7 +418,7 @@ class Folder:
             self._in_parts -= len(whole)
             # A wiped line, as a closing progress bar leaves it, is no line.
             if whole.strip() or not whole.endswith("\r"):
-                self._printed(pending, source, rank, stream, whole + "\n", float("-inf"))
+                self._print_lines(pending, source, rank, stream, whole + "\n", float("-inf"))
 
     def _tidy(self, source: Hashable, pending: _Pending) -> None:
         if not pending.queues and not pending.blocks and not pending.parts:
@@ -498,6 +520,18 @@ def _merged(blocks: deque[_Printed], until: float) -> list[tuple[str, str]]:
 
 def _is_long(parts: list[str]) -> bool:
     return len(parts[0]) >= _LONG or sum(map(len, parts)) >= _LONG
+
+
+def _is_rewritten(line: str) -> bool:
+    """Return whether a line was rewritten from its start, as a progress bar does, and not only wiped."""
+    before, returned, _ = line.rstrip("\r").rpartition("\r")
+    return bool(returned and before.rpartition("\r")[2].strip())
+
+
+def _is_wiped(line: str) -> bool:
+    """Return whether a line was wiped before its last text was written."""
+    before, returned, _ = line.rstrip("\r").rpartition("\r")
+    return bool(returned and not before.rpartition("\r")[2].strip())
 
 
 def _overwritten(text: str) -> str:

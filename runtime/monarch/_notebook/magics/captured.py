@@ -8,8 +8,8 @@ from collections.abc import Generator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
-from monarch._notebook.running_cell import running_cell
-from monarch._notebook.show import Bundle, Display
+from monarch._notebook.display import CLEAR, Display, Shown, current_display
+from monarch._notebook.show import Bundle
 
 
 class Captured:
@@ -30,9 +30,8 @@ class Captured:
         """Print and display what was captured."""
         sys.stdout.write(self.stdout)
         sys.stderr.write(self.stderr)
-        cell = running_cell.get()
         for bundle in self.outputs:
-            (cell.display if cell is not None else Display()).send(bundle)
+            current_display().publish(bundle)
 
     __call__ = show
 
@@ -43,8 +42,17 @@ class Captured:
 class _Outputs:
     """The sink of a display that collects bundles."""
 
+    number = 0
+
     def __init__(self, bundles: list[Bundle]) -> None:
-        self.send = bundles.append
+        self._bundles = bundles
+
+    def send(self, shown: Shown) -> None:
+        """Take what is shown."""
+        if shown.kind == CLEAR:
+            self._bundles.clear()
+        else:
+            self._bundles.append(shown.bundle)
 
 
 @contextmanager

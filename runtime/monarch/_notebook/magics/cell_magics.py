@@ -12,7 +12,6 @@ from monarch._notebook.magics.commands import run_command
 from monarch._notebook.magics.line_magics import BadLine
 from monarch._notebook.magics.nested import run_nested, this_cell
 from monarch._notebook.magics.timing import time_code, time_loops
-from monarch._notebook.show import bundle_of
 
 
 def run(name: str, line: str, body: str, above: int) -> Any:
@@ -51,7 +50,7 @@ def _capture(line: str, body: str, above: int) -> None:
             cell.variables[names[0]] = captured
         value = run_nested(body, above)
         if value is not None:
-            cell.display.send(bundle_of(value))
+            cell.display(value)
 
 
 def _script(name: str, line: str, body: str) -> None:

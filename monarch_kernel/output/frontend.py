@@ -1,0 +1,22 @@
+"""What the front end of a cell can do, as far as its requests tell."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def overwrites_displays(kernel: Any, parent: Any) -> bool:
+    """Return whether the front end replaces a display by its update; a terminal can only overwrite its last line."""
+    return kernel is not None and (has_cells(parent) or not getattr(kernel, "serves_terminal", False))
+
+
+def shows_late_output(kernel: Any, parent: Any) -> bool:
+    """Return whether output of a cell is shown after its end; a program that executes a notebook drops it."""
+    return kernel is None or has_cells(parent) or getattr(kernel, "serves_terminal", False)
+
+
+def has_cells(parent: Any) -> bool:
+    """Return whether a request names its cell, as those of notebook editors do."""
+    request: dict[str, Any] = parent or {}
+    metadata: dict[str, Any] = request.get("metadata") or {}
+    return bool(metadata.get("cellId"))

@@ -1,0 +1,1 @@
+"""Digests of values: whether two values are equal, and where arrays differ, without sending them."""

@@ -1,0 +1,182 @@
+"""Digests of numpy arrays and torch tensors, part by part: no copy is larger than a part.
+
+Neither library is imported: a value of theirs exists only where it is imported already. All NaNs count as equal, and
+zeros of different sign as different.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from math import prod
+from typing import Any, cast
+
+from monarch._core.digests.digest import RAW_BYTES, Digest
+
+PART = 1 << 22
+"""Maximum number of elements of a part."""
+_PARTS = 64
+"""Number of parts of an array that is not too large for that."""
+_SMALL = 1 << 12
+"""Minimum number of elements of a part that is not the last."""
+_KINDS = "biufcmMUS"
+"""Kinds of numpy dtypes whose bytes are the value."""
+
+
+class UnknownContentsError(Exception):
+    """The contents of a value cannot be read completely."""
+
+
+def is_array(value: object) -> bool:
+    """Return whether a value is an array, a tensor or a data frame of any library; False for numpy scalars."""
+    numpy = sys.modules.get("numpy")
+    if isinstance(value, getattr(numpy, "generic", ())):
+        return False
+    kind = type(value)
+    return hasattr(kind, "shape") and (hasattr(kind, "dtype") or hasattr(kind, "dtypes"))
+
+
+def digest_array(value: Any) -> Digest:
+    """Return the digest of a numpy array or a torch tensor.
+
+    Raises:
+        UnknownContentsError: it is of a subclass, layout or dtype whose contents are not plain bytes.
+    """
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None and type(value) is numpy.ndarray:
+        return _digest_ndarray(value, numpy)
+    if torch is not None and type(value) in _plain_tensors(torch):
+        return _digest_tensor(value, torch)
+    raise UnknownContentsError
+
+
+def size_of(value: Any) -> int:
+    """Return the bytes of the elements of an array or tensor; 0 if it does not say, as a sparse one."""
+    try:
+        return int(value.nbytes)
+    except Exception:
+        return 0
+
+
+def _plain_tensors(torch: Any) -> tuple[type, ...]:
+    # A module that another thread is still importing may lack a name.
+    nn = getattr(torch, "nn", None)
+    found = (getattr(torch, "Tensor", None), getattr(nn, "Parameter", None), getattr(nn, "Buffer", None))
+    return tuple(each for each in found if isinstance(each, type))
+
+
+# numpy
+
+
+def _digest_ndarray(value: Any, numpy: Any) -> Digest:
+    dtype = value.dtype
+    form = f"ndarray {dtype.descr if dtype.names else dtype.str} {value.shape}"
+    if dtype.names:
+        fields = [_digest_ndarray(value[name], numpy).whole for name in dtype.names]
+        return Digest(sha256("".join([form, *fields]).encode()).hexdigest())
+    # Extended floats have bytes that belong to no number.
+    if dtype.kind not in _KINDS or (dtype.kind == "f" and dtype.itemsize > 8) or dtype.itemsize > 16 * _SMALL:
+        raise UnknownContentsError
+    if dtype.kind == "c" and dtype.itemsize > 16:
+        raise UnknownContentsError
+
+    def data_of(part: Any) -> Any:
+        part = numpy.ascontiguousarray(part)
+        if dtype.kind in "fc":
+            numbers = part.view(part.real.dtype) if part.ndim else part.reshape(1).view(part.real.dtype)
+            strange = numpy.isnan(numbers)
+            if strange.any():
+                part = numpy.where(strange, numpy.array(numpy.nan, numbers.dtype), numbers)
+        return part.reshape(-1).view(numpy.uint8).data if part.size else b""
+
+    return _combine(form, dtype.itemsize, _parts(value), data_of)
+
+
+# torch
+
+
+def _digest_tensor(value: Any, torch: Any) -> Digest:
+    if value.is_quantized or value.is_nested:
+        raise UnknownContentsError
+    form = f"{type(value).__name__} {value.dtype} {tuple(value.shape)} {value.device.type} {value.layout}"
+    # Metadata of autograd is not a part of the value, and reading through it would record operations.
+    value = value.detach()
+    if value.device.type == "meta":
+        return Digest(sha256(form.encode()).hexdigest())
+    if value.layout != torch.strided:
+        members = [_digest_tensor(each, torch).whole for each in _members(value, torch)]
+        return Digest(sha256("".join([form, *members]).encode()).hexdigest())
+    return _combine(form, value.element_size(), _parts(value), lambda part: _bytes_of(part, torch))
+
+
+def _members(value: Any, torch: Any) -> list[Any]:
+    """Return the strided tensors that a sparse one consists of."""
+    if value.layout == torch.sparse_coo:
+        if not value.is_coalesced():
+            # Two such tensors may hold the same value in different ways, and a sum of duplicates is a new tensor.
+            if value._values().nbytes > PART:
+                raise UnknownContentsError
+            value = value.coalesce()
+        return [value.indices(), value.values()]
+    if value.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [value.crow_indices(), value.col_indices(), value.values()]
+    if value.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [value.ccol_indices(), value.row_indices(), value.values()]
+    raise UnknownContentsError
+
+
+def _bytes_of(part: Any, torch: Any) -> Any:
+    part = part.resolve_conj().resolve_neg().contiguous().cpu().reshape(-1)
+    if part.is_complex():
+        part = torch.view_as_real(part).reshape(-1)
+    if part.is_floating_point():
+        if part.element_size() == 1:
+            # Few operations take 8-bit floats; wider ones hold them exactly.
+            part = part.to(torch.float32)
+        strange = torch.isnan(part)
+        if bool(strange.any()):
+            part = part.masked_fill(strange, float("nan"))
+    return part.view(torch.uint8).numpy().data if part.numel() else b""
+
+
+# Both
+
+
+def _parts(value: Any) -> Iterator[tuple[int, Any]]:
+    """Yield consecutive parts in row-major order, by the shape alone, with their numbers of elements."""
+    count = prod(value.shape)
+    yield from _split(value, count, min(PART, max(_SMALL, -(-count // _PARTS))))
+
+
+def _split(value: Any, count: int, most: int) -> Iterator[tuple[int, Any]]:
+    if count <= most:
+        yield count, value
+        return
+    row = count // value.shape[0]
+    if row > most:
+        for number in range(value.shape[0]):
+            yield from _split(value[number], row, most)
+        return
+    step = most // row
+    for start in range(0, value.shape[0], step):
+        part = value[start : start + step]
+        yield row * part.shape[0], part
+
+
+def _combine(form: str, width: int, parts: Iterator[tuple[int, Any]], data_of: Callable[[Any], Any]) -> Digest:
+    whole = sha256(form.encode())
+    blocks: list[tuple[int, bytes]] = []
+    raw = b""
+    for count, part in parts:
+        data = data_of(part)
+        mine = sha256(data).digest()
+        whole.update(mine)
+        blocks.append((count, mine[:12]))
+        if not raw and len(blocks) == 1 and len(data) <= RAW_BYTES:
+            raw = bytes(cast("bytes", data))
+    if len(blocks) > 1:
+        raw = b""
+    # Of 8-bit floats the bytes are those of wider ones.
+    width = len(raw) // blocks[0][0] if raw and blocks[0][0] else width
+    return Digest(whole.hexdigest(), form, width, tuple(blocks), raw)
