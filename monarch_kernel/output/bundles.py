@@ -75,7 +75,7 @@ def bundles_of_ranks(bundles: Sequence[tuple[int, Bundle]], total: int) -> list[
         total: number of ranks of the mesh.
     """
     groups = grouped(bundles)
-    if not any(_is_apart(group.bundle) for group in groups):
+    if not any(is_apart(group.bundle) for group in groups):
         return [_side_by_side(groups, total)] if groups else []
     found: list[Bundle] = []
     for group in groups:
@@ -87,12 +87,12 @@ def bundles_of_ranks(bundles: Sequence[tuple[int, Bundle]], total: int) -> list[
 def merged_bundle(bundles: Sequence[tuple[int, Bundle]], total: int) -> Bundle:
     """Return one output for the values of ranks, for a display that is updated; without values an empty one."""
     groups = grouped(bundles)
-    if len(groups) == 1 and _is_apart(groups[0].bundle):
+    if len(groups) == 1 and is_apart(groups[0].bundle):
         return groups[0].bundle
     return _side_by_side(groups, total) if groups else {"text/plain": ""}
 
 
-def _is_apart(bundle: Bundle) -> bool:
+def is_apart(bundle: Bundle) -> bool:
     """Return whether a front end must get the value by itself, since a page cannot hold it."""
     if any(mime.startswith("application/vnd.") for mime in bundle):
         return True

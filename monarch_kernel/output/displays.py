@@ -11,7 +11,7 @@ from typing import Any
 
 from monarch._kernel_api import CLEAR, UPDATE, Channel, Shown, current_node
 from monarch_kernel.compat import captures, publish
-from monarch_kernel.output.bundles import Bundle, bundles_of_ranks, merged_bundle
+from monarch_kernel.output.bundles import Bundle, bundles_of_ranks, is_apart, merged_bundle
 from monarch_kernel.output.frontend import overwrites_displays
 
 _WINDOW = 0.1
@@ -27,9 +27,11 @@ _KEPT = 64
 class Output:
     """One output, with what each rank shows in it. For the lane of displays only."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, is_named: bool = False) -> None:
         self.name = name
         """Display id."""
+        self.is_named = is_named
+        """Whether the user gave the id."""
         self.bundles: dict[int, Bundle] = {}
         self.changed: set[int] = set()
         """Ranks whose bundles are not on screen yet."""
@@ -109,7 +111,7 @@ class Displays:
             output = _named.get(shown.name)
             # The same name again is another display of the same value, as in IPython; here they are one.
             if output is None:
-                output = _named[shown.name] = Output(f"ranks-{shown.name}")
+                output = _named[shown.name] = Output(f"ranks-{shown.name}", True)
                 output.is_shown = shown.kind == UPDATE
             _named.move_to_end(shown.name)
             if len(_named) > _KEPT:
@@ -187,7 +189,10 @@ class Displays:
         self._receiver.close()
 
     def _show(self, output: Output) -> None:
-        is_update = output.is_shown and not captures(self._publisher) and overwrites_displays(self._kernel, self._parent)
+        is_update = output.is_shown and overwrites_displays(self._kernel, self._parent)
+        if captures(self._publisher) or (not output.is_named and any(map(is_apart, output.bundles.values()))):
+            # Its label is an output of its own, which no update changes; %%capture takes no updates.
+            is_update = False
         ranks = output.bundles if is_update else output.changed & output.bundles.keys()
         bundles = [(rank, output.bundles[rank]) for rank in sorted(ranks)]
         output.due, output.is_shown, output.changed = time.monotonic(), True, set()

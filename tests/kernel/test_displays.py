@@ -104,7 +104,7 @@ def test_data_frames_show_tables_of_each_rank(notebook: Notebook) -> None:
 
 
 def test_ranks_import_no_library_for_displays(notebook: Notebook) -> None:
-    body = "import sys\n[name for name in ('IPython', 'matplotlib', 'pandas', 'tqdm', 'rich') if name in sys.modules]"
+    body = "import sys\n[name for name in ('IPython', 'matplotlib', 'pandas', 'rich') if name in sys.modules]"
     notebook.run("%mesh up fresh --procs 1").ok()
     assert notebook.run(f"%%mesh fresh\n{body}").ok().shown == "[rank 0] []"
     notebook.run("%mesh down fresh").ok()

@@ -121,9 +121,9 @@ class Display:
         return f"{self._sink.number if self._sink is not None else 0}-{self._count}"
 
     def _show(self, kind: str, value: Any, name: str, raw: bool) -> None:
-        kind = class_of(value)
-        own = getattr(kind, "_ipython_display_", None)
-        if not raw and callable(own) and not hasattr(kind, "_repr_mimebundle_"):
+        cls = class_of(value)
+        own = getattr(cls, "_ipython_display_", None)
+        if not raw and callable(own) and not hasattr(cls, "_repr_mimebundle_"):
             value._ipython_display_()
             return
         bundle = dict(value) if raw else bundle_of(value)

@@ -9,7 +9,7 @@ from typing import Any
 
 from monarch._notebook.execute import execute_code, run
 from monarch._notebook.running_cell import RunningCell, running_cell
-from monarch._notebook.show import Display
+from monarch._notebook.display import Display
 
 
 def this_cell() -> RunningCell:
