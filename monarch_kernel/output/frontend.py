@@ -1,4 +1,4 @@
-"""What the front end of a cell can do, as far as its requests tell."""
+"""Abilities of the front end of a cell, as far as its requests tell."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Display:
                 print(shown.bundle.get("text/plain", ""))
             return
         if has_node():
-            # What was printed before is shown before.
+            # Earlier lines are shown before it.
             current_node().output.idle()
         self._sink.send(shown)
 
@@ -156,7 +156,7 @@ def current_display() -> Display:
     return _current.get() or _usual or Display()
 
 
-# What programs import from IPython, which would need a shell, does the same as these.
+# These replace functions of IPython, which need a shell.
 
 
 def display(*values: object, **options: Any) -> Handle | None:

@@ -43,7 +43,7 @@ Source = tuple[str, str, int]
 
 
 class _Gate:
-    """What a proc has printed after something that is not shown yet. For the output thread only."""
+    """Output of a proc that waits until something else is shown. For the output thread only."""
 
     def __init__(self, shown: threading.Event, deadline: float) -> None:
         self.deadline = deadline
