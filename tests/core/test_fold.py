@@ -331,3 +331,36 @@ def test_unfinished_lines_can_be_peeked() -> None:
     assert folder.unfinished("A") == [Block("A", (0, 1), "stderr", "5/10\n"), Block("A", (2,), "stderr", "4/10\n")]
     assert [line.text for line in folder.flush("A")] == ["5/10", "4/10"]
     assert folder.unfinished("A") == []
+
+
+@pytest.mark.parametrize(
+    ("pieces", "streams"),
+    [
+        (["\r1/2", "\r2/2\n"], ["progress stderr"]),
+        (["\r1/2\r2/2\n"], ["progress stderr"]),
+        (["\r1/2", "\n"], ["progress stderr"]),
+        (["plain\n"], ["stderr"]),
+        (["windows\r\n"], ["stderr"]),
+        (["\r1/2", "\r   \rlogged\n"], ["stderr"]),
+        (["\r1/2", "\r   \r", "logged\n"], ["stderr"]),
+        (["\r1/2\r2/2\nplain\n"], ["progress stderr", "stderr"]),
+    ],
+)
+def test_rewritten_lines_have_their_own_stream(pieces: list[str], streams: list[str]) -> None:
+    folder = Folder(WINDOW)
+    folder.marks_progress = True
+    for piece in pieces:
+        folder.add("A", 0, "stderr", piece, 0)
+    assert [line.stream for line in folder.flush("A")] == streams
+
+
+def test_shown_unfinished_lines_have_their_own_stream() -> None:
+    folder = Folder(WINDOW)
+    folder.marks_progress = True
+    folder.add("A", 0, "stdout", "part", 0)
+    assert folder.unfinished("A") == [Block("A", (0,), "stdout", "part\n")]
+    folder.add("A", 0, "stdout", " rest\nnext\n", 0)
+    assert [(line.stream, line.text) for line in folder.flush("A")] == [
+        ("progress stdout", "part rest"),
+        ("stdout", "next"),
+    ]

@@ -255,7 +255,8 @@ class Folder:
             return
         for number, line in enumerate(text[:-1].split("\n")):
             is_progress = _is_rewritten(line) or (live and number == 0 and not _is_wiped(line))
-            self._printed(pending, source, rank, PROGRESS + stream if is_progress else stream, line + "\n", now)
+            name, line = (PROGRESS + stream, line.rstrip()) if is_progress else (stream, line)
+            self._printed(pending, source, rank, name, line + "\n", now)
 
     def _printed(self, pending: _Pending, source: Hashable, rank: int, stream: str, text: str, now: float) -> None:
         """Whole lines of a rank."""
