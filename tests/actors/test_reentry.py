@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from monarch._node.current import current_node
 from monarch._notebook import streams
+from monarch._notebook.display import Shown
+from monarch._session.session import need_session
 from monarch.actor import Actor, endpoint
 from monarch_kernel.output.displays import Displays
 
@@ -89,7 +92,7 @@ class Echo(Actor):
 
     @endpoint
     def show(self, port: Any) -> None:
-        port.send({"text/plain": Asks(self.me)})
+        port.send(Shown("show", {"text/plain": Asks(self.me)}))
 
     def __init__(self) -> None:
         self.me = None
@@ -122,7 +125,7 @@ def test_unpickling_a_displayed_value_may_wait(procs: Any) -> None:
     echo.know.call(procs(1).spawn("other", Echo)).get(timeout=20)
     shown: list[Any] = []
     shell = SimpleNamespace(display_pub=SimpleNamespace(publish=shown.append))
-    displays = Displays(shell, 1, 1, False)
+    displays = Displays(shell, 1, 1, False, need_session(current_node()).output)
     try:
         echo.show.call(displays.port).get(timeout=20)
     finally:
