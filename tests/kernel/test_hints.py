@@ -149,7 +149,7 @@ def test_unload_ends_meshes_and_load_works_again(own: Callable[..., Notebook]) -
     assert "`%mesh` not found" in book.run("%mesh").text
     assert "UsageError" in book.run("%%mesh\n1").text and "mesh 'mesh' define" not in book.run("undefined_name").text
     book.run("%load_ext monarch_kernel").ok()
-    assert "mesh 'mesh' is up: procs=1" in book.run("%mesh up 1").ok().stream()
+    assert "mesh 'mesh' is up: procs=1" in book.run("%mesh up 1").ok().text
     assert book.mesh("rank").ok().shown == "[rank 0] 0"
 
 
