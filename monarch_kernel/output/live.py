@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,9 @@ _LINES = 20
 """Most finished lines of one rank in a display."""
 _DISPLAYS = 200
 """Most displays of one call; later bars replace the last one."""
+
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+"""Control sequences of terminals, such as colours, which show nothing by themselves."""
 
 Send = Callable[[str, str, str, Any], None]
 """Sends a display: the kind of the message, display id, text, request of the cell."""
@@ -70,6 +74,7 @@ class Live:
     def update(self, port: int, blocks: Sequence[Block], parent: Any) -> None:
         """Show the unfinished lines of a call as they are now."""
         lines = self._lines.get(port)
+        blocks = [block for block in blocks if _CONTROL.sub("", block.text).strip()]
         if lines is None:
             if not blocks:
                 return
