@@ -22,7 +22,7 @@ _NOTES = {
     "healed": [
         "floor: a fork of a warm process, with raw pyzmq, that answers",
         "torchmonarch has no way to replace a rank: its time is that of the error, and of a new mesh",
-        "ray restarts the actor by itself (max_restarts); its workers import torch anew",
+        "ray restarts the actor by itself (max_restarts); its workers import torch again",
     ],
     "training": [
         "2 ranks, a small MLP, some seconds old; the new rank gets model and optimizer from the one that lives"

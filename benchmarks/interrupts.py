@@ -59,10 +59,10 @@ begun = time.perf_counter()
 hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000)
 steps = int(100_000 / (time.perf_counter() - begun))
 """
-_CHECK = "import os; print('kept by' if globals().get('kept') == os.getpid() else 'anew in', os.getpid())"
+_CHECK = "import os; print('kept by' if globals().get('kept') == os.getpid() else 'new process', os.getpid())"
 _RUNGS = {
     "stopped by an interrupt": "interrupt",
-    "freed from a collective": "abort",
+    "stopped in a collective": "abort",
     "inside a C call": "left to finish",
     "replaced by": "replaced",
 }
@@ -145,7 +145,7 @@ def _stop(book: Notebook, busy: Busy) -> Stop:
 
 def _whole(after: Cell) -> bool:
     """Return whether each rank has reported that it kept its variables."""
-    return after.ended and len(said(after.text, "kept by") | said(after.text, "anew in")) == RANKS
+    return after.ended and len(said(after.text, "kept by") | said(after.text, "new process")) == RANKS
 
 
 def _interrupted(book: Notebook, cell: Cell) -> Stop:

@@ -171,7 +171,7 @@ def test_imports_go_down() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def circles(edges: dict[str, set[str]]) -> list[list[str]]:
+def cycles(edges: dict[str, set[str]]) -> list[list[str]]:
     """The strongly connected components of more than one module, by Tarjan's algorithm."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
@@ -188,10 +188,10 @@ def circles(edges: dict[str, set[str]]) -> list[list[str]]:
             elif target in stack:
                 low[module] = min(low[module], index[target])
         if low[module] == index[module]:
-            circle = stack[stack.index(module) :]
+            cycle = stack[stack.index(module) :]
             del stack[stack.index(module) :]
-            if len(circle) > 1:
-                found.append(sorted(circle))
+            if len(cycle) > 1:
+                found.append(sorted(cycle))
 
     for module in edges:
         if module not in index:
@@ -199,17 +199,17 @@ def circles(edges: dict[str, set[str]]) -> list[list[str]]:
     return found
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_modules_import_each_other_in_a_cycle() -> None:
     files = {module_name(path): path for path in FILES}
     edges = {
         name: {found.module for found in imports_of(path) if found.module in files and found.module != "monarch"}
         for name, path in files.items()
     }
-    assert not circles(edges), "\n".join(" <-> ".join(circle) for circle in circles(edges))
+    assert not cycles(edges), "\n".join(" <-> ".join(cycle) for cycle in cycles(edges))
 
 
-def test_circles_are_found() -> None:
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+def test_cycles_are_found() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
 def test_no_room_has_too_many_files() -> None:

@@ -46,7 +46,7 @@ def test_declared_signatures_are_those_of_the_functions() -> None:
         for stub, name in registry._names.items()
         if name in registry._services and hasattr(stub, "__wrapped__")
     }
-    assert stubs.keys() == {"rank.assume", "exports.lend", "exports.cancel"}
+    assert stubs.keys() == {"rank.assume", "exports.export", "exports.cancel"}
     for name, stub in stubs.items():
         found = inspect.signature(registry.service_of(name).function).parameters
         assert list(found) == list(inspect.signature(stub).parameters)

@@ -177,7 +177,7 @@ class Calls:
                 f"%mesh kill kills the ranks (variables and actor state are lost)"
             )
         if any(self.is_cleaning(each.call.port, proc) for proc in each.procs):
-            return f"{where}: waiting for {title}, still in its except or finally code; Stop breaks it off"
+            return f"{where}: waiting for {title}, still in its except or finally code; Stop aborts it"
         _, begun = self._cells.get(each.call.port, (0, 0.0))
         since = f" for {time.monotonic() - begun:.0f} s" if begun else ""
         stop = "" if _is_special(each.call) else "; Stop stops it too"

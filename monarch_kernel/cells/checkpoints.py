@@ -73,7 +73,7 @@ class Saving:
             try:
                 save.future.get()
             except KeyboardInterrupt:
-                print("the checkpoint goes on; a line here reports its end", file=sys.stderr)
+                print("the checkpoint continues; a line here reports its end", file=sys.stderr)
                 save.future.add_done_callback(tell)
                 raise
             except DeviceMeshError as error:

@@ -122,7 +122,7 @@ class Handle:
         return wait().__await__()
 
     def _goes_on(self) -> str:
-        return f"stopped waiting for {self._run.name}, which {self._where()} and goes on; {self._name}.cancel() ends it"
+        return f"stopped waiting for {self._run.name}, which still {self._where()}; {self._name}.cancel() ends it"
 
     def _places(self) -> list[str]:
         """Return lines that say where the ranks are that answer soon."""

@@ -34,7 +34,7 @@ from monarch_kernel.cells.calls import ahead_of
 from monarch_kernel.cells.delivery import await_delivery, deliver
 from monarch_kernel.cells.source import Source
 
-STOPPED = "a stop ended a collective half way; use the group again to make a new one"
+STOPPED = "a stop aborted a collective; the next use of the group recreates it"
 _DEAD = "SupervisionError"
 
 
@@ -43,7 +43,7 @@ def _freed(result: CellResult, dead: list[int]) -> CellResult:
     error = result.error
     if error is None or not (error.broken or error.freed):
         return result
-    text = f"a collective was broken off by the death of {describe_ranks(dead)}"
+    text = f"a collective was aborted by the death of {describe_ranks(dead)}"
     trace = error.trace.rpartition(f"{error.kind}: ")[0]
     return replace(result, error=replace(error, kind="GroupError", text=text, trace=f"{trace}GroupError: {text}"))
 

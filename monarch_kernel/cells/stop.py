@@ -112,9 +112,9 @@ class Stopped:
         if rank in self.waited:
             return self.waited[rank]
         if self._freed.get(rank) is Freed.COLLECTIVE:
-            return "freed from a collective by closing its connections"
+            return "stopped in a collective by closing its connections"
         if self._freed.get(rank) is Freed.CONNECTION:
-            return "stopped by closing the connection that it waited for"
+            return "stopped by closing the connection that it was waiting for"
         return "stopped by an interrupt"
 
 
@@ -373,11 +373,11 @@ class _StopRun:
         if activity is Activity.CLEANING and thread_state is not None:
             what = "in its except or finally code" if thread_state.handles else "running, past its except code"
             at = f" at {thread_state.place}" if thread_state.place else ""
-            return f"still {what}{at}; Stop again to break it off"
+            return f"still {what}{at}; Stop again to abort it"
         if activity is Activity.PYTHON:
-            return "goes on after each interrupt"
+            return "keeps running after each interrupt"
         if activity is Activity.WAITING:
-            return f"waiting for a lock, a socket or another thread{where}, which no interrupt ends"
+            return f"waiting for a lock, a socket or another thread{where}, which interrupts cannot end"
         if activity is Activity.SUSPENDED:
             pid = self._pids.get(number, 0)
             return f"suspended by a signal such as SIGSTOP; stops when resumed (kill -CONT {pid})"

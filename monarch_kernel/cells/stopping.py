@@ -83,7 +83,8 @@ class Stopping:
         stopped = stop_ranks(every, calls, restartable, say, spared)
         stopped.notes = [f"with {calls.title(each.call)}, which it waited for" for each in others]
         for each in kept:
-            text = f"had not begun; {calls.title(each.call)}, which it waited for, goes on; {self._end_of(each, calls)}"
+            title = calls.title(each.call)
+            text = f"had not begun; {title}, which it waited for, continues; {self._end_of(each, calls)}"
             stopped.waited.update(dict.fromkeys(each.ranks, text))
         if stopped.doomed:
             try:
@@ -126,7 +127,7 @@ class Stopping:
         inside = [rank for rank in finishing if rank not in cleaning]
         if cleaning:
             where = describe_ranks(cleaning)
-            _say(f"waiting for {where}, still in its except or finally code; Stop breaks it off")
+            _say(f"waiting for {where}, still in its except or finally code; Stop aborts it")
         if inside:
             names = " and ".join(dict.fromkeys(run.name for run in mesh.unfinished))
             _say(

@@ -110,7 +110,7 @@ class Editor:
             raise HeaderError(f"no actors {name!r}; actors: {', '.join(names) or 'none'}{did_you_mean(name, names)}")
         cls = self._shell.user_ns.get(state_of(mesh).cls.__name__)
         if not (isinstance(cls, type) and issubclass(cls, Actor)):
-            raise HeaderError(f"the notebook has no class {state_of(mesh).cls.__name__}, the class of {name}")
+            raise HeaderError(f"the notebook does not define {state_of(mesh).cls.__name__}, the class of {name}")
         print(self.give(mesh, cls))
 
     def reload(self, words: list[str]) -> None:

@@ -50,12 +50,12 @@ OPTIONS = {
     "--nowait": "do not wait for the cell; return a handle",
     "--timeout": "SECONDS before the ranks are interrupted",
     "--out": "NAME of a notebook variable for the results",
-    "--collect": "show what is printed at the end of the cell",
-    "--stream": "show what is printed as it arrives (default)",
+    "--collect": "show the output when the cell ends",
+    "--stream": "show the output as it arrives (default)",
     "--quiet": "show neither output nor results",
     "--rank-prefix": "name the rank on each line, even a single one",
     "--define": "run the whole cell on new ranks (heal, resize), not only what it defines",
-    "--once": "run none of the cell on new ranks",
+    "--once": "never run this cell on new ranks",
 }
 
 
@@ -79,10 +79,10 @@ def parse(line: str) -> Header:
         header.axes, header.ranks = parse_where(where)
     _options(header, match["rest"] or "")
     if header.nowait and (header.timeout is not None or not header.stream):
-        raise HeaderError("--nowait gives a handle that is asked for the end: it goes with neither --timeout nor "
-                          "--collect; handle.result(SECONDS) waits so long at most")  # fmt: skip
+        raise HeaderError("--nowait cannot be combined with --timeout or --collect; "
+                          "handle.result(SECONDS) waits for the cell with a timeout")  # fmt: skip
     if header.define and header.once:
-        raise HeaderError("--define has the cell run again on ranks that come later, and --once has not; give one")
+        raise HeaderError("--define and --once contradict each other; give only one")
     return header
 
 

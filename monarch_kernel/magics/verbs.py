@@ -73,7 +73,7 @@ def _up() -> Parser:
     add("--key", default="", metavar="FILE", help="key file of the workers")
     add("--env", action="append", default=[], metavar="K=V", help="environment variable of the ranks; may be repeated")
     add("--device", default="", choices=("", *DEVICES), metavar="cpu|cuda", help="device of the ranks")
-    add("--roles", default="", metavar="ROLES", help="ranks that differ, as in train=4,load=2:cpu")
+    add("--roles", default="", metavar="ROLES", help="roles and their ranks, as in train=4,load=2:cpu")
     restart = "replace ranks that die, at most N times a minute"
     add("--restart", nargs="?", const="on-failure", metavar="N", help=restart)
     add("--spares", type=int, default=0, metavar="N", help="spare processes per host, ready to replace a dead rank")
@@ -124,7 +124,7 @@ def _kill() -> Parser:
 
 
 def _resize() -> Parser:
-    parser = Parser("resize", "grow or shrink a mesh; ranks that stay keep all")
+    parser = Parser("resize", "grow or shrink a mesh; remaining ranks keep state")
     parser.add_argument("words", nargs="*", metavar="AXIS=N", help="new size, as in gpus=6 or 6, after a mesh name")
     _grow_onto(parser)
     return parser
@@ -193,19 +193,19 @@ def _log() -> Parser:
 
 def _help() -> Parser:
     parser = Parser("help", "show this list, or the arguments of one verb")
-    parser.add_argument("verb", nargs="?", metavar="VERB", help="a verb of this list")
+    parser.add_argument("verb", nargs="?", metavar="VERB", help="a verb from this list")
     return parser
 
 
 SECTIONS = {
     "Meshes": [
         _up(),
-        Parser("table", "show meshes and ranks, as %mesh alone does"),
-        _named("use", "run cells that name no mesh on this one", "NAME", "the mesh"),
+        Parser("table", "show meshes and ranks, like %mesh alone"),
+        _named("use", "make this the default mesh of cells", "NAME", "the mesh"),
         _down(),
-        _one_mesh("restart", "end a mesh and start it again, empty"),
+        _one_mesh("restart", "restart a mesh with empty namespaces"),
         _list(),
-        _named("attach", "attach a detached mesh, with all that it holds", "NAME", "the detached mesh"),
+        _named("attach", "attach a detached mesh with all its state", "NAME", "the detached mesh"),
     ],
     "Ranks": [_heal(), _kill(), _resize(), _definitions()],
     "Variables": [_push(), _pull(), _checkpoint(), _restore()],

@@ -37,14 +37,14 @@ class DetachedRecipe(Recipe):
 
     seconds: float = 0.0
     """How long it lives while no notebook is attached."""
-    kept: DetachedMesh | None = None
+    detached: DetachedMesh | None = None
 
     def find_hosts(self, names: Mapping[str, Any]) -> tuple[HostMesh, Callable[[], object]]:
         """Return a new host on this machine, and the function that ends it."""
         if self.hosts:
             raise HeaderError(f"%mesh up --keep: a detached mesh runs on this machine; omit --hosts {self.hosts}")
-        self.kept = keep(self.name, self.seconds)
-        return self.kept.hosts, self.kept.end
+        self.detached = keep(self.name, self.seconds)
+        return self.detached.hosts, self.detached.end
 
     def says(self) -> str:
         """Describe the lease to the user."""
@@ -65,7 +65,7 @@ class Book:
 def _lost(mesh: Mesh) -> bool:
     """Return whether the connection to a detached mesh has broken, so that it may be attached again."""
     recipe = mesh.recipe
-    return isinstance(recipe, DetachedRecipe) and recipe.kept is not None and not recipe.kept.attached
+    return isinstance(recipe, DetachedRecipe) and recipe.detached is not None and not recipe.detached.attached
 
 
 def detached_recipe(recipe: Recipe, duration: str) -> DetachedRecipe:
@@ -124,10 +124,10 @@ class Detaching:
             print("this notebook has no mesh")
         if not every:
             return
-        kept = records()
-        for record, state in kept:
+        known = records()
+        for record, state in known:
             print(f"detached mesh {record.name!r}: {state}" if record is not None else f"a detached mesh: {state}")
-        if not kept:
+        if not known:
             print("this user has no detached mesh; start one with %mesh up NAME --keep 2h")
 
     def attach(self, words: list[str]) -> None:
@@ -136,22 +136,22 @@ class Detaching:
         before = self._meshes.by_name.get(name)
         if before is not None and not _lost(before):
             raise HeaderError(f"this notebook already has a mesh {name!r}; run cells on it with %mesh use {name}")
-        kept = attach(name)
-        for problem in kept.problems:
+        detached = attach(name)
+        for problem in detached.problems:
             print(f"%mesh attach {name}: {problem}", file=sys.stderr)
         try:
-            mesh = self._mesh_of(kept)
+            mesh = self._mesh_of(detached)
         except BaseException:
-            kept.leave()
+            detached.leave()
             raise
         self._meshes.add(mesh)
         sizes = ", ".join(f"{label}={size}" for label, size in mesh.procs.sizes.items())
-        print(f"attached mesh {name!r}: {sizes}; it outlives this notebook by {duration_text(kept.seconds)}")
-        for actors in kept.actors:
+        print(f"attached mesh {name!r}: {sizes}; it outlives this notebook by {duration_text(detached.seconds)}")
+        for actors in detached.actors:
             if actors != mesh.cells:
                 print(f"  actors {state_of(actors).name!r}: {self._bind(actors)}")
-        if kept.dropped:
-            print(f"  the first {kept.dropped:,} bytes printed meanwhile were dropped: no room")
+        if detached.dropped:
+            print(f"  the first {detached.dropped:,} bytes printed meanwhile were dropped (buffer full)")
 
     def down(self, words: list[str]) -> None:
         """End a mesh, or a detached mesh that no notebook is attached to."""
@@ -162,13 +162,13 @@ class Detaching:
             print("no mesh is running")
             return
         names: list[str] = list(self._meshes.by_name) if arguments.all else arguments.names
-        kept = {record.name for record, _ in records() if record is not None and record.alive()}
+        detached = {record.name for record, _ in records() if record is not None and record.alive()}
         for name in names:
-            if name not in kept:
+            if name not in detached:
                 # Before any mesh is ended.
                 self._meshes.get(name)
         for name in names:
-            if name in kept and name not in self._meshes.by_name:
+            if name in detached and name not in self._meshes.by_name:
                 end(name)
                 print(f"mesh {name!r} is down")
             else:
@@ -176,30 +176,30 @@ class Detaching:
         if not names:
             self._down([])
 
-    def _mesh_of(self, kept: DetachedMesh) -> Mesh:
+    def _mesh_of(self, detached: DetachedMesh) -> Mesh:
         """Make a detached mesh a mesh of this notebook."""
         try:
-            book = msgspec.json.decode(kept.book, type=Book)
+            book = msgspec.json.decode(detached.book, type=Book)
         except msgspec.DecodeError:
             # A program detached it, or a notebook that died in its first cell.
-            book = Book(Recipe(kept.name, {}))
-        cells = [actors for actors in kept.actors if state_of(actors).cls is Namespace]
-        if not cells and (kept.problems or not kept.procs):
+            book = Book(Recipe(detached.name, {}))
+        cells = [actors for actors in detached.actors if state_of(actors).cls is Namespace]
+        if not cells and (detached.problems or not detached.procs):
             raise HeaderError(
-                f"%mesh attach {kept.name}: "
-                + ("its ranks did not report what they hold; try again" if kept.problems else "it has no ranks yet")
+                f"%mesh attach {detached.name}: "
+                + ("its ranks did not report what they hold; try again" if detached.problems else "it has no ranks yet")
             )
-        recipe = DetachedRecipe(**_plain(book.recipe), seconds=kept.seconds, kept=kept)
+        recipe = DetachedRecipe(**_plain(book.recipe), seconds=detached.seconds, detached=detached)
         if cells:
             mine: Any = cells[0]
-            procs = next(each for each in kept.procs if state_of(each).procs == state_of(cells[0]).procs)
+            procs = next(each for each in detached.procs if state_of(each).procs == state_of(cells[0]).procs)
         else:
             # A program made it, without namespaces.
-            procs = kept.procs[0]
-            mine = procs.spawn(kept.name, Namespace, kept.name, recipe.device)
+            procs = detached.procs[0]
+            mine = procs.spawn(detached.name, Namespace, detached.name, recipe.device)
             mine.initialized.get()
         recipe.axes = recipe.axes or dict(procs.sizes)
-        mesh = Mesh(recipe, procs, mine, kept.end)
+        mesh = Mesh(recipe, procs, mine, detached.end)
         mesh.definitions.cells.extend(book.definitions)
         return mesh
 
@@ -215,7 +215,7 @@ class Detaching:
     def _after_cell(self, _: Any) -> None:
         for mesh in list(self._meshes.by_name.values()):
             recipe = mesh.recipe
-            if isinstance(recipe, DetachedRecipe) and recipe.kept is not None:
+            if isinstance(recipe, DetachedRecipe) and recipe.detached is not None:
                 book = msgspec.json.encode(Book(Recipe(**_plain(recipe)), mesh.definitions.cells))
-                if recipe.kept.book != book:
-                    recipe.kept.note(book)
+                if recipe.detached.book != book:
+                    recipe.detached.note(book)

@@ -103,7 +103,7 @@ class Elastic:
                 f"%mesh heal: --copy-from: expected a rank from 0 to {len(mesh.cells) - 1}, or peer, got {text!r}"
             )
         if int(text) in mesh.dead():
-            raise Usage(f"%mesh heal: --copy-from {text}: that rank is dead itself; name a live one, or peer")
+            raise Usage(f"%mesh heal: --copy-from {text}: that rank is dead; name a live one, or peer")
         return int(text)
 
     def resize(self, words: list[str]) -> None:

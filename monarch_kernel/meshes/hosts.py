@@ -41,7 +41,7 @@ class Hosts:
         if not state_of(self._procs).procs.host_axes:
             raise HeaderError(
                 f"mesh {self._recipe.name!r} has no hosts axis ({axes_text(self._procs.extent)}), so it cannot grow "
-                f"onto more; start a mesh on several with %mesh up --hosts"
+                f"onto more hosts; start a mesh on several with %mesh up --hosts"
             )
         like = Recipe(self._recipe.name, {}, hosts=text, key=key or self._recipe.key, silence=self._recipe.silence)
         more, release = like.find_hosts(names)

@@ -346,7 +346,7 @@ class Meshes:
                 raise
             change.add_done_callback(lambda _: told(_outcome(mesh.name, change)))
             raise KeyboardInterrupt(
-                f"the restart of mesh {mesh.name!r} goes on; its variables are lost, and cells wait until it is up"
+                f"the restart of mesh {mesh.name!r} continues; its variables are lost, and cells wait until it is up"
             ) from None
 
     def _restart(self, mesh: Mesh, used: str | None, names: Mapping[str, Any]) -> Mesh:

@@ -127,9 +127,9 @@ class Spawning:
             stopped = isinstance(error, KeyboardInterrupt)
             if stopped:
                 self._stop_constructors(order.name, before)
-            _forsake(order.name, before, "its spawn was stopped" if stopped else "some actors could not be made")
+            _forsake(order.name, before, "its spawn was stopped" if stopped else "some actors could not be created")
             if stopped:
-                print(f"{order.name}: the spawn was stopped; no actors were made", file=sys.stderr)
+                print(f"{order.name}: the spawn was stopped; no actors were created", file=sys.stderr)
             raise
         self._shell.user_ns[order.name] = actors
         self._arguments_of[state_of(actors).key] = order.arguments
@@ -141,7 +141,7 @@ class Spawning:
         """Stop the constructors of a spawn, so that the next cell meets none of them in a collective."""
         with uninterrupted():
             for actors in _spawned(name, before):
-                stopped = _stop_birth(actors, self._calls())
+                stopped = _stop_creation(actors, self._calls())
                 left = bool(stopped.ranks(Ending.LEFT))
                 for mesh in self._meshes.by_name.values():
                     if state_of(mesh.procs).procs == state_of(actors).procs:
@@ -202,13 +202,13 @@ def _spawned(name: str, before: set[str]) -> list[ActorMesh]:
     ]
 
 
-def _stop_birth(actors: ActorMesh, calls: Calls) -> Stopped:
+def _stop_creation(actors: ActorMesh, calls: Calls) -> Stopped:
     """Carry out the stop ladder for constructors; it restarts no rank."""
-    birth: Any = state_of(actors).birth
+    creation: Any = state_of(actors).creation
     # The person who stops them needs no report of the interrupts as failures.
-    birth.add_done_callback(_read)
-    spared = frozenset(peer.proc for peer in birth.targets)
-    return stop_ranks(Running("", [birth]), calls, spared=spared)
+    creation.add_done_callback(_read)
+    spared = frozenset(peer.proc for peer in creation.targets)
+    return stop_ranks(Running("", [creation]), calls, spared=spared)
 
 
 def _read(_: Future[Any]) -> None:

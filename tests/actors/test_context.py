@@ -21,7 +21,7 @@ from monarch.actor import (
 
 class Where(Actor):
     def __init__(self) -> None:
-        self.at_birth = dict(current_rank()), current_size()
+        self.at_creation = dict(current_rank()), current_size()
 
     @endpoint
     def here(self) -> dict[str, Any]:
@@ -32,7 +32,7 @@ class Where(Actor):
             "size": current_size(),
             "identity": dict(actor.rank),
             "identity number": actor.rank.rank,
-            "birth": self.at_birth,
+            "creation": self.at_creation,
             "name": actor.name,
             "class": actor.class_name,
             "id": actor.actor_id,
@@ -75,7 +75,7 @@ def test_context_of_the_whole_mesh(where: Any) -> None:
         assert said["message"] == said["identity"] == dict(point)
         assert said["number"] == said["identity number"] == point.rank
         assert said["size"] == {"hosts": 2, "gpus": 3}
-        assert said["birth"] == (dict(point), {"hosts": 2, "gpus": 3})
+        assert said["creation"] == (dict(point), {"hosts": 2, "gpus": 3})
         assert said["name"] == "where" and said["class"].endswith(".Where")
         assert said["id"] == said["current"] and said["id"].endswith(said["proc"])
         assert "Where where" in said["repr"]

@@ -91,7 +91,7 @@ def test_actor_waiting_for_itself_raises(procs: Any) -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 @pytest.mark.parametrize("same_proc", [False, True])
-def test_circle_of_calls_raises(procs: Any, count: int, same_proc: bool) -> None:
+def test_cycle_of_calls_raises(procs: Any, count: int, same_proc: bool) -> None:
     if same_proc:
         mesh = procs(1)
         links = [mesh.spawn(f"link{index}", Link, str(index)) for index in range(count)]
@@ -111,7 +111,7 @@ def test_member_calling_its_whole_mesh_raises(procs: Any) -> None:
     assert list(links.fine.call().get(timeout=20).values()) == ["x"] * 3
 
 
-def test_two_circles_at_once_raise(procs: Any) -> None:
+def test_two_cycles_at_once_raise(procs: Any) -> None:
     links = [procs(1).spawn(f"link{index}", Link, str(index)) for index in range(4)]
     errors = [
         links[0].follow.call_one([links[1], links[0]]),
@@ -144,14 +144,14 @@ def test_long_wait_is_no_deadlock(procs: Any, tmp_path: Any) -> None:
     assert [future.get(timeout=20) for future in waiting] == ["12"] * 3
 
 
-def test_concurrent_endpoints_in_a_circle_do_not_deadlock(procs: Any) -> None:
+def test_concurrent_endpoints_in_a_cycle_do_not_deadlock(procs: Any) -> None:
     one, two = procs(1).spawn("one", AsyncLink), procs(1).spawn("two", AsyncLink)
     assert one.overlap.call_one([two, one, two, one]).get(timeout=20) == 5
     assert one.overlap.call_one([one, one]).get(timeout=20) == 3
     assert one.overlap_from_turn.call_one(two, one).get(timeout=20) == 4
 
 
-def test_async_endpoints_that_await_in_a_circle_raise(procs: Any) -> None:
+def test_async_endpoints_that_await_in_a_cycle_raise(procs: Any) -> None:
     one, two = procs(1).spawn("one", AsyncLink), procs(1).spawn("two", AsyncLink)
     check(one.follow.call_one([one]).exception(timeout=20), "one[gpus=0].follow() waits for one.follow()")
     check(one.follow.call_one([two, one]).exception(timeout=20), "one[gpus=0]", "two[gpus=0]", "concurrent=True")

@@ -118,9 +118,9 @@ def test_a_broken_loop_fails_the_calls_of_its_actor(procs: Callable[..., Any]) -
     first, second = mesh.spawn("first", Looped), mesh.spawn("second", Looped)
     held = second.hold.call_one()
     second.break_selector.call_one().get(timeout=20)
-    with pytest.raises(MonarchError, match="its event loop broke: ValueError"):
+    with pytest.raises(MonarchError, match="its event loop failed: ValueError"):
         held.get(timeout=20)
-    with pytest.raises(MonarchError, match="its event loop broke: ValueError"):
+    with pytest.raises(MonarchError, match="its event loop failed: ValueError"):
         second.ok.call_one().get(timeout=20)
     assert first.ok.call_one().get(timeout=20) == 1
     first.break_selector.call_one().exception(timeout=20)

@@ -140,7 +140,7 @@ def test_answer_from_unknown_position_raises(procs: Any, rank: int) -> None:
 def test_answer_from_a_stranger_is_counted(echo: Any, shown: Callable[[], list[str]]) -> None:
     node, answers = current_node(), waiting(echo)
     node.dispatch.deliver(m.encode(m.Reply("h/stranger.0", answers.port, 5, m.RESULT, 0, NOTHING)))
-    wanted = ("h/stranger.0 answered echo", "is none of them")
+    wanted = ("h/stranger.0 answered echo", "is not one of them")
     assert wait_until(lambda: any(all(word in line for word in wanted) for line in shown()))
     assert node.mishaps.statistics() and not answers.done
     answers.lost(echo._members_at().peers[0], m.Dead("x", Stopped(), True, []))

@@ -49,18 +49,20 @@ def test_suspended_rank_is_reported(procs: Callable[..., Any], capfd: pytest.Cap
         assert wait_until(
             lambda: [row.endswith("alive") for row in mesh.to_table().splitlines()[1:4]] == [True, False, True]
         )
-        assert "does not answer for" in mesh.to_table().splitlines()[2]
+        assert "has not answered for" in mesh.to_table().splitlines()[2]
         with pytest.raises(
-            CallTimeoutError, match=r"rank 1 did not answer \(rank 1, which does not answer for .*SIGSTOP"
+            CallTimeoutError, match=r"rank 1 did not answer \(rank 1, which has not answered for .*SIGSTOP"
         ):
             waiting.get(0.1)
         said = capfd.readouterr().err
-        assert "monarch: rank 1 of mesh does not answer for" in said and "it lives, and its calls wait" in said
+        assert (
+            "monarch: rank 1 of mesh has not answered for" in said and "it is alive, and its calls are waiting" in said
+        )
     finally:
         os.kill(pids[1], signal.SIGCONT)
     # Nothing is lost, and it counts as there again.
     assert list(waiting.get(30).values()) == pids
-    assert wait_until(lambda: "does not answer" not in mesh.to_table())
+    assert wait_until(lambda: "has not answered" not in mesh.to_table())
     assert wait_until(lambda: "monarch: rank 1 of mesh answers again" in capfd.readouterr().err)
 
 
@@ -74,7 +76,7 @@ def test_rank_holding_the_gil_is_reported(
     stuck = workers.slice(gpus=0).keep_the_lock.call_one(pipe)
     busy = workers.slice(gpus=1).let_go.call_one(path)
     try:
-        assert wait_until(lambda: "rank 0 of mesh does not answer" in capfd.readouterr().err)
+        assert wait_until(lambda: "rank 0 of mesh has not answered" in capfd.readouterr().err)
         assert "C code that holds the GIL" in mesh.to_table()
         assert "rank 1" not in capfd.readouterr().err
     finally:
@@ -89,10 +91,10 @@ def test_dead_rank_is_not_unresponsive(procs: Callable[..., Any]) -> None:
     pid = workers.pid.call_one().get(30)
     os.kill(pid, signal.SIGSTOP)
     waiting = workers.pid.call_one()
-    assert wait_until(lambda: "does not answer" in mesh.to_table())
+    assert wait_until(lambda: "has not answered" in mesh.to_table())
     os.kill(pid, signal.SIGKILL)
     assert waiting.exception(30) is not None
-    assert "SIGKILL" in mesh.to_table() and "does not answer" not in mesh.to_table()
+    assert "SIGKILL" in mesh.to_table() and "has not answered" not in mesh.to_table()
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf")])

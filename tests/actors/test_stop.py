@@ -392,7 +392,7 @@ def test_stop_interrupts_a_constructor_or_call_that_blocks(procs: Any, tmp_path:
     mesh = procs(1, env=SHORT)
     made = mesh.spawn("made", cls, str(tmp_path / "made"), how)
     made.stop().get(timeout=20)
-    with pytest.raises(StoppedError, match=r"made.*was stopped before it was made"):
+    with pytest.raises(StoppedError, match=r"made.*was stopped before it was created"):
         made.initialized.get(timeout=20)
     blocks = mesh.spawn("blocks", cls, str(tmp_path / "said"))
     blocked = blocks.block.call_one(how)
@@ -414,7 +414,7 @@ def test_stop_gives_up_on_code_that_ignores_interrupts(procs: Any, tmp_path: Pat
     blocked = blocks.block.call_one("ignore")
     queued = blocks.pid.call_one()
     assert begun(tmp_path / "said")
-    with pytest.raises(MonarchError, match=r"blocks\[gpus=0\].block\(\) did not end .* goes on until the procs"):
+    with pytest.raises(MonarchError, match=r"blocks\[gpus=0\].block\(\) did not end .* keeps running until the procs"):
         blocks.stop().get(timeout=20)
     for call in (blocked, queued):
         with pytest.raises(StoppedError):

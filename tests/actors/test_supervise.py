@@ -129,7 +129,7 @@ def test_all_calls_fail_as_one(procs: Callable[..., Any], told: list[MeshFailure
         whole.get(30)
     assert of_whole.value.ranks == (0,) and before <= of_whole.value.when <= time.time()
     for each in (other, streamed[0]):
-        with pytest.raises(SupervisionError, match=r"rank 0 of mesh was killed by signal 9.*nobody supervises mesh"):
+        with pytest.raises(SupervisionError, match=r"rank 0 of mesh was killed by signal 9.*mesh has no supervisor"):
             each.get(30)
     # They have been told, so nobody else is; and those that live can be used.
     open(path, "w").close()
@@ -149,7 +149,7 @@ def test_living_ranks_are_usable_after_a_caught_death(
             workers.slice(gpus=rank).end.call().get(20)
         after = workers.slice(gpus=slice(0, 4, 2) if rank == 1 else slice(0, 3)).wait.call(str(path))
         # The call that was under way fails, and then those that came after it are asked to end.
-        with pytest.raises(SupervisionError, match="nobody supervises"):
+        with pytest.raises(SupervisionError, match="has no supervisor"):
             before.get(20)
         path.touch()
         assert set(after.get(20).values()) == {"done"}
@@ -172,7 +172,7 @@ def test_call_after_a_reported_failure_continues(
     current_node().events.proc_died.subscribe(go_on)
     with pytest.raises(SupervisionError, match="exited with code 3"):
         workers.slice(gpus=2).end.call().get(20)
-    with pytest.raises(SupervisionError, match="nobody supervises"):
+    with pytest.raises(SupervisionError, match="has no supervisor"):
         before.get(20)
     open(path, "w").close()
     assert set(after[0].get(20).values()) == {"done"}
@@ -268,7 +268,7 @@ def test_unawaited_actor_failures_reach_the_supervisor(
     # Without a supervisor, all calls to these actors fail; those to others in the same processes do not.
     waiting, beside = workers.slice(gpus=2).wait.call(path), other.slice(gpus=1).wait.call(path)
     workers.slice(gpus=0).fail.broadcast()
-    with pytest.raises(SupervisionError, match=r"rank 0 of workers: ValueError: no good; nobody handles that"):
+    with pytest.raises(SupervisionError, match=r"rank 0 of workers: ValueError: no good; no supervisor handled it"):
         waiting.get(30)
     open(path, "w").close()
     assert list(beside.get(30).values()) == ["done"]

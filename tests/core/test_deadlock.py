@@ -303,7 +303,7 @@ class World:
             for actor, wait in self.blocked.items()
         }
 
-    def on_circle(self, without: Iterable[Actor] = ()) -> set[Actor]:
+    def on_cycle(self, without: Iterable[Actor] = ()) -> set[Actor]:
         """Return the members of deadlocks."""
         edges = {actor: targets for actor, targets in self.edges().items() if actor not in set(without)}
 
@@ -369,7 +369,7 @@ class World:
             self.running[actor].calls.clear()
             self.go_on(actor)
             return
-        assert actor in self.on_circle()
+        assert actor in self.on_cycle()
         # The path is a cycle of the graph, from this actor back to it.
         edges = {hop(*pair): pair for pair in self.pairs()}
         path = [edges[text] for text in found.path]
@@ -447,8 +447,8 @@ def test_exactly_the_deadlocks_are_reported(procs: int, actors: int, choices: li
             world.settle()
             most = sum(len(wait.requests) for wait in world.blocked.values())
             assert world.sent - before <= most
-    assert not world.on_circle(without=world.told)
-    assert world.told <= world.on_circle()
+    assert not world.on_cycle(without=world.told)
+    assert world.told <= world.on_cycle()
 
 
 @settings(max_examples=150, deadline=None)

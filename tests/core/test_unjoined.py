@@ -100,4 +100,4 @@ def test_message_names_ranks_collective_and_remedy() -> None:
     )
     text = describe_unjoined(Finding(waits(0, "recv", peers=(2,)), (0, 1), (2,), 2.0), 4, "a.f()", "end that call", ALL)
     assert text.startswith("ranks 0-1 have waited 2.0 s in a point-to-point operation (recv(), #3")
-    assert text.endswith("it has finished a.f(); end that call, or call the other side of it on that rank")
+    assert text.endswith("it has finished a.f(); end that call, or make the matching call on that rank")

@@ -168,7 +168,7 @@ def test_memory_is_freed_when_the_last_reader_is_done(procs: Callable[..., Any])
     before = one.allocated.call_one().get(60), values(others.allocated.call())
     for _ in range(3):
         one.pass_on.call_one(others, COUNT).get(120)
-    assert wait_until(lambda: ask(one, exports.lent).get(10)[0] == 0)
+    assert wait_until(lambda: ask(one, exports.count).get(10)[0] == 0)
     assert wait_until(lambda: (one.allocated.call_one().get(60), values(others.allocated.call())) == before)
 
 

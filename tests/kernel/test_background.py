@@ -111,7 +111,7 @@ def test_idle_stop_names_the_background_cell(notebook: Notebook) -> None:
     notebook.interrupt()
     waits.wait()
     assert waits.reply["ename"] == "KeyboardInterrupt"
-    assert "runs on ranks 0-3 and goes on; h.cancel() ends it" in waits.text
+    assert "still runs on ranks 0-3; h.cancel() ends it" in waits.text
     assert notebook.run("h.done").ok().shown == "False"
     assert "ranks 0-3: stopped by an interrupt" in notebook.run("h.cancel()").ok().shown
     cell.until(lambda: "was stopped" in updates(cell))
@@ -127,7 +127,7 @@ def test_cell_behind_a_background_cell_is_stopped_alone(notebook: Notebook) -> N
     notebook.interrupt()
     behind.wait()
     line = said_by_stop(behind)
-    assert "ranks 0-3: had not begun; cell [" in line and "goes on; h.cancel() ends it" in line
+    assert "ranks 0-3: had not begun; cell [" in line and "continues; h.cancel() ends it" in line
     assert "behind" not in behind.stream("stdout") and not behind.shown
     assert notebook.run("h.done").ok().shown == "False" and not updates(first)
     assert "stopped by an interrupt" in notebook.run("h.cancel()").ok().shown
@@ -168,7 +168,7 @@ def test_actor_ignoring_interrupts_is_replaced_by_second_stop(book: Notebook) ->
     cell = book.send("works.slice(procs=2).swallow.call().get()")
     cell.until(lambda: cell.said().get("runs") == {2})
     book.interrupt()
-    assert f"rank 2: goes on after each interrupt{COST}" in said_by_stop(cell.wait())
+    assert f"rank 2: keeps running after each interrupt{COST}" in said_by_stop(cell.wait())
     waits = book.send("works.inc.call().get()")
     waits.until(lambda: "rank 2: waiting for" in waits.stream("stderr"))
     book.interrupt()

@@ -76,7 +76,7 @@ def test_heal_error_names_the_problem(mortal: Notebook) -> None:
         assert cell.status == "error" and said in cell.text, cell.text
     mortal.mesh(KILL.format(ranks=[3]))
     cell = mortal.run("%mesh heal --copy-from 3")
-    assert cell.status == "error" and "that rank is dead itself" in cell.text
+    assert cell.status == "error" and "that rank is dead; name a live one" in cell.text
     cell = mortal.run("%mesh heal --copy-from 0 nothing")
     assert cell.status == "error" and "has no variable 'nothing'" in cell.text
 
@@ -158,7 +158,7 @@ def test_unsupervised_death_stops_the_whole_mesh(mortal: Notebook) -> None:
     mortal.run("%%mesh mesh --nowait --out other\nimport time\nwhile 'go' not in globals(): time.sleep(0.01)\n7").ok()
     mortal.mesh("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "m[0]")
     cell = mortal.run("beside.result(20)")
-    assert cell.status == "error" and "nobody supervises m" in cell.text
+    assert cell.status == "error" and "m has no supervisor" in cell.text
     # The ranks were stopped and are usable; those of another mesh go on.
     assert mortal.mesh("rank", "m[1:3] --timeout 20").ok().shown.splitlines() == ["[rank 1] 1", "[rank 2] 2"]
     assert mortal.run("other.done").ok().shown == "False"
@@ -189,9 +189,9 @@ def test_unresponsive_rank_is_shown(mortal: Notebook) -> None:
     mortal.run("%%mesh m --out pids\nimport os\nos.getpid()").ok()
     mortal.run("import os, signal\nos.kill(list(pids.values())[1], signal.SIGSTOP)").ok()
     table = mortal.run("%mesh").ok().text
-    assert "does not answer for" in table and "stopped by a signal (SIGSTOP" in table
+    assert "has not answered for" in table and "stopped by a signal (SIGSTOP" in table
     mortal.run("os.kill(list(pids.values())[1], signal.SIGCONT)").ok()
-    assert "does not answer" not in mortal.run("%mesh").ok().text
+    assert "has not answered" not in mortal.run("%mesh").ok().text
 
 
 def test_freed_ranks_name_the_dead_rank(mortal: Notebook) -> None:
@@ -203,7 +203,7 @@ def test_freed_ranks_name_the_dead_rank(mortal: Notebook) -> None:
     (error,) = cell.contents("error")
     lines = error["traceback"]
     assert "rank 1: SupervisionError: the process was killed by signal 9 (SIGKILL) at cell" in lines[1]
-    assert "ranks 0,2: GroupError: a collective was broken off by the death of rank 1 at cell" in lines[3]
+    assert "ranks 0,2: GroupError: a collective was aborted by the death of rank 1 at cell" in lines[3]
     assert "gloo" not in "\n".join(lines)
 
 

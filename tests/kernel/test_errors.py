@@ -137,7 +137,8 @@ def test_error_ends_the_cell_while_others_wait(notebook: Notebook, where: str) -
     assert f"failed on rank 1; {others} waited for it in a collective" in text
     assert "rank 1: ValueError: bad sample 17 at cell [" in text and "raise ValueError('bad sample 17')" in text
     assert (
-        f"{others}: GroupError: the collective could not end, since rank 1 failed" in text and "gloo" not in cell.text
+        f"{others}: GroupError: the collective cannot complete because rank 1 failed" in text
+        and "gloo" not in cell.text
     )
     # Only the traceback of the cause is shown.
     assert cell.shown.count("Traceback") == 1 and "ValueError: bad sample 17" in cell.shown

@@ -113,7 +113,7 @@ def test_definitions_are_listed_and_dropped(mortal: Notebook) -> None:
     for wrong in ("drop 9", "drop", "drop x", "other", "clear all"):
         cell = mortal.run(f"%mesh definitions {wrong}")
         assert cell.status == "error" and "%mesh definitions: expected nothing, clear, or drop N" in cell.text
-    assert "give one" in mortal.mesh("1", "--define --once").text
+    assert "give only one" in mortal.mesh("1", "--define --once").text
     mortal.run("%mesh definitions clear").ok()
     assert "defined anything yet" in mortal.run("%mesh definitions").ok().stream()
     mortal.run("%mesh down m").ok()

@@ -73,7 +73,7 @@ def test_restore_brings_variables_back(book: Notebook, tmp_path: Path) -> None:
     # In new processes, where the objects must be made first.
     book.run("%mesh restart").ok()
     said = book.run(f"%mesh restore {tmp_path}/run").ok().stream()
-    assert "  tensors: x" in said and "not restored (unchanged):\n  model: there is nothing of that name" in said
+    assert "  tensors: x" in said and "not restored (unchanged):\n  model: no variable of that name" in said
     book.mesh("torch.manual_seed(9)\n" + MODEL).ok()
     said = book.run(f"%mesh restore {tmp_path}/run model optimizer nothing").ok().stream()
     assert "  by load_state_dict: model, optimizer\n" in said
@@ -97,7 +97,7 @@ def test_restore_works_on_another_number_of_ranks(book: Notebook, tmp_path: Path
     book.mesh("rank_of_seed = 8\n" + SHARDED).ok()
     said = book.run(f"%mesh restore {tmp_path} model optimizer own same").ok().stream()
     assert "  by load_state_dict: model, optimizer\n  values: own (ranks 0-1), same\n" in said
-    assert "  own (ranks 2-3): it was another one on each rank, and this rank was not there" in said
+    assert "  own (ranks 2-3): it differed between ranks, and this rank is not in the checkpoint" in said
     assert book.mesh(SUM).ok().shown == before.replace("0-1", "0-3")
     # The optimizer state came along, so the next step is the same.
     book.mesh(LOSS).ok()

@@ -133,7 +133,7 @@ def test_actor_inside_a_c_call_finishes_it(book: Notebook) -> None:
 
 @pytest.mark.parametrize(
     ("wait", "words"),
-    [("queue", "stopped by an interrupt"), ("store", "stopped by closing the connection that it waited for")],
+    [("queue", "stopped by an interrupt"), ("store", "stopped by closing the connection that it was waiting for")],
 )
 def test_wait_in_a_thread_is_freed(book: Notebook, wait: str, words: str) -> None:
     """No signal reaches the thread, and Python raises nothing in a thread that waits without a timeout."""
@@ -159,7 +159,7 @@ def test_wait_for_a_lock_is_reported(book: Notebook) -> None:
 def test_actor_ignoring_interrupts_is_kept_by_the_first_stop(book: Notebook, tmp_path: object) -> None:
     cell = book.send(f"works.swallow.call('{tmp_path}/end').get()")
     assert stop(book, cell) < IN_TIME
-    assert "goes on after each interrupt" in cell.stream("stderr")
+    assert "keeps running after each interrupt" in cell.stream("stderr")
     open(f"{tmp_path}/end", "w").close()
     assert book.run("set(works.get.call().get().values())").ok().shown == "{'kept'}"
 

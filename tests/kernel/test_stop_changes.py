@@ -46,7 +46,7 @@ def test_stopped_restart_continues_and_reports(notebook: Notebook, times: int) -
     cell = stop_after(notebook, notebook.send("%mesh restart"), "restarting", times)
     if cell.status == "error":
         # The restart may have been faster than the Stop.
-        assert "the restart of mesh 'mesh' goes on" in cell.text
+        assert "the restart of mesh 'mesh' continues" in cell.text
         assert "Traceback" not in cell.text and "threading" not in cell.text
     after = notebook.mesh("'kept' in globals()").ok()
     assert after.shown == "[ranks 0-3] False"
@@ -71,7 +71,7 @@ def test_stopped_spawn_leaves_no_actors(notebook: Notebook, tmp_path: Path) -> N
         notebook.interrupt()
         cell.wait()
         assert cell.reply["ename"] == "KeyboardInterrupt"
-        assert "slow: the spawn was stopped; no actors were made" in cell.stream("stderr")
+        assert "slow: the spawn was stopped; no actors were created" in cell.stream("stderr")
         assert "slow" not in notebook.run("%mesh").ok().text
     (tmp_path / "go").touch()
     cell = notebook.run(SPAWN.format("slow")).ok()

@@ -1,4 +1,4 @@
-"""Stop and the user's own handling of it: cleanup is not broken off, and swallowed interrupts cost no variables."""
+"""Stop and the user's own handling of it: cleanup is not aborted, and swallowed interrupts cost no variables."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def test_one_stop_does_not_break_off_cleanup(notebook: Notebook, clause: str) ->
     # The notebook is back in time, and says what goes on.
     assert seconds < 2.0
     words = "past its except code" if clause == "after" else "in its except or finally code"
-    assert words in cell.stream("stderr") and "Stop again to break it off" in cell.stream("stderr")
+    assert words in cell.stream("stderr") and "Stop again to abort it" in cell.stream("stderr")
     assert "at cell [" in cell.stream("stderr") and "replace" not in cell.stream("stderr")
     after = notebook.mesh("saved")
     assert after.ok().shown.splitlines() == [f"[rank {rank}] {rank + 1}" for rank in range(4)]
-    assert "still in its except or finally code; Stop breaks it off" in after.stream("stderr")
+    assert "still in its except or finally code; Stop aborts it" in after.stream("stderr")
     assert notebook.mesh("x = torch.ones(1); dist.all_reduce(x); x.item()").ok().shown == "[ranks 0-3] 4.0"
 
 
@@ -72,7 +72,7 @@ ENDLESS = CLEANUP.format("except KeyboardInterrupt:\n    while True: time.sleep(
 def test_second_stop_breaks_off_cleanup_of_a_cell_in_the_way(notebook: Notebook) -> None:
     stopped(notebook, f"kept = rank\n{ENDLESS}")
     cell = notebook.send("%%mesh\nkept")
-    cell.until(lambda: "Stop breaks it off" in cell.stream("stderr"))
+    cell.until(lambda: "Stop aborts it" in cell.stream("stderr"))
     notebook.interrupt()
     cell.wait()
     assert "ranks 0-3: stopped by an interrupt" in cell.stream("stderr")
@@ -82,7 +82,7 @@ def test_second_stop_breaks_off_cleanup_of_a_cell_in_the_way(notebook: Notebook)
 def test_second_stop_breaks_off_cleanup_while_no_cell_runs(notebook: Notebook) -> None:
     cell, _ = stopped(notebook, f"kept = rank\n{ENDLESS}")
     notebook.interrupt()
-    notebook.take(lambda: "ranks 0-3: stopped by an interrupt" in cell.stream(), "the cleanup is to be broken off")
+    notebook.take(lambda: "ranks 0-3: stopped by an interrupt" in cell.stream(), "the end of the cleanup")
     after = notebook.mesh("kept == rank").ok()
     assert after.shown == "[ranks 0-3] True" and "waiting" not in after.stream()
 

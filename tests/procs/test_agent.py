@@ -477,7 +477,7 @@ def test_agent_ends_with_its_owner(folder: str) -> None:
         assert not Path(config.folder).exists()
 
 
-# Strangers at the door
+# Connections of strangers
 
 
 def test_stranger_connecting_does_not_end_the_host(folder: str) -> None:

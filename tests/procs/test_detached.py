@@ -366,7 +366,7 @@ def test_only_one_program_at_time(run: Callable[..., Program]) -> None:
         DetachedMeshInUseError, match=rf"in use by process {first.process.pid}; attach it once that process has"
     ):
         keeping.attach("mine")
-    with pytest.raises(DetachedMeshInUseError, match=r"'mine' exists already.*attach.*end"):
+    with pytest.raises(DetachedMeshInUseError, match=r"'mine' already exists.*attach.*end"):
         keeping.keep("mine", 60)
     with pytest.raises(DetachedMeshInUseError, match=f"process {first.process.pid}"):
         keeping.end("mine")
@@ -436,7 +436,7 @@ def test_leftovers_of_dead_mesh_are_reported_once(run: Callable[..., Program]) -
 
 
 def path_of(record: Record) -> Path:
-    (path,) = Path(os.environ["XDG_RUNTIME_DIR"]).glob(f"monarch-*/{record.host}-*/kept-{record.name}")
+    (path,) = Path(os.environ["XDG_RUNTIME_DIR"]).glob(f"monarch-*/{record.host}-*/detached-{record.name}")
     return path
 
 

@@ -259,7 +259,7 @@ def test_lost_host_is_an_error_immediately(workers: Workers, tmp_path: Path, how
     ], done.stderr
     assert done.returncode == 0
     # A process that never existed is not reported as alive.
-    assert "it lives" not in done.stderr
+    assert "it is alive" not in done.stderr
 
 
 # Memory

@@ -72,7 +72,7 @@ class A(Actor):
     def double(self, data):
         return data * 2
     @endpoint
-    def lend(self):
+    def export(self):
         return RDMABuffer(self.data)
     @endpoint
     def read(self, buffer):
@@ -96,7 +96,7 @@ pids = list(actors.pid.call().get(60).values())
 one = actors.slice(gpus=0)
 print([float(each.sum()) for each in actors.double.call(torch.ones(1 << 22)).get(60).values()] == [2.0 * (1 << 22)] * 2)
 copy_state(one.weights, other.weights).get(60)
-print(other.seen.call_one().get(60) == 1 << 22, other.read.call_one(one.lend.call_one().get(60)).get(60))
+print(other.seen.call_one().get(60) == 1 << 22, other.read.call_one(one.export.call_one().get(60)).get(60))
 error = attempt(one.load.call_one)
 print("unable to allocate shared memory" in str(error), "No space left on device" in str(error))
 print(list(actors.pid.call().get(60).values()) == pids)

@@ -102,7 +102,7 @@ def test_worker_that_cannot_listen_says_so(workers: Workers) -> None:
         _, errors = other.communicate(timeout=60)
         assert other.returncode == 1
         # It is reported in one line, without internals.
-        assert errors == f"monarch.worker: a worker cannot listen at {where}: {why}; name another address or port\n"
+        assert errors == f"monarch.worker: a worker cannot listen at {where}: {why}; use another address or port\n"
     other, _ = workers.start("127.0.0.1:1")
     assert "such as tcp://node1:22222" in other.communicate(timeout=60)[1]
     # The first one has not noticed.

@@ -277,8 +277,8 @@ def test_bounds_and_types_are_checked(procs: Callable[..., Any]) -> None:
         (lambda: buffer.read_into(memoryview(bytes(40))), "read-only memoryview"),
         (lambda: buffer.read_into([0.0] * 10), "expected a tensor or a memoryview, got list"),
         (lambda: buffer.read_into(torch.zeros(10), timeout=0), "timeout: expected seconds above 0"),
-        (lambda: buffer.part(36, 8), "bytes 36 to 44 are not within a buffer of 40 bytes"),
-        (lambda: buffer.part(-1, 8), "not within"),
+        (lambda: buffer.part(36, 8), "bytes 36 to 44 are outside the buffer of 40 bytes"),
+        (lambda: buffer.part(-1, 8), "outside the buffer"),
         (lambda: RDMABuffer(torch.zeros(0)), "is empty"),
         (lambda: RDMABuffer(torch.zeros(2, 2)), "must be contiguous and one-dimensional"),
         (lambda: RDMABuffer(torch.zeros(2).to_sparse()), "plain tensor"),
@@ -326,7 +326,7 @@ def test_transport_choice_is_explained(sides: Callable[..., Any]) -> None:
 def test_unknown_transport_is_rejected(procs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     (buffer,) = procs(1).spawn("owner", Owner).make.call_one(10).get()
     monkeypatch.setenv("MONARCH_RDMA_TRANSPORTS", "local,cuda_ipc")
-    with pytest.raises(TransferError, match=r"no transport leads to .*local: the owner is another process; cuda_ipc:"):
+    with pytest.raises(TransferError, match=r"no transport reaches .*local: the owner is another process; cuda_ipc:"):
         buffer.read_into(torch.zeros(10)).get()
     monkeypatch.setenv("MONARCH_RDMA_TRANSPORTS", "carrier-pigeon")
     with pytest.raises(ArgumentError, match="unknown transport 'carrier-pigeon'; expected some of local, attach"):
@@ -347,7 +347,7 @@ def test_stream_rejects_peers_without_the_secret() -> None:
     try:
         found = memory_of(torch.zeros(10), "there")
         stranger = Stream(b"wrong", lambda proc, timeout: server.address)
-        with pytest.raises(TransferError, match="rejects this process as a stranger to its session"):
+        with pytest.raises(TransferError, match="rejects this process, which is not in its session"):
             stranger.move([Move(remote, found)], False, 5.0)
         friend = Stream(b"right", lambda proc, timeout: server.address)
         friend.move([Move(remote, found)], False, 5.0)

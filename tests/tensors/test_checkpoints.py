@@ -221,7 +221,7 @@ def test_dtensors_restore_in_another_layout(procs: Any, tmp_path: Path) -> None:
         restore(other, tmp_path).get(GUARD)
         assert values(other.seen.call()) == [(1.0, 1, {"a": [1]}, whole)] * size
     # Only some ranks have a shard of the tensor.
-    with pytest.raises(ActorError, match=r"do not fit together: .*parts\.rows"):
+    with pytest.raises(ActorError, match=r"are inconsistent: .*parts\.rows"):
         checkpoint(three.slice(gpus=slice(0, 2)), tmp_path).get(GUARD)
     assert in_folder(tmp_path) == ["latest", "v000001"]
 
@@ -334,7 +334,7 @@ def test_missing_keys_are_named(procs: Any, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="no complete version 'v000007'; it has v000001"):
         restore(mesh, tmp_path, version=7)
     mesh.put.call(more=torch.ones(2), step=5).get(GUARD)
-    with pytest.raises(ArgumentError, match=r"lacks 'more' of the state; it has 'w', 'step', 'note\.a'"):
+    with pytest.raises(ArgumentError, match=r"has no 'more', which the state has; it has 'w', 'step', 'note\.a'"):
         restore(mesh, tmp_path).get(GUARD)
     assert values(mesh.seen.call())[0][1] == 5, "nothing was read"
     other = procs(1).spawn("others", Keeper, 9)
@@ -403,7 +403,7 @@ def test_checkpoint_can_be_abandoned(procs: Any, tmp_path: Path) -> None:
     # The first one does its imports.
     checkpoint(mesh, tmp_path / "first").get(GUARD)
     busy = mesh.slice(gpus=1).wait_for.call(str(go))
-    with pytest.raises(CallTimeoutError, match=r"was given up while taking the copies: rank 1 did not answer"):
+    with pytest.raises(CallTimeoutError, match=r"was abandoned while copying the state: rank 1 did not answer"):
         checkpoint(mesh, tmp_path / "run", timeout=0.5).get(GUARD)
     go.touch()
     busy.get(GUARD)

@@ -239,7 +239,7 @@ def test_uncopyable_states_are_errors(procs: Callable[..., Any]) -> None:
         (
             lambda: copy_state(source.weights, target.weights),
             ArgumentError,
-            "'w' is of float32 in the source and of int64",
+            "'w' has dtype float32 in the source but int64",
         ),
         (
             lambda: copy_state({"v": torch.zeros(4)}, target.weights),

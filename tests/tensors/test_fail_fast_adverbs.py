@@ -159,10 +159,10 @@ def test_error_frees_transitive_waits(procs: Callable[..., Any]) -> None:
 
 
 def freed(built: Any) -> None:
-    birth = built._state.birth
+    creation = built._state.creation
     # Ranks that reach the collective after the failure was reported end too, with the reason.
-    assert wait_until(lambda: not birth.unanswered)
-    assert all("the collective could not end" in unpack_failure(birth.raised[rank].body).text for rank in (0, 2))
+    assert wait_until(lambda: not creation.unanswered)
+    assert all("the collective cannot complete" in unpack_failure(creation.raised[rank].body).text for rank in (0, 2))
 
 
 def test_constructors_waiting_for_failed_one_are_freed(procs: Callable[..., Any]) -> None:

@@ -322,7 +322,7 @@ def test_death_frees_ranks_from_collective(procs: Callable[..., Any], victim: in
     alive = members.slice(gpus=slice(0, 2)) if victim == 2 else members.slice(gpus=slice(1, 3))
     # They answer again, so they are not stuck; and they know why there is no group.
     assert len(values(alive.pid.call())) == 2
-    with pytest.raises(ActorError, match=f"rank {victim} of it died") as caught:
+    with pytest.raises(ActorError, match=f"because rank {victim} died") as caught:
         alive.total.call().get(10)
     assert isinstance(caught.value.exception, GroupError)
 

@@ -39,9 +39,9 @@ class Awaits:
     that may go on without an answer does not wait for it.
     """
 
-    def __init__(self, mailbox: ActorLike, circles: DeadlockFinder) -> None:
+    def __init__(self, mailbox: ActorLike, deadlocks: DeadlockFinder) -> None:
         self._mailbox = mailbox
-        self._circles = circles
+        self._deadlocks = deadlocks
         self._awaited: dict[asyncio.Future[Any], Future[Any]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._pause = FIRST
@@ -57,23 +57,23 @@ class Awaits:
             self._pause = FIRST
             self._timer = arrival.get_loop().call_later(FIRST, self._look)
 
-    def tell(self, circle: str, path: str) -> None:
+    def tell(self, cycle: str, path: str) -> None:
         """Fail the wait, which is part of a deadlock, unless it has ended."""
         arrival = self._by_text.get(path)
         if arrival is not None and arrival in self._blocking() and not arrival.done():
             self.end()
-            arrival.set_exception(DeadlockError(circle))
+            arrival.set_exception(DeadlockError(cycle))
 
-    def tell_from_elsewhere(self, circle: str, path: str) -> None:
+    def tell_from_elsewhere(self, cycle: str, path: str) -> None:
         """Call ``tell`` from another thread."""
         loop = self._mailbox.executor.loop
         if loop is not None:
-            loop.call_soon_threadsafe(self.tell, circle, path)
+            loop.call_soon_threadsafe(self.tell, cycle, path)
 
     def end(self) -> None:
         """Note that the endpoint goes on."""
         if self._number:
-            self._circles.end(self._number)
+            self._deadlocks.end(self._number)
         self._number, self._waiting = 0, ()
 
     def _look(self) -> None:
@@ -84,7 +84,7 @@ class Awaits:
             self.end()
             self._begin(waiting)
         if self._number:
-            self._circles.ask_around(self._number, [self._awaited[each] for each in waiting])
+            self._deadlocks.ask_around(self._number, [self._awaited[each] for each in waiting])
         if self._awaited:
             self._pause = min(_LAST, self._pause * 2)
             self._timer = asyncio.get_running_loop().call_later(self._pause, self._look)
@@ -96,12 +96,12 @@ class Awaits:
         self._by_text = {}
         texts: dict[Request, str] = {}
         for arrival in waiting:
-            requests, text = self._circles.requests(self._mailbox, call, self._awaited[arrival])
+            requests, text = self._deadlocks.requests(self._mailbox, call, self._awaited[arrival])
             for request in requests:
                 texts[request] = text(request)
                 self._by_text[texts[request]] = arrival
         if texts:
-            self._number = self._circles.begin(self._mailbox, texts, self)
+            self._number = self._deadlocks.begin(self._mailbox, texts, self)
             self._waiting = waiting
             for arrival in waiting:
                 arrival.add_done_callback(self._arrived)

@@ -1,4 +1,4 @@
-"""Deadlocks: each waiting actor looks for a circle of waits that it is part of."""
+"""Deadlocks: each waiting actor looks for a cycle of waits that it is part of."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ class Deadlocks:
                     raise DeadlockError(deadlock.message())
                 self._send_probes(probes)
                 node.receive_loop.wait(cast("Waiter", blocked), max(0.0, min(pause, deadline - time.monotonic())))
-                if blocked.circle is not None:
-                    raise DeadlockError(blocked.circle)
+                if blocked.cycle is not None:
+                    raise DeadlockError(blocked.cycle)
                 if waiter.done:
                     return True
                 if time.monotonic() >= deadline:
@@ -170,7 +170,7 @@ class Deadlocks:
             probes, deadlock = self._waits.receive(Probe(proc, actor, wait, round_, Request(*request), tuple(path)))
             blocked = self._stuck.get(deadlock.wait) if deadlock is not None else None
             if isinstance(blocked, _Blocked) and deadlock is not None:
-                blocked.circle = deadlock.message()
+                blocked.cycle = deadlock.message()
         if isinstance(blocked, _Blocked):
             self._node.receive_loop.notify(cast("Waiter", blocked))
         elif blocked is not None and deadlock is not None:
@@ -181,16 +181,16 @@ class Deadlocks:
 class _Blocked:
     """Waits for an actor's future and for news of a deadlock."""
 
-    __slots__ = ("_waiter", "circle", "mailbox")
+    __slots__ = ("_waiter", "cycle", "mailbox")
 
     def __init__(self, waiter: Future[Any], mailbox: ActorLike) -> None:
         self._waiter = waiter
         self.mailbox = mailbox
-        self.circle: str | None = None
+        self.cycle: str | None = None
 
     @property
     def done(self) -> bool:
-        return self.circle is not None or self._waiter.done
+        return self.cycle is not None or self._waiter.done
 
     @property
     def thread(self) -> Any:

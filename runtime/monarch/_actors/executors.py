@@ -27,7 +27,7 @@ Action = Callable[[], None]
 _MAIN = main_thread().ident
 _EXITED = (
     "monarch: a task or callback of an async actor raised SystemExit; the awaiting code gets it, and the process "
-    "goes on. Call os._exit() to end the process"
+    "continues. Call os._exit() to end the process"
 )
 Item: TypeAlias = "Action | tuple[Receiver, Call, Sequence[Any]]"
 """An action, or a message for an actor: mailbox, call and buffers."""

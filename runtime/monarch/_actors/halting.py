@@ -205,7 +205,7 @@ class Halting:
                 f"it may be unfinished. Set {STOP_CLEANUP.variable} to give it more time"
             )
         where = self._where(running)
-        fate = "its process was ended" if self._process else "its thread goes on until the procs are stopped"
+        fate = "its process was ended" if self._process else "its thread keeps running until the procs are stopped"
         return (
             f"{where} did not end within {STOP_DRAIN():g} s of the stop and ignored two interrupts; "
             f"{fate}, and __cleanup__ has not run. Set {STOP_DRAIN.variable} to give calls more time"

@@ -130,7 +130,7 @@ class Mailbox:
             return self.key
         position = self.spec.region.position_of(self.rank)
         if position is None:
-            # The mesh has become smaller.
+            # The mesh has shrunk.
             return f"{self.spec.name}[rank {self.rank}]"
         point = Point(position, self.spec.region.extent)
         at = ", ".join(f"{label}={point[label]}" for label in point)
@@ -301,19 +301,19 @@ class Mailbox:
         for call in calls:
             self._abandoned.add(id(call))
             self._odd = True
-            refuse(self.node, call, self.ending, "the call had begun, and its code goes on")
+            refuse(self.node, call, self.ending, "the call had begun, and its code is still running")
 
     def _answer_cut(self, call: m.Call, error: BaseException) -> None:
         """Answer a message whose code raised, and say if the actor's end cut it short."""
         if self.ending is not None and isinstance(error, (asyncio.CancelledError, KeyboardInterrupt)):
             if id(call) not in self._abandoned:
-                refuse(self.node, call, self.ending, "the call had begun and was cut short; part of it may be done")
+                refuse(self.node, call, self.ending, "the call had begun and was cut short; it may be partly done")
         else:
             self._answer_error(call, error)
 
     def _method(self, call: m.Call) -> Method:
         if self.failed is not None:
-            raise SupervisionError(f"{self.title()} has failed before: {unpack_text(self.failed)}", mesh=self.title())
+            raise SupervisionError(f"{self.title()} has already failed: {unpack_text(self.failed)}", mesh=self.title())
         method = self._methods.get(call.method)
         if method is not None and not call.flags:
             return method
@@ -475,7 +475,7 @@ class Mailbox:
         except BaseException as error:
             freed = _explained(error)
             if self.ending is not None and isinstance(error, KeyboardInterrupt):
-                error = StoppedError(f"{self.title()} was stopped before it was made: {self.ending}")
+                error = StoppedError(f"{self.title()} was stopped before it was created: {self.ending}")
                 self._not_made(create, error, True)
             else:
                 self._not_made(create, freed or error, False, is_consequence(freed))
@@ -518,7 +518,7 @@ class Mailbox:
 
     def lose_thread(self, error: BaseException) -> None:
         """Refuse all messages and tell the owner, since this error ends the actor's thread."""
-        self.leave(f"its event loop broke: {type(error).__name__}: {error}")
+        self.leave(f"its event loop failed: {type(error).__name__}: {error}")
         self.abandon(list(self.turns.tasks.values()))
         self.fail(pack_failure(error))
 

@@ -107,4 +107,4 @@ def actors_of(node: Node) -> Actors:
 
 
 def _unexpected(*_: object) -> None:
-    raise ProtocolError("this process takes no messages of this kind")
+    raise ProtocolError("this process does not accept messages of this kind")

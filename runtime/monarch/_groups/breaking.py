@@ -95,7 +95,7 @@ def give_up(procs: Procs, number: int) -> None:
 def retire_elsewhere(number: int) -> None:
     """Tell the other ranks that this one has left a generation, so that its next use makes a new one there too."""
     procs, rank = local_rendezvous().procs(), current_node().rank
-    reason = f"rank {rank} has ended the process group of {procs.name}; the next use of the group recreates it"
+    reason = f"rank {rank} has destroyed the process group of {procs.name}; the next use of the group recreates it"
     for each in range(procs.region().nelements):
         if each != rank and not is_dead(procs.proc(each)):
             tell_proc(current_node(), procs.proc(each), retire, reason, number)
@@ -131,4 +131,4 @@ def member_died(dead: m.Dead) -> None:
 def describe_lost(procs: Procs, ranks: list[int]) -> str:
     """Return the reason why the groups of a mesh are broken after the death of some ranks."""
     total = procs.region().nelements
-    return f"the process group of {procs.name} is broken, since {describe_ranks(ranks, total)} of it died"
+    return f"the process group of {procs.name} is broken because {describe_ranks(ranks, total)} died"

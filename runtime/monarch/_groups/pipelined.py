@@ -141,7 +141,7 @@ class _Wait:
             )
         if seconds >= _ANSWER and not self._is_told:
             self._is_told = True
-            tell(f"monarch: {_SINCE}; it has waited {seconds:.1f} s for {awaited} before it uses a process group")
+            tell(f"monarch: {_SINCE}; it has waited {seconds:.1f} s for {awaited} before using a process group")
 
 
 _SINCE = "this call was sent before the failure of another call was known"

@@ -197,7 +197,9 @@ class Rendezvous:
             with self.lock:
                 self._formed = world
         except BaseException as error:
-            failed = error if isinstance(error, GroupError) else GroupError(f"the process group was not made: {error}")
+            failed = (
+                error if isinstance(error, GroupError) else GroupError(f"the process group was not created: {error}")
+            )
             self.settle(None, self._reason(failed), number)
         else:
             self.settle(world, None, number)

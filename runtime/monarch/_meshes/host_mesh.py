@@ -19,7 +19,7 @@ from monarch._core.shapes.mesh_view import MeshView
 from monarch._core.shapes.region import Region
 from monarch._core.supervision import Restart
 from monarch._core.text.tables import html_table, text_table
-from monarch._meshes.actors.birth import Booting
+from monarch._meshes.actors.creation import Booting
 from monarch._meshes.async_resource import AsyncResource
 from monarch._meshes.inside import node_of, region_of, state_of
 from monarch._meshes.mesh_like import Hosts
@@ -287,7 +287,7 @@ def _check_hosts(node: Node, hosts: Sequence[str]) -> None:
     lost = {host: why.reason for host in dict.fromkeys(hosts) if (why := node.hosts.out_of_reach(host)) is not None}
     if lost:
         host, reason = next(iter(lost.items()))
-        more = f", and {len(lost) - 1} more of these hosts are out of reach" if len(lost) > 1 else ""
+        more = f", and {len(lost) - 1} more of these hosts are unreachable" if len(lost) > 1 else ""
         raise SpawnError(
             f"cannot start processes on host {host}: its agent {reason}{more}. "
             f"Use a slice of the remaining hosts, or attach the lost ones again"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from monarch._core.events import Event
 from monarch._core.roster import split_proc
 from monarch._meshes.actors.actor_mesh import ActorMesh
-from monarch._meshes.actors.birth import Booting
+from monarch._meshes.actors.creation import Booting
 from monarch._meshes.inside import state_of
 from monarch._meshes.procs.state import ProcsState
 from monarch._meshes.verdicts import verdicts_of
@@ -86,9 +86,9 @@ def forsake(node: Node, uid: str) -> None:
     if shared is None or shared.changes.now is not None or verdicts_of(node).is_open(uid):
         return
     for mesh in list(meshes_of(node).actor_meshes.values()):
-        birth = state_of(mesh).birth
-        if birth is not None and state_of(mesh).procs.uid == uid:
-            birth.forsake()
+        creation = state_of(mesh).creation
+        if creation is not None and state_of(mesh).procs.uid == uid:
+            creation.forsake()
 
 
 def booting(node: NodeLike, uid: str, rank: int) -> bool:

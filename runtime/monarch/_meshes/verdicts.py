@@ -100,7 +100,7 @@ class OpenVerdicts:
                 if holders:
                     raise SupervisionError(
                         f"{what} has waited {VERDICT_S:g} s for a verdict on {name}, which is still open: {holders}. "
-                        f"The heal goes on; try again to wait for it, or use a slice of the living ranks",
+                        f"The heal continues; retry to wait for it, or use a slice of the live ranks",
                         mesh=name,
                     )
             # Another rank may have died meanwhile.

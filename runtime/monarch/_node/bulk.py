@@ -149,8 +149,8 @@ class BulkData:
                 self._receive_loop.notify(cast("Waiter", space))
 
 
-@declared("exports.lend")
-def lend(tensor: Any, receivers: Sequence[str]) -> Any:
+@declared("exports.export")
+def export(tensor: Any, receivers: Sequence[str]) -> Any:
     """Export a GPU tensor to some processes; None if it must be copied."""
     raise NotImplementedError
 
@@ -161,11 +161,11 @@ def cancel(reduced: Any) -> None:
     raise NotImplementedError
 
 
-class Lending:
+class ExportSlot:
     """The slot for exports of GPU memory, implemented on a higher floor, since it needs torch."""
 
-    def lend(self, tensor: Any, receivers: Sequence[str]) -> Any:
-        return lend(tensor, receivers)
+    def export(self, tensor: Any, receivers: Sequence[str]) -> Any:
+        return export(tensor, receivers)
 
     def cancel(self, reduced: Any) -> None:
         cancel(reduced)

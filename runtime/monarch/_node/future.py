@@ -97,7 +97,7 @@ class Future(Generic[R]):
             why = f"{self._missing()}{self._front(timeout)}"
             raise CallTimeoutError(
                 f"{self.label or 'the call'} has not finished within {timeout:g} s{why}; "
-                f"it goes on, and get() can be called again"
+                f"it is still running, and you can call get() again"
             )
         if self._value is PENDING and self._node.waits.unshown:
             # Show the output of the call before its result is read.

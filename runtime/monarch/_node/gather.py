@@ -297,7 +297,7 @@ class Gather(Future[R]):
             error = self._error_of(failures, lost, ValueMesh(self.extent, values) if some else None)
             if self.unanswered and self.goes_on:
                 add_note(
-                    error, f"{describe_ranks(self._unanswered())} had not answered by then; the call goes on there"
+                    error, f"{describe_ranks(self._unanswered())} had not answered by then; the call continues there"
                 )
             raise error
         return self._finish(self, values)
@@ -326,7 +326,7 @@ def replaced(reply: Reply, targets: Sequence[Peer], label: str) -> Reply:
     places = [place for place, peer in enumerate(targets) if peer.proc == reply.src]
     what = f"{reply.src} answered {label} from position {reply.rank}, of {len(targets)} that were addressed"
     if not places:
-        raise ProtocolError(f"{what}, and is none of them")
+        raise ProtocolError(f"{what}, but is not one of them")
     status, body = reply.status, reply.body
     if status != ERROR:
         status, body = ERROR, pack_failure(ProtocolError(what), True)
@@ -386,7 +386,7 @@ def died(
     alive = sorted(base[rank] for rank in range(len(base)) if rank not in lost)
     lines[0] = f"{label} failed: {lines[0]}"
     if not alive and (stopped or kind is SpawnError):
-        lines.append("make a new mesh to go on")
+        lines.append("spawn a new mesh to continue")
     else:
         uid = split_proc(next(iter(lost.values())).proc)[0]
         lines.append(advice().after_deaths(uid, sorted(base[rank] for rank in lost), alive))

@@ -75,8 +75,8 @@ class Liveness:
             if proc not in self.since and now - asked >= self.bounds.get(split_proc(proc)[0], USUAL):
                 self.since[proc] = asked
                 # Unknown for processes of other hosts.
-                lives = "it lives, and " if proc in node.peers.pids else ""
-                self._say(f"{self._title(proc)} {self.text(proc)}; {lives}its calls wait")
+                lives = "it is alive, and " if proc in node.peers.pids else ""
+                self._say(f"{self._title(proc)} {self.text(proc)}; {lives}its calls are waiting")
         node.receive_loop.call_later(until_next(min([_EVERY, *self.bounds.values()]), now), self._tick)
 
     def ask(self, procs: Iterable[str], now: float) -> None:
@@ -137,7 +137,7 @@ class Liveness:
             with open(f"/proc/{pid}/stat") as file:
                 state = file.read().rpartition(")")[2].split()[0]
             why = _STATES.get(state, "it is in C code that holds the GIL")
-        return f"does not answer for {time.monotonic() - since:.1f} s" + (f": {why}" if why else "")
+        return f"has not answered for {time.monotonic() - since:.1f} s" + (f": {why}" if why else "")
 
     def _title(self, proc: str) -> str:
         uid, rank = split_proc(proc)

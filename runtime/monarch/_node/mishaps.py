@@ -93,4 +93,4 @@ def _place(error: BaseException) -> str:
 
 
 def _times(count: int) -> str:
-    return f"; {count:,} of this kind by now" if count > 1 else ""
+    return f"; {count:,} of this kind so far" if count > 1 else ""

@@ -9,7 +9,7 @@ from threading import RLock
 from typing import TypeVar, cast
 
 from monarch._core.causes import Stopped
-from monarch._node.bulk import BulkData, Lending
+from monarch._node.bulk import BulkData, ExportSlot
 from monarch._node.call_watch import CallWatch, NoWatch
 from monarch._node.dispatch import Dispatch
 from monarch._node.events import NodeEvents
@@ -34,7 +34,7 @@ P = TypeVar("P")
 
 
 class OutputHooks:
-    """What sends the output of a process; a session replaces these."""
+    """Sender of the output of a process; a session replaces these."""
 
     def __init__(self) -> None:
         self.idle: Callable[[], None] = lambda: None
@@ -74,7 +74,7 @@ class Node:
         self._parts: dict[object, object] = {}
         # Guards ``_parts``; held while a part is made, which may need another.
         self._lock = RLock()
-        pickling.lender = Lending()
+        pickling.exporter = ExportSlot()
         # A cleaner of /tmp may have removed it since the session began.
         restore_folder(folder)
         context = make_context()

@@ -141,7 +141,7 @@ class PeerTable:
     def greeted(self, hello: m.Hello, _: Sequence[Any]) -> None:
         """Refuse a process that speaks another version of the protocol."""
         if hello.version != m.VERSION:
-            reason = f"{self.proc} speaks version {m.VERSION} of the protocol, {hello.proc} {hello.version}"
+            reason = f"{self.proc} speaks protocol version {m.VERSION}, {hello.proc} speaks {hello.version}"
             self.get(hello.proc).send(m.encode(m.Refused(m.VERSION, self.proc, reason)))
 
     def refused(self, refused: m.Refused, _: Sequence[Any]) -> None:

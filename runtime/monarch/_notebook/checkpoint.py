@@ -96,7 +96,7 @@ def load(namespace: Namespace, folder: str, names: list[str]) -> tuple[dict[str,
             if name not in there:
                 raise NotRestored(f"the checkpoint has {', '.join(sorted(there)) or 'nothing'}")
             if any(_is_of(name, each) for each in apart):
-                raise NotRestored("it was another one on each rank, and this rank was not there")
+                raise NotRestored("it differed between ranks, and this rank is not in the checkpoint")
             restored[name] = _restore(namespace, version, name, {k: v for k, v in table.items() if _is_of(name, k)})
         except Exception as error:
             failed[name] = str(error) if isinstance(error, NotRestored) else f"{type(error).__name__}: {error}"
@@ -147,7 +147,7 @@ def _restore_tensor(variables: dict[str, Any], version: Version, name: str, key:
         version.read({key: there})
         return there
     if key == name:
-        raise NotRestored("it is a DTensor; run the cells that make it, and restore it then")
+        raise NotRestored("it is a DTensor; run the cells that create it, then restore it")
     device = there.device if isinstance(there, torch.Tensor) else variables.get("device", "cpu")
     made = version.make(key, device)
     version.read({key: made})
@@ -160,7 +160,7 @@ def _restore_state(owner: Any, version: Version, name: str, parts: Table) -> Non
     from monarch._tensors.checkpoints.restores import put
 
     if not is_stateful(owner):
-        raise NotRestored("there is nothing of that name that has load_state_dict; run the cells that make it first")
+        raise NotRestored("no variable of that name has load_state_dict; run the cells that create it first")
     optimizer = is_optimizer(owner)
     if optimizer and not owner.state and any(path[1] == "state" for _, path in parts.values()):
         make_room(owner)
@@ -178,7 +178,7 @@ def _restore_state(owner: Any, version: Version, name: str, parts: Table) -> Non
         value = leaves[part][1] if part in leaves else None
         if version.tensor_size(key) is not None and not hasattr(value, "dtype"):
             if key == part:
-                raise NotRestored(f"{part} is a DTensor, and {name} has no place for it yet")
+                raise NotRestored(f"{part} is a DTensor, and {name} has not allocated it yet")
             value = version.make(key)
         wanted[key] = value
     version.check(wanted, {key: part for part, (key, _) in parts.items()})

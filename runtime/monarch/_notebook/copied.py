@@ -72,5 +72,5 @@ def _of_its_rank(value: Any) -> str:
     if isinstance(value, kind) or (
         isinstance(value, torch.nn.Module) and any(isinstance(each, kind) for each in value.parameters())
     ):
-        return "each rank has another part of its tensors; a checkpoint restores them"
+        return "each rank has a different shard of its tensors; use a checkpoint instead"
     return ""

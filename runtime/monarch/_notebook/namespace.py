@@ -60,7 +60,7 @@ class Namespace(Actor):
             hook_torch()
             available = torch.cuda.is_available()
             if device == "cuda" and not available:
-                raise RuntimeError(f"rank {self.point.rank} sees no GPU, and the mesh is to have the device cuda")
+                raise RuntimeError(f"rank {self.point.rank} sees no GPU, but the mesh has the device cuda")
             kind = device or ("cuda" if available else "cpu")
             self.own.set(torch=torch, dist=torch.distributed, device=torch.device(kind))
         prepare()

@@ -63,8 +63,8 @@ def _with_room() -> list[str]:
     if places and not free:
         raise OSError(
             errno.ENOSPC,
-            f"cannot create the session folder: no space left in {' or '.join(places)}; free some there, or set "
-            f"XDG_RUNTIME_DIR to a folder with a short path on a disk that has some",
+            f"cannot create the session folder: no space left in {' or '.join(places)}; free some space "
+            f"there, or set XDG_RUNTIME_DIR to a folder with a short path on a disk with free space",
         )
     return free
 

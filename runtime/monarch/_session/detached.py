@@ -67,7 +67,7 @@ class DetachedHosts(HostMesh):
     """The host of a detached mesh, or a view of it."""
 
     def spawn_procs(self, *args: Any, **kwargs: Any) -> ProcMesh:
-        """Start processes as on any host; they and their settings are kept."""
+        """Start processes as on any host; they and their settings are detached."""
         mesh = super().spawn_procs(*args, **kwargs)
         shared = state_of(mesh)
         starting = shared.starting
@@ -117,7 +117,7 @@ class DetachedMesh:
     @property
     def attached(self) -> bool:
         """Whether this program still has it attached: the connection may have broken."""
-        return not self._node.closed and _session().kept.get(self._record.host) is self
+        return not self._node.closed and _session().detached.get(self._record.host) is self
 
     def end(self) -> None:
         """End the mesh: its processes and its record.
@@ -157,7 +157,7 @@ def keep(name: str, duration: float | str) -> DetachedMesh:
         raise ArgumentError(f"duration: expected at least {_LEAST:g} s and at most a year, got {duration!r}")
     keys = KeyPair.new()
     public, secret = keys.public.decode(), keys.secret.decode()
-    errors = memfd("kept-stderr")
+    errors = memfd("detached-stderr")
     try:
         config = DetachedConfig(
             "",
@@ -191,14 +191,14 @@ def keep(name: str, duration: float | str) -> DetachedMesh:
         raise DetachedMeshInUseError(answer)
     record = find(name)
     try:
-        kept, _ = _connect(record)
-        _ask(_place(kept)[0], record.host, listen())
+        detached, _ = _connect(record)
+        _ask(_place(detached)[0], record.host, listen())
     except BaseException:
         # Nobody else knows it yet.
         if record.alive():
             os.kill(record.pid, signal.SIGTERM)
         raise
-    return kept
+    return detached
 
 
 def attach(name: str, timeout: float = _PATIENCE) -> DetachedMesh:
@@ -213,15 +213,15 @@ def attach(name: str, timeout: float = _PATIENCE) -> DetachedMesh:
         DetachedMeshInUseError: another program has it attached; the text names the process.
         MonarchError: its record is unusable; see ``records``.
     """
-    kept, known = _connect(find(name))
-    node, host = _place(kept)
+    detached, known = _connect(find(name))
+    node, host = _place(detached)
     try:
-        _take(kept, known, timeout)
+        _take(detached, known, timeout)
     except BaseException:
         # This program may try again, or another one may attach it.
         need_session(node).forget(host)
         raise
-    return kept
+    return detached
 
 
 def end(name: str) -> None:
@@ -232,7 +232,7 @@ def end(name: str) -> None:
         DetachedMeshInUseError: another program has it attached.
     """
     record = find(name)
-    known: DetachedMesh | None = _session().kept.get(record.host)
+    known: DetachedMesh | None = _session().detached.get(record.host)
     (known or _connect(record)[0]).end()
 
 
@@ -247,7 +247,7 @@ def _connect(record: Record) -> tuple[DetachedMesh, dict[str, Any]]:
     """Become the controller of a detached host, and return its agent's description of it."""
     session = _session()
     node, host = session.node, record.host
-    if host in session.kept:
+    if host in session.detached:
         raise DetachedMeshInUseError(f"this program has already attached the detached mesh {record.name!r}")
     keys = KeyPair(record.public.encode(), record.secret.encode())
     session.forget(host)
@@ -270,14 +270,14 @@ def _connect(record: Record) -> tuple[DetachedMesh, dict[str, Any]]:
     except BaseException:
         session.forget(host_of(listening.src))
         raise
-    kept = session.kept[host] = DetachedMesh(record, node)
-    kept.book, kept.dropped = known["book"], known["dropped"]
-    return kept, known
+    detached = session.detached[host] = DetachedMesh(record, node)
+    detached.book, detached.dropped = known["book"], known["dropped"]
+    return detached, known
 
 
-def _take(kept: DetachedMesh, known: dict[str, Any], timeout: float) -> None:
+def _take(detached: DetachedMesh, known: dict[str, Any], timeout: float) -> None:
     """Make meshes of the processes and actors, and make this program the owner of the ranks."""
-    node, host = _place(kept)
+    node, host = _place(detached)
     output = need_session(node).output
     # Do not repeat output that an earlier program showed, nor take the end of that program for a loss.
     output.know({(proc, stream): offset for proc, stream, offset in known["passed"]})
@@ -290,9 +290,11 @@ def _take(kept: DetachedMesh, known: dict[str, Any], timeout: float) -> None:
         try:
             _, keys = answer.get(max(0.0, deadline - time.monotonic()))
         except CallTimeoutError:
-            kept.problems.append(f"process {proc} does not answer (it may be in C code); attach again when it is done")
+            detached.problems.append(
+                f"process {proc} does not answer (it may be in C code); attach again when it is done"
+            )
         except MonarchError as error:
-            kept.problems.append(f"process {proc} was lost meanwhile: {error}")
+            detached.problems.append(f"process {proc} was lost in the meantime: {error}")
         else:
             for key in keys:
                 where.setdefault(key, []).append(proc)
@@ -300,19 +302,19 @@ def _take(kept: DetachedMesh, known: dict[str, Any], timeout: float) -> None:
     for order, told in known["orders"]:
         spawn = m.decode(order)
         assert isinstance(spawn, m.Spawn)
-        _add_procs(kept, spawn, told, alive)
+        _add_procs(detached, spawn, told, alive)
     for key, procs in where.items():
-        _add_actors(kept, key, procs, max(1.0, deadline - time.monotonic()))
+        _add_actors(detached, key, procs, max(1.0, deadline - time.monotonic()))
 
 
-def _place(kept: DetachedMesh) -> tuple[Node, str]:
+def _place(detached: DetachedMesh) -> tuple[Node, str]:
     """Return the node of this program, and the host of a mesh."""
-    return kept._node, kept._record.host  # pyright: ignore[reportPrivateUsage]
+    return detached._node, detached._record.host  # pyright: ignore[reportPrivateUsage]
 
 
-def _add_procs(kept: DetachedMesh, order: m.Spawn, told: bytes, alive: list[str]) -> None:
+def _add_procs(detached: DetachedMesh, order: m.Spawn, told: bytes, alive: list[str]) -> None:
     """Return the process mesh of an order."""
-    node, host = _place(kept)
+    node, host = _place(detached)
     config: RankConfig = loads(order.config)
     procs = config.procs
     procs.owner = node.proc
@@ -334,7 +336,7 @@ def _add_procs(kept: DetachedMesh, order: m.Spawn, told: bytes, alive: list[str]
     meshes_of(node).add_procs(procs.uid, procs.name, "", shared)
     for rank in procs.region().base_ranks():
         meshes_of(node).joined.tell(procs.uid, rank, procs.proc(rank))
-    kept.procs.append(whole_of(shared, node))
+    detached.procs.append(whole_of(shared, node))
     for rank in procs.region().base_ranks():
         # Asks for news of its death, even an old one.
         node.peers.get(procs.proc(rank))
@@ -345,14 +347,14 @@ def _names(procs: list[str], prefix: str) -> list[str]:
     return [name for name in (proc.partition("/")[2] for proc in procs) if name.startswith(prefix)]
 
 
-def _add_actors(kept: DetachedMesh, key: str, procs: list[str], timeout: float) -> None:
+def _add_actors(detached: DetachedMesh, key: str, procs: list[str], timeout: float) -> None:
     """Return the actor mesh of a key that some procs have reported."""
-    node, _ = _place(kept)
+    node, _ = _place(detached)
     try:
         whole, body, buffers = ask_proc(procs[0], spec_of, key).get(timeout)
         spec: ActorSpec = make_spec(body, buffers)
     except MonarchError as error:
-        kept.problems.append(f"actors {key.rpartition('-')[0]!r} cannot be used here: {error}")
+        detached.problems.append(f"actors {key.rpartition('-')[0]!r} cannot be used here: {error}")
         return
     spec.owner, spec.owner_actor = node.proc, ""
     if spec.whole:
@@ -369,7 +371,7 @@ def _add_actors(kept: DetachedMesh, key: str, procs: list[str], timeout: float) 
         if shared is not None:
             shared.runner = mesh
     else:
-        kept.actors.append(mesh)
+        detached.actors.append(mesh)
 
 
 def _ask(node: Node, host: str, asked: AgentRequest) -> Any:
@@ -408,7 +410,7 @@ class _Answer(Future[Any]):
 
     def _make(self) -> Any:
         if self._reply is None:
-            raise NoDetachedMeshError("the detached mesh has ended meanwhile")
+            raise NoDetachedMeshError("the detached mesh has ended in the meantime")
         if self._reply.status == m.RESULT:
             return m.unpack(self._reply.body)
         failure = unpack_failure(self._reply.body)

@@ -67,7 +67,7 @@ class Rank:
         """The owner's port for news that this rank is set up; None for a spare."""
         self._set_up: tuple[int, bytes] | None = None
         """The news for the owner."""
-        self._birth = threading.Lock()
+        self._ready_lock = threading.Lock()
         self._booted = threading.Event()
         """Set when the bootstrap has ended; actors are constructed after that."""
         self._broken: bytes | None = None
@@ -125,7 +125,7 @@ class Rank:
             status, body = m.ERROR, pack_failure(error)
             self._broken = in_bootstrap(body)
         self.outbox.flush()
-        with self._birth:
+        with self._ready_lock:
             self._set_up = status, body
             self._tell_owner()
         self._booted.set()
@@ -144,7 +144,7 @@ class Rank:
             # Like the dead rank, unless the user has set it.
             os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank % self.config.procs.per_host % len(gpus)]
         set_mesh_variables()
-        with self._birth:
+        with self._ready_lock:
             self._assumed = port
             self._tell_owner()
 

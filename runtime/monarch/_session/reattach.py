@@ -64,7 +64,7 @@ def spec_of(key: str) -> tuple[bool, list[bytes], list[list[bytes]]]:
     """Return an actor's pickled spec and buffers in pieces, and whether its arguments are included."""
     cell = actors_of(current_node()).here.get(key)
     if cell is None or cell.spec is None:
-        raise StoppedError(f"actor {key} was stopped meanwhile")
+        raise StoppedError(f"actor {key} was stopped in the meantime")
     body, buffers = dumps(cell.spec, cell.spec.name)
     whole = len(body) + sum(buffer.nbytes for buffer in buffers) <= _MOST
     if not whole:

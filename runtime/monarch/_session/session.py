@@ -111,7 +111,7 @@ class Session:
         self._released: set[str] = set()
         self._users: Counter[str] = Counter()
         """The number of attachments of each host."""
-        self.kept: dict[str, Any] = {}
+        self.detached: dict[str, Any] = {}
         """Attached detached meshes, by host id: they outlive this session."""
         self._interfaces: dict[str, str] = {}
         """Addresses, with ports, at which this program listens."""
@@ -424,7 +424,7 @@ class Session:
         self._table.pop(host, None)
         self._watched.discard(host)
         self._users.pop(host, None)
-        self.kept.pop(host, None)
+        self.detached.pop(host, None)
         self.node.peers.lose_host(host, cause, host in self._released)
 
     def forget(self, host: str) -> None:
@@ -438,7 +438,7 @@ class Session:
         self._watched.discard(host)
         self._users.pop(host, None)
         self._released.discard(host)
-        self.kept.pop(host, None)
+        self.detached.pop(host, None)
         self.forget_peers(host)
 
     def forget_peers(self, host: str) -> None:
@@ -471,7 +471,7 @@ class Session:
         self._faults.flush()
         self.output.flush()
         self._users.clear()
-        self.release([host for host in node.hosts.known if host not in self.kept])
+        self.release([host for host in node.hosts.known if host not in self.detached])
         agent = self._agent
         self._agent = None
         if agent is not None:

@@ -177,8 +177,8 @@ def attach_to_workers(
         raise ArgumentError(f"workers names {max(addresses, key=addresses.count)!r} twice")
     _lease(silence)
     # Check all of them first, so that an unknown name fails at once.
-    ways = [_way_to(address) for address in addresses]
-    here = interface or ways[0]
+    local_addresses = [_local_address(address) for address in addresses]
+    here = interface or local_addresses[0]
     session.listen(keys, here, [keys.public.decode()])
     listening = [session.greet(address, keys, timeout) for address in addresses]
     hosts = tuple(host_of(each.src) for each in listening)
@@ -221,7 +221,7 @@ def run_worker_loop_forever(
             process.wait()
             raise
         if line.startswith(UNABLE):
-            raise SpawnError(f"a worker {line.replace(':', f' at {address}:', 1)}; name another address or port")
+            raise SpawnError(f"a worker {line.replace(':', f' at {address}:', 1)}; use another address or port")
         if status != 0:
             raise SpawnError(f"the host agent at {address} ended with code {status}")
 
@@ -285,7 +285,7 @@ def read_key_file(path: str) -> KeyPair:
     return KeyPair(public.encode(), secret.encode())
 
 
-def _way_to(address: str) -> str:
+def _local_address(address: str) -> str:
     """Return this machine's address on the route to another one."""
     machine, _, port = address.removeprefix("tcp://").rpartition(":")
     try:

@@ -112,7 +112,7 @@ class Deaths:
                 verdicts.decide(uid, who, partial(self._restart, uid, command))
             elif isinstance(command, Judge):
                 if any(supervisors_of(self._node).asked_of(uid, "", rank) for rank in command.ranks):
-                    who = f"its supervisors judge the death of {describe_ranks(command.ranks)}"
+                    who = f"its supervisors are handling the death of {describe_ranks(command.ranks)}"
                     verdicts.decide(uid, who, partial(self._judge, uid, command))
                 else:
                     self._judge(uid, command)
@@ -166,7 +166,7 @@ class Deaths:
             self._heal(shared, begin)
         except MonarchError as error:
             if shared.stopped is not None or self._node.closed:
-                # It was stopped meanwhile; nothing to report.
+                # It was stopped in the meantime; nothing to report.
                 with self._lock:
                     for rank in begin.ranks:
                         shared.supervision.left(rank)
@@ -217,7 +217,7 @@ class Deaths:
             else f"the process of {describe_ranks(ranks)} of {name} {describe(cause, at)}"
             for (cause, at), ranks in kinds.items()
         )
-        why = f"{what}, and nobody supervises {name}, so that all of its calls fail"
+        why = f"{what}, and {name} has no supervisor, so all of its calls fail"
         if not self._node.ports.fail_calls(uid, "", why, latest) and not waited:
             for ranks in kinds.values():
                 self._escalation.up(self._failure(uid, tuple(ranks)), owner)

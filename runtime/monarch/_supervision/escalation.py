@@ -69,13 +69,15 @@ class Escalation:
                 self.ask(made((rank,)), judges, owner, lambda handled, rank=rank: judged(rank, handled))
 
         if any(asked.values()):
-            verdicts_of(self._node).decide(uid, f"its supervisors judge the failure of {describe_ranks(ranks)}", ask)
+            verdicts_of(self._node).decide(
+                uid, f"its supervisors are handling the failure of {describe_ranks(ranks)}", ask
+            )
         else:
             ask()
 
     def _unhandled(self, failure: MeshFailure, uid: str, actor: str, owner: str, latest: int) -> None:
         head = failure.report().partition("\n")[0]
-        if not uid or not self._node.ports.fail_calls(uid, actor, f"{head}; nobody handles that", latest):
+        if not uid or not self._node.ports.fail_calls(uid, actor, f"{head}; no supervisor handled it", latest):
             self.up(failure, owner)
 
     def ask(

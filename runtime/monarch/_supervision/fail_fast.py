@@ -200,7 +200,7 @@ class CallGroup:
         # Errors of freed ranks are not causes, even if each is a separate call.
         ranks = sorted({split_proc(proc)[1] for proc in failed - cut or failed})
         return (
-            f"the collective could not end, since {describe_ranks(ranks)} failed before joining it; "
+            f"the collective cannot complete because {describe_ranks(ranks)} failed before joining it; "
             f"the next use of the group recreates it"
         )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._actors.table import actors_of
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.text.advice import advice
-from monarch._meshes.actors.birth import Booting
+from monarch._meshes.actors.creation import Booting
 from monarch._meshes.inside import state_of
 from monarch._meshes.procs.proc_mesh import whole_of
 from monarch._meshes.registry import booting, forsake, meshes_of
@@ -78,8 +78,8 @@ class Faults:
     def flush(self) -> None:
         """Report recent constructor faults to the hook, in this thread, at the end of the program."""
         for mesh in list(meshes_of(self._node).actor_meshes.values()):
-            birth = state_of(mesh).birth
-            for fault in birth.untold() if birth is not None else ():
+            creation = state_of(mesh).creation
+            for fault in creation.untold() if creation is not None else ():
                 call_hook(self._failure(state_of(mesh).name, mesh, fault, (fault.rank,)))
         for shared in list(meshes_of(self._node).own_procs.values()):
             boot = shared.initialized
@@ -134,8 +134,8 @@ class Faults:
             whole = whole_of(meshes_of(self._node).own_procs[fault.actor], self._node)
         elif mesh is not None and _was_not_made(mesh, fault.rank):
             state = state_of(mesh)
-            assert state.birth is not None
-            port = state.birth.port
+            assert state.creation is not None
+            port = state.creation.port
             if not booting(self._node, state.procs.uid, fault.rank):
                 text = f"__init__() raised {text}"
         return MeshFailure(name, whole, ranks, text, when=time.time(), port=port)
@@ -143,8 +143,8 @@ class Faults:
 
 def _was_not_made(mesh: ActorMesh, rank: int) -> bool:
     """Return whether the constructor raised."""
-    birth = state_of(mesh).birth
-    return birth is not None and rank in birth.raised
+    creation = state_of(mesh).creation
+    return creation is not None and rank in creation.raised
 
 
 def _not_sent(mesh: Any, ranks: tuple[int, ...], text: str) -> None:

@@ -44,7 +44,7 @@ def heal(
         The ranks with new processes; and the actors recreated in living processes, by rank.
 
     Raises:
-        StoppedError: the mesh was stopped meanwhile.
+        StoppedError: the mesh was stopped in the meantime.
         SpawnError: a host is lost too, or new processes keep dying.
         ActorError: the constructor of an actor raised.
         SupervisionError: another heal or resize of the mesh is still running at the timeout.
@@ -110,10 +110,10 @@ def _renew_failed(shared: ProcsState, node: Node, until: float, replaced: set[in
             _make_again(mesh, rank, until)
             renewed.append((mesh, rank))
         state.failed -= failed
-        birth = state.birth
-        if birth is None or (birth.done and birth.raised.keys() <= failed | replaced):
+        creation = state.creation
+        if creation is None or (creation.done and creation.raised.keys() <= failed | replaced):
             # Actors under construction report their own errors.
-            state.birth, state.initialized = None, Ready(node, state.name, True)
+            state.creation, state.initialized = None, Ready(node, state.name, True)
     return renewed
 
 
@@ -153,7 +153,7 @@ def _make_again(mesh: ActorMesh, rank: int, until: float) -> None:
     ended: Gather[None] = Gather(
         node, peers, Extent((), ()), state.name, "stop", lambda _, __: None, state.key, patient=True
     )
-    peers[0].send(m.encode(m.Halt(node.proc, state.key, ended.port, packed_of(member), "recreated, since it failed")))
+    peers[0].send(m.encode(m.Halt(node.proc, state.key, ended.port, packed_of(member), "recreated because it failed")))
     ended.check()
     with suppress(MonarchError):
         # Ignore the result of its cleanup: its state may be broken.

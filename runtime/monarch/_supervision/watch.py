@@ -75,8 +75,8 @@ class Watch:
     def faulted(self, fault: m.Fault) -> None:
         """Note the fault of an actor, for which others may wait; in the receiving thread."""
         mesh = meshes_of(self._node).actor_meshes.get(fault.actor)
-        birth = state_of(mesh).birth if mesh is not None else None
-        if mesh is None or (birth is not None and fault.rank in birth.raised):
+        creation = state_of(mesh).creation if mesh is not None else None
+        if mesh is None or (creation is not None and fault.rank in creation.raised):
             return
         targets = targets_of(mesh)
         failed = {position for position, peer in enumerate(targets.peers) if peer.proc == fault.src}

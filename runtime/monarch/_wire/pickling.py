@@ -52,10 +52,10 @@ Receivers = Callable[[], Sequence[str]]
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
-class Lender(Protocol):
+class Exporter(Protocol):
     """Exports GPU memory; implemented on a higher floor."""
 
-    def lend(self, tensor: Any, receivers: Sequence[str]) -> Reduced | None:
+    def export(self, tensor: Any, receivers: Sequence[str]) -> Reduced | None:
         """Return how each of some processes makes its copy of a tensor; None if they cannot copy it themselves."""
         ...
 
@@ -64,7 +64,7 @@ class Lender(Protocol):
         ...
 
 
-lender: Lender | None = None
+exporter: Exporter | None = None
 """Of this process; none until it is part of a session."""
 in_rank = False
 """Whether GPU tensors go to GPU memory on arrival, even if this process has not used the GPU yet."""
@@ -168,29 +168,29 @@ def _plainness(obj: Any) -> object:
 def _dump(
     obj: Any, receivers: Receivers | None = None, here: bool = False, threshold: int = THRESHOLD
 ) -> tuple[bytes, list[memoryview]]:
-    lent: dict[int, Reduced] = {}
+    exported: dict[int, Reduced] = {}
     try:
         sink = _Sink(threshold)
-        pickler = _Pickler(sink, frozenset(), receivers, lent, here)
+        pickler = _Pickler(sink, frozenset(), receivers, exported, here)
         pickler.dump(obj)
         shared = pickler.wrongly_cloned()
         if shared:
             # Only now is it known which storages are used by several tensors.
             sink = _Sink(threshold)
             # Exported tensors may have been temporary, such as the data of a parameter.
-            _cancel(lent)
-            _Pickler(sink, shared, receivers, lent, here).dump(obj)
+            _cancel(exported)
+            _Pickler(sink, shared, receivers, exported, here).dump(obj)
     except BaseException:
-        _cancel(lent)
+        _cancel(exported)
         raise
     return b"".join(sink.chunks), sink.buffers
 
 
-def _cancel(lent: dict[int, Reduced]) -> None:
-    while lent:
-        _, reduced = lent.popitem()
-        if lender is not None:
-            lender.cancel(reduced)
+def _cancel(exported: dict[int, Reduced]) -> None:
+    while exported:
+        _, reduced = exported.popitem()
+        if exporter is not None:
+            exporter.cancel(reduced)
 
 
 class _Sink:
@@ -253,7 +253,7 @@ class _Pickler(cloudpickle.Pickler):
         sink: _Sink,
         shared: frozenset[int],
         receivers: Receivers | None,
-        lent: dict[int, Reduced],
+        exported: dict[int, Reduced],
         here: bool = False,
     ) -> None:
         super().__init__(sink, protocol=5, buffer_callback=sink.keep)
@@ -261,7 +261,7 @@ class _Pickler(cloudpickle.Pickler):
         self._shared = shared
         """Storages whose tensors must not be cloned."""
         self._receivers = receivers
-        self._lent = lent
+        self._exported = exported
         """Exports, by the id of the tensor."""
         self._sent: set[int] = set()
         self._clones: dict[int, tuple[int, list[tuple[int, int, int]]]] = {}
@@ -312,11 +312,11 @@ class _Pickler(cloudpickle.Pickler):
         return _make_tensor, (storage, tensor.dtype, offset, size, strides, tensor.requires_grad)
 
     def _of_gpu(self, tensor: Any) -> Any:
-        reduced = self._lent.get(id(tensor))
-        if reduced is None and lender is not None and self._receivers is not None:
-            reduced = lender.lend(tensor, self._receivers())
+        reduced = self._exported.get(id(tensor))
+        if reduced is None and exporter is not None and self._receivers is not None:
+            reduced = exporter.export(tensor, self._receivers())
             if reduced is not None:
-                self._lent[id(tensor)] = reduced
+                self._exported[id(tensor)] = reduced
         return reduced or (_make_gpu_tensor, (tensor.detach().cpu(), tensor.requires_grad))
 
     def untyped(self, storage: Any) -> Any:

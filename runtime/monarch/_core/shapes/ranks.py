@@ -53,7 +53,7 @@ def parse_ranks(text: str, total: int | None = None) -> list[int]:
             raise ShapeError(f"invalid ranks {text!r}; write them like 0-3,7 or 0-6:2")
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if last < first or step < 1:
-            raise ShapeError(f"invalid ranks {part.strip()!r}: a range ascends, with a step of at least 1")
+            raise ShapeError(f"invalid ranks {part.strip()!r}: ranges must ascend, with a step of at least 1")
         if total is not None and last >= total:
             raise PointError(f"there is no rank {last} in {text!r}; this mesh has ranks 0-{total - 1}")
         ranks.update(range(first, last + 1, step))

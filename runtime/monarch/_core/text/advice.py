@@ -20,7 +20,7 @@ class Advice:
         """
         if alive:
             return f"{describe_ranks(alive)} {'is' if len(alive) == 1 else 'are'} alive; a slice of them can be used"
-        return "heal_mesh puts new ones in their place"
+        return "heal_mesh replaces them"
 
     def placed(self, text: str) -> str:
         """Return a text with places in code as the user knows them."""

@@ -22,7 +22,7 @@ def describe_unjoined(finding: Finding, count: int, where: str, what: str, ranks
     has = "has" if len(ranks) == 1 else "have"
     absent = describe_ranks(list(finding.absent), count)
     has_not, them = ("has not", "that rank") if len(finding.absent) == 1 else ("have not", "those ranks")
-    do = f"call the other side of it on {them}" if waits.peers else "call it on all ranks of the group"
+    do = f"make the matching call on {them}" if waits.peers else "call it on all ranks of the group"
     return (
         f"{describe_ranks(ranks, count)} {has} waited {finding.seconds:.1f} s in {_operation(waits)} "
         f"that {absent} {has_not} joined: {_why(finding.absent, where, ranks_of_call)}; {what}, or {do}"

@@ -194,8 +194,8 @@ class ActorMesh(HasGroups, MeshView, AsyncResource):
 
     def _has_read(self, positions: Iterable[int]) -> None:
         """Note that somebody has read the errors of these members."""
-        if self._state.birth is not None:
-            self._state.birth.heard([self._region.base_rank(position) for position in positions])
+        if self._state.creation is not None:
+            self._state.creation.heard([self._region.base_rank(position) for position in positions])
 
     def _wait_for_verdict(self, method: str) -> bool:
         procs = self._state.procs

@@ -110,7 +110,7 @@ def _error(peer: Peer, position: int, count: int, mesh: ActorMeshLike, method: s
     why = silence.text(peer.proc) if silence is not None else ""
     return SendTimeoutError(
         f"{called_of(mesh)}.{method}() was not sent to any rank: {whom} is {behind:,} messages behind and has finished "
-        f"none for {ROOM_S:g} s{f' (it {why})' if why else ''}; await answers before you send more, or raise "
+        f"none for {ROOM_S:g} s{f' (it {why})' if why else ''}; wait for answers before you send more, or raise "
         f"{VARIABLE} (seconds)",
         mesh=state_of(mesh).name,
         rank=position,

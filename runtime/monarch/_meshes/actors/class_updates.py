@@ -165,7 +165,7 @@ def prepare(key: str, number: int, body: bytes) -> None:
     """Make the new class and try it on the actor without switching; runs in its own thread."""
     mailbox = actors_of(current_node()).here.get(key)
     if mailbox is None or mailbox.instance is None:
-        raise ArgumentError("the actor does not exist (any more), so its class cannot be edited")
+        raise ArgumentError("the actor does not exist or was stopped, so its class cannot be edited")
     new = loads(body)
     instance, old = mailbox.instance, class_of(mailbox.instance)
     try:

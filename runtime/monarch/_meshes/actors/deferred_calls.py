@@ -119,9 +119,7 @@ def _streamed(mesh: ActorMeshLike, laters: list[Later[R]], futures: Iterable[Fut
     sources = list(futures)
     for later, source in zip(laters, sources, strict=False):
         later.sent(source)
-    _fail_all(
-        laters[len(sources) :], StoppedError(f"{state_of(mesh).name} has become smaller", mesh=state_of(mesh).name)
-    )
+    _fail_all(laters[len(sources) :], StoppedError(f"{state_of(mesh).name} has shrunk", mesh=state_of(mesh).name))
 
 
 def _fail_all(laters: Iterable[Later[Any]], error: BaseException) -> None:

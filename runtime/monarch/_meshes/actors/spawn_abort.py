@@ -24,7 +24,7 @@ _PATIENCE = 1.0
 
 
 class FailedSpawn(Protocol):
-    """A spawn with failed constructors; see birth.py."""
+    """A spawn with failed constructors; see creation.py."""
 
     mesh: str
     raised: dict[int, m.Reply]
@@ -41,24 +41,24 @@ class SpawnAbort:
 
     Args:
         node: of this process.
-        birth: the spawn.
+        creation: the spawn.
         then: called once, when all ranks have confirmed or after a bounded time.
     """
 
-    def __init__(self, node: NodeLike, birth: FailedSpawn, then: Callable[[], None]) -> None:
+    def __init__(self, node: NodeLike, creation: FailedSpawn, then: Callable[[], None]) -> None:
         self._node, self._then = node, then
-        failed = sorted(birth.raised)
+        failed = sorted(creation.raised)
         self._reason = (
-            f"the collective could not end, since the constructor of {birth.mesh} failed on {describe_ranks(failed)}; "
-            f"the next use of the group recreates it"
+            f"the collective cannot complete because the constructor of {creation.mesh} failed on "
+            f"{describe_ranks(failed)}; the next use of the group recreates it"
         )
         self._lock = RLock()
         self._round = 0
         """The newest generation of the ranks that have confirmed. Lock: ``_lock``, also below."""
         self._over = False
-        self._procs = birth.proc_ids()
+        self._procs = creation.proc_ids()
         self._left = {proc for proc in self._procs if node.peers.get(proc).dead is None}
-        named = request(doom, birth.actor, node.proc, birth.port, self._reason, failed)
+        named = request(doom, creation.actor, node.proc, creation.port, self._reason, failed)
         self._answers = Answers(node, self._procs, named, self._heard) if self._left else None
         node.receive_loop.call_later(_PATIENCE if self._left else 0.0, self._end)
 

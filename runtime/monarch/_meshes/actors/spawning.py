@@ -9,7 +9,7 @@ from typing import Any
 from monarch._actors.endpoint import methods_of
 from monarch._actors.running import current
 from monarch._meshes.actors.actor_mesh import ActorMesh
-from monarch._meshes.actors.birth import Birth
+from monarch._meshes.actors.creation import Creation
 from monarch._meshes.actors.state import ActorsState
 from monarch._meshes.inside import coming_procs, living_procs, node_of, region_of, state_of, targets_of
 from monarch._meshes.mesh_like import ProcMeshLike
@@ -49,7 +49,7 @@ def spawn_actors(
         # The replacement of these processes finds this mesh and makes its actors.
         coming = coming_procs(procs)
         ranks = state.region.base_ranks()
-        birth = Birth(
+        creation = Creation(
             node,
             targets.peers,
             ranks,
@@ -57,14 +57,14 @@ def spawn_actors(
             name,
             key,
             coming,
-            lambda: state.stopped is not None or state.birth is not birth,
+            lambda: state.stopped is not None or state.creation is not creation,
             lambda: [roster.proc(rank) for rank in range(roster.size)],
         )
-        state.birth = state.initialized = birth
+        state.creation = state.initialized = creation
         meshes_of(node).add_actors(key, mesh)
     meshes_of(node).owners[key] = own_by_current(mesh)
-    _send(mesh, targets, m.Create(node.proc, key, birth.port, targets.shape.packed, body), buffers)
-    birth.check()
+    _send(mesh, targets, m.Create(node.proc, key, creation.port, targets.shape.packed, body), buffers)
+    creation.check()
     if coming:
         # Nobody may heal it any more.
         forsake(node, roster.uid)

@@ -7,7 +7,7 @@ from typing import Any
 from monarch._core.events import Event
 from monarch._core.roster import Procs
 from monarch._core.shapes.region import Region
-from monarch._meshes.actors.birth import Birth
+from monarch._meshes.actors.creation import Creation
 from monarch._node.future import Future
 from monarch._node.rank_config import ActorSpec
 
@@ -16,8 +16,8 @@ class ActorsState:
     """State that all views of one mesh share in this process."""
 
     __slots__ = (
-        "birth",
         "cls",
+        "creation",
         "ended",
         "failed",
         "initialized",
@@ -43,7 +43,7 @@ class ActorsState:
         """Fires when the actors have ended after a stop."""
         self.stopping: Future[None] | None = None
         self.initialized: Future[Any] | None = None
-        self.birth: Birth | None = None
+        self.creation: Creation | None = None
         """The construction of the actors; None for a reference, and after a heal has recreated failed ones."""
         self.spec: ActorSpec | None = None
         self.failed: set[int] = set()

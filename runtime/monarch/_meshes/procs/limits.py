@@ -62,7 +62,7 @@ def check_room(node: Node, counts: Mapping[str, int]) -> None:
         who, each, limit, free = full[0]
         raise LimitError(
             f"cannot start {count} processes on this host: {who} needs {count * each} more file descriptors for them, "
-            f"and {max(0, free)} of its limit of {limit} are free. Start at most {most}, or raise the limit before "
+            f"but only {max(0, free)} of its {limit} are free. Start at most {most}, or raise the limit before "
             f"the program starts: {remedy(total)}",
             limit=limit,
             need=count * each,

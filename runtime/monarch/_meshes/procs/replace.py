@@ -10,7 +10,7 @@ from monarch._core.roster import Procs
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._groups.convening import tell_of_new_ones
 from monarch._meshes.actors.actor_mesh import ActorMesh
-from monarch._meshes.actors.birth import Birth
+from monarch._meshes.actors.creation import Creation
 from monarch._meshes.inside import member_at, node_of, packed_of, state_of, targets_of, view_at
 from monarch._meshes.procs.limits import check_room
 from monarch._meshes.procs.queries import actor_meshes_on
@@ -142,7 +142,7 @@ def create(actor: ActorMesh, rank: int) -> Future[Any]:
     body, buffers = dumps(state.spec)
     targets = targets_of(member_at(whole, position))
     gather = _Made(node, targets.peers, whole.extent, state.name, "__init__", _nothing, state.key)
-    gather.place, gather.rank, gather.birth = position, rank, state.birth
+    gather.place, gather.rank, gather.creation = position, rank, state.creation
     # The constructor sees its place in the whole mesh, as at first.
     create = m.Create(node.proc, state.key, gather.port, packed_of(whole), body, None, len(buffers))
     targets.peers[0].send(m.encode(create), buffers)
@@ -153,15 +153,15 @@ def create(actor: ActorMesh, rank: int) -> Future[Any]:
 class _Made(Gather[Any]):
     """A future of the construction of one actor, which replies from its place in the whole mesh."""
 
-    __slots__ = ("birth", "place", "rank")
+    __slots__ = ("creation", "place", "rank")
 
-    birth: Birth | None
+    creation: Creation | None
     """The construction of the whole mesh, if that waits for this actor."""
 
     def reply(self, reply: m.Reply, frames: Sequence[bytes]) -> None:
         """Take the reply of the constructor."""
-        if self.birth is not None:
-            self.birth.arrived(self.rank, reply)
+        if self.creation is not None:
+            self.creation.arrived(self.rank, reply)
         reply.rank = 0
         super().reply(reply, frames)
 

@@ -36,7 +36,7 @@ _HOOK = "__resized__"
 def resize(mesh: ProcMeshLike, onto: Hosts | None, sizes: Mapping[str, int]) -> ProcMeshLike:
     """See ``ProcMesh.resize``."""
     if onto is not None and not is_a(onto, Hosts):
-        raise ArgumentError(f"resize: expected a mesh of hosts and sizes of axes, got {type(onto).__name__}")
+        raise ArgumentError(f"resize: expected a mesh of hosts and axis sizes, got {type(onto).__name__}")
     state, node = state_of(mesh), node_of(mesh)
     shared = meshes_of(node).shared_of(state.procs.uid, state.procs.name, "resized")
     if region_of(mesh) != shared.procs.region() or not shared.owned:
@@ -58,7 +58,7 @@ def _resize(mesh: ProcMeshLike, shared: ProcsState, onto: Hosts | None, sizes: M
         dead = dead_ranks(shared, node) if count > procs.size else []
         if dead:
             raise SupervisionError(
-                f"{mesh.name} has {describe_ranks(dead)} dead; call heal_mesh before you resize it",
+                f"{mesh.name} has dead ranks ({describe_ranks(dead)}); call heal_mesh before you resize it",
                 mesh=mesh.name,
                 ranks=tuple(dead),
             )
@@ -102,7 +102,7 @@ def _checked(mesh: ProcMeshLike, sizes: Mapping[str, int]) -> dict[str, int]:
             continue
         if axis != procs.labels[0]:
             raise ShapeError(
-                f"only the first axis of {mesh.name} ({axes_text(mesh.extent)}) can be resized, which is "
+                f"only the first axis of {mesh.name} ({axes_text(mesh.extent)}) can be resized: "
                 f"{procs.labels[0]!r}; changing {axis!r} would renumber the ranks"
             )
     return dict(sizes)
@@ -114,7 +114,7 @@ def _hosts(mesh: ProcMeshLike, new: Mapping[str, int], onto: Hosts | None) -> tu
     if not procs.host_axes:
         if onto is not None:
             raise ArgumentError(
-                f"{mesh.name} has no axis of hosts ({axes_text(mesh.extent)}), so it stays on the one that it is on"
+                f"{mesh.name} has no hosts axis ({axes_text(mesh.extent)}), so it cannot move to other hosts"
             )
         return procs.hosts
     axes = procs.labels[: procs.host_axes]
@@ -152,7 +152,7 @@ def _let_go(mesh: ProcMeshLike, going: Sequence[str], hosts: Sequence[str]) -> N
     living = [proc for proc in going if node.peers.get(proc).dead is None]
     ended = Ended(node, f"{mesh.name}.resize()", living)
     by_host: dict[str, list[str]] = {}
-    halt = m.encode(m.Halt(node.proc, "", 0, b"", "its mesh has become smaller"))
+    halt = m.encode(m.Halt(node.proc, "", 0, b"", "its mesh has shrunk"))
     for proc in living:
         by_host.setdefault(node.peers.get(proc).host, []).append(proc)
     for host, names in by_host.items():

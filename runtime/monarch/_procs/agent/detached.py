@@ -75,7 +75,7 @@ class DetachedAgent(Agent):
         """Bytes that the controller has left here for the next one."""
         self._ends = 0.0
         self._leases = 0
-        self._way = m.Hosts({})
+        self._address = m.Hosts({})
         """Send to the controller."""
         self.services.update(
             {
@@ -141,12 +141,12 @@ class DetachedAgent(Agent):
     def _part_from(self, owner: str) -> None:
         """If it is alive, for example after a long suspension, it must learn that nobody listens to it here."""
         reason = f"lost the connection to detached mesh {self.record.name!r}; attach it again"
-        self.router.learn(self._way)
+        self.router.learn(self._address)
         self.router.send(owner, [m.encode(m.Refused(m.VERSION, self.proc, reason))])
 
         def part() -> None:
             if self.owner != owner:
-                self.router.forget_way(owner)
+                self.router.forget_address(owner)
 
         self._later(3 * self.config.lease, part)
 
@@ -187,7 +187,7 @@ class DetachedAgent(Agent):
             )
         self.owner = ask.src
         self.router.own()
-        self._way = self.router.way_to(ask.src)
+        self._address = self.router.address_of(ask.src)
         self.former.discard(ask.src)
         for former in self.former:
             for child in self.children.owned_by(former):

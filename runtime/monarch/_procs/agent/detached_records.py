@@ -21,7 +21,7 @@ from monarch._core.text.durations import duration_text
 from monarch._procs.session_folder import base_folder, is_alive, remove_folder
 from monarch.exceptions import ArgumentError, DetachedMeshInUseError, MonarchError, NoDetachedMeshError
 
-_PREFIX = "kept-"
+_PREFIX = "detached-"
 _LONGEST = 60
 
 
@@ -83,7 +83,7 @@ def publish(folder: str, record: Record) -> None:
             if other is None or other.alive():
                 state = other.state() if other is not None else f"its record {path} cannot be read"
                 raise DetachedMeshInUseError(
-                    f"a detached mesh {record.name!r} exists already ({state}); %mesh attach {record.name} or "
+                    f"a detached mesh {record.name!r} already exists ({state}); %mesh attach {record.name} or "
                     f"attach({record.name!r}) attaches it, %mesh down {record.name} or end({record.name!r}) ends it"
                 )
         write(folder, record)
@@ -123,8 +123,8 @@ def read(path: Path) -> Record:
         if known.st_mode & 0o077 or folder.st_mode & 0o077:
             raise MonarchError(
                 f"record {path} is readable by other users (mode {stat.S_IMODE(known.st_mode):o}, folder "
-                f"{stat.S_IMODE(folder.st_mode):o}), and its key gives access to the mesh; if nobody has read it, "
-                f"chmod 600 the file and 700 the folder, else end its process"
+                f"{stat.S_IMODE(folder.st_mode):o}), and its key gives access to the mesh; if no other user "
+                f"has read it, chmod 600 the file and 700 the folder; otherwise end its process"
             )
         try:
             return msgspec.json.decode(opened.read(), type=Record)

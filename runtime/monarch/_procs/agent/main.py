@@ -223,7 +223,7 @@ class Agent:
         """Return why these procs cannot be started here; empty if they can."""
         if not all(self.router.is_here(proc) for proc in spawn.procs):
             # Another agent listens at the address of a lost one, and was sent the message meant for that one.
-            return f"host {self.host} now listens at the address of its host"
+            return f"host {self.host} has taken the address of its host"
         need, free = AGENT_NEED * len(spawn.procs), reserve.free() - RESERVE
         if need <= free:
             return ""

@@ -35,7 +35,7 @@ class Router:
         self.inbox = Inbox(context, ipc_address(folder, proc))
         self.keys = keys
         self.lease = lease
-        self.door: CurveAuthenticator | None = None
+        self.authenticator: CurveAuthenticator | None = None
         self.owner_socket: zmq.Socket[bytes] | None = None
         self.peer_socket: zmq.Socket[bytes] | None = None
         self.owner_monitor: zmq.Socket[bytes] | None = None
@@ -52,10 +52,10 @@ class Router:
 
         Sockets bound before, at another address of this host, stay.
         """
-        if self.door is None:
-            self.door = CurveAuthenticator(self.context)
-        self.door.allow("owner", [owner])
-        self.door.allow("peers", [owner, *allowed])
+        if self.authenticator is None:
+            self.authenticator = CurveAuthenticator(self.context)
+        self.authenticator.allow("owner", [owner])
+        self.authenticator.allow("peers", [owner, *allowed])
         owners, peers = (self._tcp_socket() for _ in range(2))
         monitor = owners.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         # A given port is the owner's; the other one may be any free port.
@@ -63,8 +63,8 @@ class Router:
         try:
             listening = Listening(
                 self.proc,
-                self.door.bind(owners, address, self.keys, "owner", self.lease),
-                self.door.bind(peers, bare, self.keys, "peers", self.lease),
+                self.authenticator.bind(owners, address, self.keys, "owner", self.lease),
+                self.authenticator.bind(peers, bare, self.keys, "peers", self.lease),
                 self.keys.public.decode(),
             )
         except zmq.ZMQError:
@@ -84,10 +84,10 @@ class Router:
     def learn(self, hosts: Hosts) -> None:
         """Note where other hosts listen, and authorize them."""
         self._hosts.update(hosts.hosts)
-        if self.door is not None:
-            self.door.allow("peers", [public.encode() for _, public in hosts.hosts.values()])
+        if self.authenticator is not None:
+            self.authenticator.allow("peers", [public.encode() for _, public in hosts.hosts.values()])
 
-    def way_to(self, name: str) -> Hosts:
+    def address_of(self, name: str) -> Hosts:
         """Return the address of a host or a controller."""
         return Hosts({name: self._hosts[name]} if name in self._hosts else {})
 
@@ -95,7 +95,7 @@ class Router:
         """The controller is gone, and with it all that it announced of other hosts."""
         self._hosts.clear()
 
-    def forget_way(self, name: str) -> None:
+    def forget_address(self, name: str) -> None:
         """Drop the links to a host or a controller."""
         self._hosts.pop(name, None)
         self.drop(name)
@@ -164,7 +164,7 @@ class Router:
         monitor.close(0)
         if self._links.get(name) is not link:
             return ""
-        self.forget_way(name)
+        self.forget_address(name)
         return name
 
     def owner_lost(self) -> bool:
@@ -201,8 +201,8 @@ class Router:
             link.close(200)
         self.inbox.close()
         _close(*self._earlier, self.owner_socket, self.peer_socket)
-        if self.door is not None:
-            self.door.close()
+        if self.authenticator is not None:
+            self.authenticator.close()
 
 
 def _close(*sockets: zmq.Socket[bytes] | None) -> None:

@@ -41,7 +41,7 @@ class Forks:
         controller: its pid and start time, so that the last process can clean up after it.
         died: called for ranks that could not be started.
         call_later: schedules a function after so many seconds.
-        zygote: the usual one, if it exists already.
+        zygote: the usual one, if it already exists.
     """
 
     def __init__(

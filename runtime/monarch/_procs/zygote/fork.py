@@ -44,7 +44,7 @@ class RankSpec(msgspec.Struct):
     """Whether it leads a session of its own, not only a group."""
 
 
-class Birth(msgspec.Struct):
+class ForkOrigin(msgspec.Struct):
     """The origin of a new fork."""
 
     agent: int
@@ -55,13 +55,13 @@ class Birth(msgspec.Struct):
     """Read end of a pipe: one byte for each rank once the agent knows all of them."""
 
 
-def run_rank(birth: Birth, spec: RankSpec, entry: str, stdout: int, stderr: int) -> NoReturn:
+def run_rank(origin: ForkOrigin, spec: RankSpec, entry: str, stdout: int, stderr: int) -> NoReturn:
     """Become a rank, run its entry point, and end the process; never returns into the caller's code."""
     status = 1
     try:
-        _leave_zygote(stdout, stderr, keep=birth.release, leads=spec.leads)
+        _leave_zygote(stdout, stderr, keep=origin.release, leads=spec.leads)
         mark_rank()
-        status = _run(birth, spec, entry)
+        status = _run(origin, spec, entry)
     except BaseException as error:
         status = _status_of(error)
     finally:
@@ -74,19 +74,19 @@ def run_rank(birth: Birth, spec: RankSpec, entry: str, stdout: int, stderr: int)
         os._exit(status)
 
 
-def _run(birth: Birth, spec: RankSpec, entry: str) -> int:
+def _run(origin: ForkOrigin, spec: RankSpec, entry: str) -> int:
     # torch may start threads during setup.
     posix.hold_parent_signal()
     _set_up(spec)
     function = find_entry(entry)
-    if not posix.await_new_parent(birth.fork_helper, _RELEASE_TIMEOUT) or not os.read(birth.release, 1):
+    if not posix.await_new_parent(origin.fork_helper, _RELEASE_TIMEOUT) or not os.read(origin.release, 1):
         # The agent does not know this rank, so nothing would ever end it.
         return 1
-    os.close(birth.release)
+    os.close(origin.release)
     posix.set_pdeathsig(signal.SIGKILL)
     # The signal works from this call on, so check after it for an agent that was dead by then.
-    if os.getppid() != birth.agent:
-        print(f"the host agent (pid {birth.agent}) is not the parent of this rank; exiting", file=sys.stderr)
+    if os.getppid() != origin.agent:
+        print(f"the host agent (pid {origin.agent}) is not the parent of this rank; exiting", file=sys.stderr)
         return 1
     result = function(spec.config)
     return 0 if result is None else int(result) & 0xFF

@@ -210,7 +210,7 @@ def _preload(setup: Setup) -> Ready:
             os.environ[key] = value
     touched = has_touched_gpus()
     if (threads := posix.thread_count()) > 1:
-        problems.append(f"the zygote has {threads} threads after its imports; its forks have only one of them")
+        problems.append(f"the zygote has {threads} threads after its imports, and forks keep only one of them")
     if touched:
         problems.append("an import has initialized CUDA; ranks, which are forks, cannot use the GPUs")
     for problem in problems:
@@ -251,7 +251,7 @@ def _serve(agent: socket.socket, agent_pid: int, request: ForkRequest, fds: list
 def _make_ranks(agent: socket.socket, agent_pid: int, request: ForkRequest, fds: list[int]) -> None:
     """In the fork helper: fork the ranks, tell the agent, then release them."""
     reader, writer = os.pipe()
-    birth = forks.Birth(agent_pid, os.getpid(), reader)
+    origin = forks.ForkOrigin(agent_pid, os.getpid(), reader)
     pids: list[int] = []
     for rank, spec in enumerate(request.ranks):
         try:
@@ -263,7 +263,7 @@ def _make_ranks(agent: socket.socket, agent_pid: int, request: ForkRequest, fds:
         if pid == 0:
             # Its descriptor is closed with the others, and may be another file's when the object goes.
             agent.detach()
-            forks.run_rank(birth, spec, request.entry, fds[2 * rank], fds[2 * rank + 1])
+            forks.run_rank(origin, spec, request.entry, fds[2 * rank], fds[2 * rank + 1])
         pids.append(pid)
     # The agent is told first: it may get a rank's exit status as soon as this process has ended.
     if _send(agent, Forked(request.token, pids)):

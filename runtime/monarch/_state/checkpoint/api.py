@@ -173,7 +173,7 @@ class Save:
         self._mesh, self._path, self._keep, self._by_content = mesh, path, keep, by_content
         self._timeout, self._until = timeout, time.monotonic() + timeout
         self._token = secrets.token_hex(8)
-        self._stage = "taking the copies"
+        self._stage = "copying the state"
         self.names: list[list[str]] = []
         """Of each rank, what its state has at the top, once the copies are taken."""
         node = node_of(mesh)
@@ -218,7 +218,7 @@ class Save:
             name, missing = state_of(self._mesh).name, missing_of(future)
             raise CallTimeoutError(
                 f"the checkpoint of {name} to {self._path} was not complete within {self._timeout:g} s: it "
-                f"was given up while {self._stage}{missing}; versions before it are as they were"
+                f"was abandoned while {self._stage}{missing}; earlier versions are unchanged"
             ) from None
 
     def _all(self, step: str, args: Callable[[int], tuple[Any, ...]]) -> list[Any]:

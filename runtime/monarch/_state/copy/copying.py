@@ -114,7 +114,7 @@ class _Copy:
                 widths[name] = shared.width
                 if name in known and known[name].dtype != shared.dtype:
                     raise ArgumentError(
-                        f"{name!r} is of {known[name].dtype} in the source and of {shared.dtype} in the target"
+                        f"{name!r} has dtype {known[name].dtype} in the source but {shared.dtype} in the target"
                     )
         return Planner(_holders(sources), _holders(targets), widths).plan()
 

@@ -38,8 +38,8 @@ class StateTransfer:
         able = [mesh for mesh in meshes if has_hooks(state_of(mesh).cls)]
         if not able or (named and len(able) < len(meshes)):
             raise ArgumentError(
-                "copy_from needs actors whose class has __getstate__ and __setstate__: the first returns what a "
-                "replica needs, the second takes it; or name a method that returns their tensors: copy='weights'"
+                "copy_from needs actors whose class has __getstate__, which returns the state of a replica, and "
+                "__setstate__, which takes it; or name a method that returns their tensors: copy='weights'"
             )
 
     def run(

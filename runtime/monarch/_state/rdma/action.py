@@ -67,8 +67,8 @@ class RDMAAction:
             same = other.device == memory.device
             if same and memory.address < other.address + other.size and other.address < memory.address + memory.size:
                 raise ArgumentError(
-                    "this memory overlaps other memory of the same action, and the result would depend on their order; "
-                    "make two actions, one after the other"
+                    "this memory overlaps other memory of the same action, so the result would depend on their order; "
+                    "submit two actions, one after the other"
                 )
 
     def __len__(self) -> int:

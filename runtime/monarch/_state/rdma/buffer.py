@@ -81,7 +81,7 @@ class RDMABuffer:
     @property
     def backend(self) -> str:
         """Transport between this process and the buffer, for local memory on the same kind of device."""
-        return plane().way_to(self._remote, self._local_device()).name
+        return plane().transport_to(self._remote, self._local_device()).name
 
     def transports(self) -> dict[str, str]:
         """Return the transports, best first, each with the reason against it; empty for the transport in use."""
@@ -102,7 +102,7 @@ class RDMABuffer:
         """
         remote = self._remote
         if offset < 0 or size < 1 or offset + size > remote.size:
-            raise ArgumentError(f"bytes {offset} to {offset + size} are not within a buffer of {remote.size} bytes")
+            raise ArgumentError(f"bytes {offset} to {offset + size} are outside the buffer of {remote.size} bytes")
         return RDMABuffer._of(remote._replace(offset=remote.offset + offset, size=size))
 
     def read_into(self, dst: Any, *, timeout: float = 60.0) -> Future[None]:
@@ -200,7 +200,7 @@ def _quick(moves: Sequence[Move]) -> bool:
     here = plane()
     try:
         return all(
-            local.device == "cpu" and here.known_way(remote, local.device) in _QUICK for remote, local, _ in moves
+            local.device == "cpu" and here.known_transport(remote, local.device) in _QUICK for remote, local, _ in moves
         )
     except Exception:
         # The future raises this error.

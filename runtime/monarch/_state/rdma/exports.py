@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from monarch._node.node import Node
 
 
-class _Loans:
+class _Exports:
     """The exported tensors of a node.
 
     Args:
@@ -41,12 +41,12 @@ class _Loans:
             returned(key, proc)
 
 
-def _loans() -> _Loans:
-    return current_node().part(_Loans)
+def _exports() -> _Exports:
+    return current_node().part(_Exports)
 
 
-@service("exports.lend", "local")
-def lend(tensor: torch.Tensor, receivers: Sequence[str]) -> Reduced | None:
+@service("exports.export", "local")
+def export(tensor: torch.Tensor, receivers: Sequence[str]) -> Reduced | None:
     """Export a tensor to some processes; None if one of them is a program, which may have no GPU.
 
     The receivers get its present values; later changes do not reach them.
@@ -55,11 +55,11 @@ def lend(tensor: torch.Tensor, receivers: Sequence[str]) -> Reduced | None:
         return None
     import torch
 
-    node, loans = current_node(), _loans()
+    node, exports = current_node(), _exports()
     flat = tensor.detach().clone(memory_format=torch.contiguous_format).view(-1)
     remote = plane().share(memory_of(flat.view(torch.uint8), "a tensor"), forever=True)
-    with loans.lock:
-        loans.receivers[remote.key] = set(receivers)
+    with exports.lock:
+        exports.receivers[remote.key] = set(receivers)
     for proc in receivers:
         peer = node.peers.known.get(proc)
         if peer is not None and peer.dead is not None:
@@ -73,9 +73,9 @@ def lend(tensor: torch.Tensor, receivers: Sequence[str]) -> Reduced | None:
 def cancel(reduced: Reduced) -> None:
     """Free an export whose message was not sent."""
     key = Remote(*reduced[1][0]).key
-    loans = _loans()
-    with loans.lock:
-        loans.receivers.pop(key, None)
+    exports = _exports()
+    with exports.lock:
+        exports.receivers.pop(key, None)
     plane().drop(key)
 
 
@@ -89,12 +89,12 @@ def take(packed: tuple[Any, ...], dtype: str, shape: tuple[int, ...], requires_g
     try:
         plane().move([Move(remote, memory_of(made, "a tensor"))], False, 60.0)
     finally:
-        _give_back(remote)
+        _report_copy(remote)
     tensor = made.view(getattr(torch, dtype)).view(shape)
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-def _give_back(remote: Remote) -> None:
+def _report_copy(remote: Remote) -> None:
     node = current_node()
     if remote.proc == node.proc:
         returned(remote.key, node.proc)
@@ -105,19 +105,19 @@ def _give_back(remote: Remote) -> None:
 @service("exports.returned", "threaded")
 def returned(key: int, proc: str) -> None:
     """Service: note that a receiver has its copy."""
-    loans = _loans()
-    with loans.lock:
-        waiting = loans.receivers.get(key)
+    exports = _exports()
+    with exports.lock:
+        waiting = exports.receivers.get(key)
         if waiting is None:
             return
         waiting.discard(proc)
         if waiting:
             return
-        del loans.receivers[key]
+        del exports.receivers[key]
     plane().drop(key)
 
 
-@service("exports.lent", "quick")
-def lent() -> int:
+@service("exports.count", "quick")
+def count() -> int:
     """Service: return the number of exported tensors of this process."""
-    return len(_loans().receivers)
+    return len(_exports().receivers)

@@ -51,7 +51,7 @@ class Plane:
             self._nixl,
             self._stream,
         ]
-        self._ways = {way.name: way for way in ways}
+        self._transports = {way.name: way for way in ways}
         self._mailboxes: dict[int, ActorLike] = {}
         """The actors that have shared memory, by the key of that memory."""
         self._chosen: dict[tuple[str, str, bool, str], Transport] = {}
@@ -95,7 +95,7 @@ class Plane:
 
     # Memory of other processes
 
-    def way_to(self, remote: Remote, local_device: str) -> Transport:
+    def transport_to(self, remote: Remote, local_device: str) -> Transport:
         """Return the best transport between this process and a piece of memory.
 
         Raises:
@@ -106,16 +106,16 @@ class Plane:
         if chosen is None:
             against: list[str] = []
             for name in _allowed():
-                why_not = self._ways[name].reason_against(remote, local_device)
+                why_not = self._transports[name].reason_against(remote, local_device)
                 if not why_not:
-                    chosen = self._chosen[key] = self._ways[name]
+                    chosen = self._chosen[key] = self._transports[name]
                     break
                 against.append(f"{name}: {why_not}")
             else:
-                raise TransferError(f"no transport leads to {remote.title}: {'; '.join(against)}", mesh=remote.proc)
+                raise TransferError(f"no transport reaches {remote.title}: {'; '.join(against)}", mesh=remote.proc)
         return chosen
 
-    def known_way(self, remote: Remote, local_device: str) -> str:
+    def known_transport(self, remote: Remote, local_device: str) -> str:
         """Return the name of the transport that is already in use; empty if there is none."""
         chosen = self._chosen.get(_kind_of(remote, local_device))
         return chosen.name if chosen is not None else ""
@@ -124,7 +124,7 @@ class Plane:
         """Return the transports, best first, up to the first usable one, each with the reason against it."""
         found: list[tuple[str, str]] = []
         for name in _allowed():
-            found.append((name, self._ways[name].reason_against(remote, local_device)))
+            found.append((name, self._transports[name].reason_against(remote, local_device)))
             if not found[-1][1]:
                 break
         return found
@@ -139,7 +139,7 @@ class Plane:
         for several in together.values():
             remote, local, _ = several[0]
             self._check_alive(remote)
-            self.way_to(remote, local.device).move(several, writing, timeout)
+            self.transport_to(remote, local.device).move(several, writing, timeout)
 
     def _check_alive(self, remote: Remote) -> None:
         peer = self._node.peers.known.get(remote.proc)
@@ -170,7 +170,7 @@ class Plane:
     def _forget(self, proc: str) -> None:
         """Drop the state of a dead process."""
         self._chosen = {key: way for key, way in self._chosen.items() if key[0] != proc}
-        for way in self._ways.values():
+        for way in self._transports.values():
             way.forget(proc)
 
     def _close(self) -> None:

@@ -152,7 +152,7 @@ class Whole:
             made, self._metadata = planner.create_global_plan([pickle.loads(plan) for plan in plans])
         except (ValueError, AssertionError) as error:
             raise ValueError(
-                f"the states of these {len(plans)} ranks do not fit together: {error}; save a DTensor on all "
+                f"the states of these {len(plans)} ranks are inconsistent: {error}; save a DTensor on all "
                 f"ranks that hold a shard of it, and use a key for a tensor on all ranks or on none"
             ) from error
         self.plans = [pickle.dumps(plan) for plan in _writer("").prepare_global_plan(made)]

@@ -59,7 +59,7 @@ class Version:
         if missing:
             there = [key for key in self.known if not key.startswith(RANK)]
             raise ArgumentError(
-                f"the checkpoint {self.folder} lacks {_list(map(repr, missing))} of the state; "
+                f"the checkpoint {self.folder} has no {_list(map(repr, missing))}, which the state has; "
                 f"it has {_list(map(repr, there)) or 'nothing'}"
             )
         for key, value in wanted.items():

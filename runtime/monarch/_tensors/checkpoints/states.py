@@ -92,5 +92,5 @@ def _of_distributed(name: str, value: Any) -> tuple[torch.Tensor, tuple[int, ...
     local = value.to_local()
     shape, offset = local_box(value.shape, value.device_mesh, value.placements)
     if shape != tuple(local.shape):
-        raise ArgumentError(f"{name!r} has a layout without a single box on each rank: {value.placements}")
+        raise ArgumentError(f"{name!r} has a layout that is not one box on each rank: {value.placements}")
     return local, offset

@@ -49,7 +49,7 @@ def _uncounted(call: Sequence[str], numbers: dict[int, str]) -> str:
     counts = ", ".join(f"rank {rank}: {numbers[rank]}" for rank in sorted(numbers))
     return (
         f"ranks of a process group called {' '.join(call)} after different numbers of operations ({counts}): some "
-        f"ranks have left out a collective, or have called send or recv, which torch's check counts as well; run "
+        f"ranks have skipped a collective, or have called send or recv, which torch's check counts as well; run "
         f"programs with send and recv without the check"
     )
 

@@ -39,7 +39,7 @@ def check_spans(move: Move) -> None:
     if move.spans is None and move.local.size <= move.remote.size:
         return
     spans = move.rows
-    for column, size, what in ((0, move.remote.size, "the buffer"), (1, move.local.size, "the memory here")):
+    for column, size, what in ((0, move.remote.size, "the buffer"), (1, move.local.size, "the local memory")):
         if len(spans) and (int(spans.min()) < 0 or int((spans[:, column] + spans[:, 2]).max()) > size):
             raise ArgumentError(f"the transfer exceeds the {size} bytes of {what}")
 

@@ -121,14 +121,14 @@ class Stream:
             connection = socket.create_connection(self._find(remote, timeout), timeout)
         except OSError as error:
             raise TransferError(
-                f"cannot reach {remote.title} by TCP: {error.strerror or error}. Nothing was written", mesh=proc
+                f"cannot reach {remote.title} over TCP: {error.strerror or error}. Nothing was written", mesh=proc
             ) from error
         try:
             self._greet(connection)
         except (OSError, EOFError) as error:
             connection.close()
             raise TransferError(
-                f"{remote.title} rejects this process as a stranger to its session", mesh=proc
+                f"{remote.title} rejects this process, which is not in its session", mesh=proc
             ) from error
         return connection, False
 

@@ -82,7 +82,7 @@ def receive_into(connection: socket.socket, view: memoryview, until: float | Non
         if until is not None:
             left = until - time.monotonic()
             if left <= 0:
-                raise TimeoutError("the bytes did not come in time")
+                raise TimeoutError("the data did not arrive in time")
             connection.settimeout(left)
         # The system waits for all of it, so Python runs only once.
         count = connection.recv_into(view, 0, socket.MSG_WAITALL)

@@ -20,9 +20,9 @@ from monarch.exceptions import ActorError, TransferError
 
 class CopyEndpoint(Actor):
     @endpoint
-    def lend(self, receivers: list[str]) -> tuple[Any, ...]:
+    def export(self, receivers: list[str]) -> tuple[Any, ...]:
         self.tensor = torch.arange(12.0).view(3, 4).t()
-        reduced = exports.lend(self.tensor.requires_grad_(), receivers)
+        reduced = exports.export(self.tensor.requires_grad_(), receivers)
         assert reduced is not None
         # Later writes are seen by nobody.
         with torch.no_grad():
@@ -41,58 +41,58 @@ class CopyEndpoint(Actor):
         return context().actor_instance.proc_id, os.getpid()
 
 
-def lent(mesh: Any) -> int:
-    return ask(mesh, exports.lent).get(10)[0]
+def exported(mesh: Any) -> int:
+    return ask(mesh, exports.count).get(10)[0]
 
 
 EXPECTED = [[0.0, 4.0, 8.0], [1.0, 5.0, 9.0], [2.0, 6.0, 10.0], [3.0, 7.0, 11.0]]
 
 
 def test_export_is_freed_after_the_last_copy(procs: Callable[..., Any]) -> None:
-    lender, users = procs(1).spawn("lender", CopyEndpoint), procs(2).spawn("users", CopyEndpoint)
+    exporter, users = procs(1).spawn("exporter", CopyEndpoint), procs(2).spawn("users", CopyEndpoint)
     receivers = [proc for proc, _ in users.proc.call().get().values()]
-    arguments = lender.lend.call_one(receivers).get()
-    assert lent(lender) == 1
+    arguments = exporter.export.call_one(receivers).get()
+    assert exported(exporter) == 1
     assert users.slice(gpus=0).take.call_one(arguments).get() == (EXPECTED, True, "torch.float32")
-    assert lent(lender) == 1
+    assert exported(exporter) == 1
     assert users.slice(gpus=1).take.call_one(arguments).get()[0] == EXPECTED
-    assert wait_until(lambda: lent(lender) == 0)
+    assert wait_until(lambda: exported(exporter) == 0)
     with pytest.raises(ActorError, match="was dropped") as caught:
         users.slice(gpus=1).take.call_one(arguments).get()
     assert isinstance(caught.value.exception, TransferError)
 
 
 def test_dead_receiver_releases_exports(procs: Callable[..., Any]) -> None:
-    lender, users = procs(1).spawn("lender", CopyEndpoint), procs(2).spawn("users", CopyEndpoint)
+    exporter, users = procs(1).spawn("exporter", CopyEndpoint), procs(2).spawn("users", CopyEndpoint)
     known = list(users.proc.call().get().values())
     # The exporter learns of the death of its receivers.
-    lender.take.call_one(users.slice(gpus=1).lend.call_one([lender.proc.call_one().get()[0]]).get()).get()
-    arguments = lender.lend.call_one([proc for proc, _ in known]).get()
+    exporter.take.call_one(users.slice(gpus=1).export.call_one([exporter.proc.call_one().get()[0]]).get()).get()
+    arguments = exporter.export.call_one([proc for proc, _ in known]).get()
     users.slice(gpus=0).take.call_one(arguments).get()
-    assert lent(lender) == 1
+    assert exported(exporter) == 1
     os.kill(known[1][1], signal.SIGKILL)
-    assert wait_until(lambda: lent(lender) == 0)
+    assert wait_until(lambda: exported(exporter) == 0)
 
 
 def test_program_gets_its_own_copy() -> None:
-    assert exports.lend(torch.zeros(3), ["host/c123456"]) is None
-    assert exports.lend(torch.zeros(3), []) is None
-    assert exports.lend(torch.zeros(0), ["host/uid.0"]) is None
+    assert exports.export(torch.zeros(3), ["host/c123456"]) is None
+    assert exports.export(torch.zeros(3), []) is None
+    assert exports.export(torch.zeros(0), ["host/uid.0"]) is None
 
 
 def test_unsent_export_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pickler exports the tensors that it meets, and withdraws them if the rest cannot be pickled."""
     cancelled: list[Any] = []
 
-    class Lender:
-        def lend(self, tensor: Any, receivers: Any) -> Any:
+    class Exporter:
+        def export(self, tensor: Any, receivers: Any) -> Any:
             assert receivers == ["host/uid.0"]
             return (len, ((1, 2, 3),))
 
         def cancel(self, reduced: Any) -> None:
             cancelled.append(reduced)
 
-    monkeypatch.setattr(pickling, "lender", Lender())
+    monkeypatch.setattr(pickling, "exporter", Exporter())
     monkeypatch.setitem(pickling._TORCH, "Tensor", pickling._Pickler._of_gpu)
     # A part of its storage, since small CPU tensors that own all of it are reduced otherwise.
     tensor = torch.ones(4)[:3]

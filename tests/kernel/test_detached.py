@@ -136,7 +136,7 @@ def test_mesh_down_ends_a_free_detached_mesh(books: Callable[[], Notebook]) -> N
     ]:
         cell = other.run(f"%mesh {line}")
         assert cell.status == "error" and words in cell.text, cell.text
-    assert "a detached mesh 'm' exists already" in other.run("%mesh up m --procs 1 --env COLOUR=green --keep 1h").text
+    assert "a detached mesh 'm' already exists" in other.run("%mesh up m --procs 1 --env COLOUR=green --keep 1h").text
     assert "invalid duration" in other.run("%mesh up n --procs 1 --env COLOUR=green --keep long").text
     assert "already" in book.run("%mesh attach m").text
     kill(book, "m")

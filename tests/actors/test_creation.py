@@ -14,7 +14,7 @@ import pytest
 
 import monarch.actor
 from leaks import wait_until
-from monarch._meshes.actors.birth import HEARD_S
+from monarch._meshes.actors.creation import HEARD_S
 from monarch._meshes.registry import meshes_of
 from monarch._node.current import current_node
 from monarch.actor import Actor, MeshFailure, Restart, current_rank, endpoint, heal_mesh, supervise, this_host
@@ -153,7 +153,7 @@ def test_later_constructor_errors_are_reported_too(
     assert sorted(rank for each in later for rank in each.ranks) == [1, 2, 3]
     assert all(each.reason == "__init__() raised ValueError: later" for each in later)
     assert hears_first or any(each.reason == "__init__() raised ValueError: first" for each in told)
-    assert late._state.birth.port not in current_node().ports.sinks
+    assert late._state.creation.port not in current_node().ports.sinks
 
 
 def read(picky: Any) -> None:
@@ -251,7 +251,9 @@ def test_calls_fail_after_unhandled_constructor_error(
 ) -> None:
     waits = procs(2).spawn("waits", Waits, str(tmp_path / "go"))
     # To a rank whose constructor goes on; nobody would end it, as nobody has read that of rank 0.
-    with pytest.raises(SupervisionError, match=r"rank 0 of waits: __init__\(\) raised ValueError.*nobody handles that"):
+    with pytest.raises(
+        SupervisionError, match=r"rank 0 of waits: __init__\(\) raised ValueError.*supervisor handled it"
+    ):
         waits.slice(gpus=1).rank.call_one().get(30)
     (tmp_path / "go").touch()
     # So somebody was told.

@@ -26,7 +26,7 @@ _PATIENCE = 10
 """Factor on that bound while constructors are being freed from a collective."""
 
 
-class Birth(Gather[None]):
+class Creation(Gather[None]):
     """Done when all actors of a spawn are made, or some time after the first constructor has raised.
 
     An error that nobody reads becomes a fault. It counts as read if this future or a call to the actor raised it, if a
@@ -50,7 +50,7 @@ class Birth(Gather[None]):
         "_calls",
         "_claims",
         "_coming",
-        "_kept",
+        "_has_callback",
         "_passing",
         "_ranks",
         "_told",
@@ -81,7 +81,7 @@ class Birth(Gather[None]):
         """Lock: that of futures, here and below."""
         self._claims = 0
         """The number of waiting threads."""
-        self._kept = False
+        self._has_callback = False
         """Whether a callback is waiting."""
         self._awaiting: list[asyncio.Future[None]] = []
         self._calls: list[tuple[int, Callable[[], Any]]] = []
@@ -106,16 +106,16 @@ class Birth(Gather[None]):
                 self._claims -= 1
 
     def as_asyncio(self) -> asyncio.Future[None]:
-        kept = self._kept
+        had_callback = self._has_callback
         future = super().as_asyncio()
         with self._lock:
             # A cancelled callback no longer waits.
-            self._kept = kept
+            self._has_callback = had_callback
             self._awaiting.append(future)
         return future
 
     def add_done_callback(self, callback: Any) -> None:
-        self._kept = True
+        self._has_callback = True
         super().add_done_callback(callback)
 
     def proc_ids(self) -> list[str]:
@@ -208,7 +208,7 @@ class Birth(Gather[None]):
         """Take the constructor errors that nobody has read; each is returned once."""
         unwanted = self.unwanted()
         with self._lock:
-            awaited = self._claims or self._kept or any(not each.cancelled() for each in self._awaiting)
+            awaited = self._claims or self._has_callback or any(not each.cancelled() for each in self._awaiting)
             if awaited or unwanted:
                 told = set(self.raised)
             else:
@@ -221,7 +221,7 @@ class Birth(Gather[None]):
             self._calls.clear()
             self._awaiting.clear()
             # The readers have the errors so far.
-            self._kept = self._passing = False
+            self._has_callback = self._passing = False
         return [m.Fault(each.src, self._whose, self._ranks[each.rank], each.body) for each in untold]
 
     def lost(self, peer: Peer, dead: m.Dead) -> bool:
@@ -268,7 +268,7 @@ class Birth(Gather[None]):
             self._node.receive_loop.call_later(HEARD_S, self._give_up)
 
 
-class Booting(Birth):
+class Booting(Creation):
     """A future that is done when the bootstraps of all processes of a mesh have ended.
 
     An error that nobody reads, here or from an actor spawned there, becomes a fault too.

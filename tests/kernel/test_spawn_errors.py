@@ -68,7 +68,7 @@ def test_stop_of_a_spawn_ends_its_constructors(notebook: Notebook, pause: str, l
     cell = notebook.send(f"%%mesh spawn waits\n{WAITS.replace('PAUSE', pause)}")
     cell.until(lambda: "constructs" in cell.stream())
     notebook.interrupt()
-    assert cell.wait().status == "error" and "no actors were made" in cell.stream("stderr")
+    assert cell.wait().status == "error" and "no actors were created" in cell.stream("stderr")
     assert ("constructors are still running" in cell.stream("stderr")) == left and "unhandled" not in cell.text
     total = notebook.mesh("here = torch.ones(1) * (rank + 1)\ndist.all_reduce(here)\nint(here)", "--timeout 30").ok()
     assert "10" in total.shown
