@@ -17,6 +17,9 @@ _WHERE = {
         Actor ActorError ActorMesh Channel Extent Future HostMesh Point ProcMesh ValueMesh checkpoint context
         current_rank current_size endpoint heal_mesh proc_mesh restore shutdown_context supervise this_host this_proc
     """,
+    "monarch._core.shapes.selection_text": "Selection",
+    "monarch._core.shapes.shape": "NDSlice Shape",
+    "monarch.config": "clear_runtime_config configure configured get_global_config get_runtime_config",
     "monarch.exceptions": """
         CallTimeoutError DeadlockError DeviceMeshError MonarchError SpawnError StoppedError SupervisionError
     """,

@@ -19,9 +19,9 @@ else:
 class Actor(_Base):
     """Base of all actors: subclass it, mark methods with ``@endpoint``, and spawn the class on a process mesh.
 
-    A class may define ``__cleanup__(self, exc)``, sync or async, which is called with None when an actor is stopped;
-    and ``__supervise__(self, failure)``, which is called for failures in meshes that the actor spawned, and returns
-    True if it has handled one.
+    A class may define ``__cleanup__(self, exc)``, sync or async, which is called when an actor is stopped, with the
+    error that it has failed with, or None; and ``__supervise__(self, failure)``, which is called for failures in
+    meshes that the actor spawned, and returns True if it has handled one.
     """
 
     @cached_property

@@ -41,14 +41,15 @@ class Halting:
     Args:
         mailbox: of the actor.
         reason: for the callers of refused messages.
-        stopped: called once, in any thread, with the failure of the end if any.
+        stopped: called once, in any thread, with the failure of the end if any; see ``also``.
         process: whether the process ends with the actor.
     """
 
     def __init__(self, mailbox: ActorLike, reason: str, stopped: Callable[[bytes | None], None], process: bool) -> None:
         self._mailbox = mailbox
         self._reason = reason
-        self._stopped = stopped
+        self._waiting: list[Callable[[bytes | None], None]] | None = [stopped]
+        """To be told of the end; None when they have been. Lock: ``_lock``."""
         self._process = process
         self._lock = Lock()
         self._step = _DRAINING
@@ -57,6 +58,19 @@ class Halting:
         """Whether its code goes on after the end; written once, under ``_lock``."""
         self._task: asyncio.Task[None] | None = None
         """Keeps the task that ends an async actor alive; used by the loop's thread."""
+
+    def also(self, stopped: Callable[[bytes | None], None]) -> bool:
+        """Tell another one of the end; return False if the end has been told already."""
+        with self._lock:
+            if self._waiting is not None:
+                self._waiting.append(stopped)
+            return self._waiting is not None
+
+    def _stopped(self, failure: bytes | None) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting or [], None
+        for stopped in waiting:
+            stopped(failure)
 
     def begin(self) -> None:
         """Begin the end after earlier messages; in the receiving thread."""
@@ -83,7 +97,7 @@ class Halting:
             hook = getattr(self._mailbox.instance, "__cleanup__", None)
             if hook is not None:
                 with self._mailbox.executor.inside():
-                    hook(None)
+                    hook(self._mailbox.end_cause())
         except BaseException as error:
             failure = self._failure(error)
         finally:
@@ -107,7 +121,7 @@ class Halting:
             hook = getattr(mailbox.instance, "__cleanup__", None)
             if hook is not None:
                 with mailbox.executor.inside():
-                    result = hook(None)
+                    result = hook(mailbox.end_cause())
                 if is_coroutine(result):
                     await self._within_bounds(result)
         except BaseException as error:

@@ -10,6 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._actors.actor import is_async
+from monarch._actors.ending import cause_of_end, ends_actor, pack_end, pack_unreadable, raised_by_us
 from monarch._actors.endpoint import Method, methods_of
 from monarch._actors.escape import forget_interrupt
 from monarch._actors.executors import start_task
@@ -23,7 +24,7 @@ from monarch._core.later import asyncio
 from monarch._core.shapes.extent import Point
 from monarch._node.node import Node
 from monarch._node.rank_config import ActorSpec
-from monarch._node.remote_errors import Outcome, is_consequence, is_ours, pack_failure, unpack_failure
+from monarch._node.remote_errors import Outcome, is_consequence, pack_failure, unpack_failure
 from monarch._node.services.registry import function_of
 from monarch._procs.zygote.user_forks import leave_if_forked
 from monarch._wire import messages as m
@@ -381,10 +382,16 @@ class Mailbox:
         if self._odd and id(call) in self._abandoned:
             return
         freed = _explained(error)
-        own = freed is None and isinstance(error, MonarchError) and _raised_by_us(error)
-        failure = pack_failure(freed or error, own, is_consequence(freed))
+        own = freed is None and isinstance(error, MonarchError) and raised_by_us(error)
+        ends = ends_actor(error) and not call.flags & FUNCTION
+        failure = pack_unreadable(error) if own else None
+        failure = failure or pack_failure(freed or error, own, is_consequence(freed))
         node.replies.finished(call.src, call.cost, bool(call.port))
-        if call.port:
+        if ends:
+            if call.port:
+                node.replies.answer(call.src, call.port, call.view, m.ERROR, pack_end(self, call.method, failure))
+            self.fail(failure)
+        elif call.port:
             node.replies.answer(call.src, call.port, call.view, m.ERROR, failure)
         else:
             self.fail(failure)
@@ -487,7 +494,7 @@ class Mailbox:
             current.reset(token)
 
     def _not_made(self, create: m.Create, error: BaseException, own: bool, freed: bool = False) -> None:
-        self._broken_off(create, pack_failure(error, own, freed))
+        self._broken_off(create, pack_unreadable(error) or pack_failure(error, own, freed))
 
     def _broken_off(self, create: m.Create, failure: bytes) -> None:
         self.node.output.idle()
@@ -502,8 +509,13 @@ class Mailbox:
             stopped: called at the end, in any thread.
             process: whether its process ends with it.
         """
-        self.halting = Halting(self, reason, stopped, process)
-        self.halting.begin()
+        if self.halting is None or not self.halting.also(stopped):
+            self.halting = Halting(self, reason, stopped, process)
+            self.halting.begin()
+
+    def end_cause(self) -> Exception | None:
+        """Return the error that the actor has failed with, for its ``__cleanup__``."""
+        return cause_of_end(self.failed)
 
     def leave(self, reason: str) -> None:
         """Refuse queued and later messages. From any thread, and more than once."""
@@ -544,16 +556,6 @@ def _explained(error: BaseException) -> BaseException | None:
     except Exception:
         # It imports modules, say without file descriptors; the call is answered all the same.
         return None
-
-
-def _raised_by_us(error: BaseException) -> bool:
-    """Return whether the error is about the call itself, not from calls that the endpoint made."""
-    tb = error.__traceback__
-    while tb is not None:
-        if not is_ours(tb.tb_frame.f_code.co_filename):
-            return False
-        tb = tb.tb_next
-    return True
 
 
 def _unpicklable(mailbox: Mailbox, call: m.Call, error: BaseException) -> SerializationError:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from monarch._actors.ending import fail_itself, stop_itself
 from monarch._actors.running import ActorLike, current
 from monarch._core.shapes.extent import Extent, Point
 from monarch._core.shapes.region import Region
+from monarch._meshes.identity import Creator, class_name_of, path_of, root
 from monarch._node.current import open_node
 from monarch._wire import messages as m
+from monarch.exceptions import MonarchError
 
 if TYPE_CHECKING:
     from monarch._meshes.procs.proc_mesh import ProcMesh
@@ -24,6 +27,8 @@ class ActorInstance:
         actor_id: key of its mesh and proc id.
         proc_id: proc id, which is unique for each incarnation of a process.
         rank: its Point in the spawned mesh, which is its identity in every view.
+        creator: the actor or program that spawned it, with ``name``, ``rank`` and its own ``creator``; None for the
+            program.
     """
 
     def __init__(self, mailbox: ActorLike | None) -> None:
@@ -32,12 +37,40 @@ class ActorInstance:
         self.proc_id: str = node.proc
         spec = mailbox.spec if mailbox is not None else None
         self.name: str = spec.name if spec is not None else "root"
-        self.class_name: str = f"{spec.cls.__module__}.{spec.cls.__qualname__}" if spec is not None else "root"
+        self.class_name: str = class_name_of(spec.cls) if spec is not None else "root"
         self.actor_id: str = f"{mailbox.key if mailbox is not None else 'root'}@{node.proc}"
         if mailbox is not None and spec is not None:
             self.rank = Point(spec.region.place_of(mailbox.rank), spec.region.extent)
         else:
             self.rank = Point(0, Extent((), ()))
+        self.creator: Creator | None = (spec.creator or root(spec.owner)) if spec is not None else None
+
+    def stop(self, reason: str = "stopped by itself") -> None:
+        """Stop this actor after its earlier messages, with its ``__cleanup__``; later calls raise StoppedError.
+
+        Raises:
+            MonarchError: the program is no actor.
+        """
+        stop_itself(self._actor("stop"), reason)
+
+    def abort(self, reason: str = "no reason given") -> None:
+        """Fail this actor: its owner is told, as of a broadcast that raised, and later calls raise SupervisionError.
+
+        The running call still answers.
+
+        Raises:
+            MonarchError: the program is no actor.
+        """
+        fail_itself(self._actor("abort"), reason)
+
+    def kill(self, reason: str = "no reason given") -> None:
+        """Fail this actor; see ``abort``."""
+        fail_itself(self._actor("kill"), reason)
+
+    def _actor(self, wish: str) -> ActorLike:
+        if self._mailbox is None:
+            raise MonarchError(f"{wish}(): the program is no actor; call this in an endpoint, or stop a mesh instead")
+        return self._mailbox
 
     @property
     def proc(self) -> ProcMesh:
@@ -55,7 +88,7 @@ class ActorInstance:
         return ProcMesh.refer(spec.procs, spec.region) if spec is not None else this_proc()
 
     def __repr__(self) -> str:
-        return f"<{self.class_name} {self.name}{self.rank!r}>"
+        return path_of(self.creator, self.class_name, self.name, self.rank)
 
 
 class Context:

@@ -18,6 +18,7 @@ from monarch._node.liveness import Liveness
 from monarch._node.node_like import NodeLike
 from monarch._node.remote_errors import Failure, group, pack_failure, unpack_failure
 from monarch._wire.messages import ERROR, FAILED, Dead, Reply
+from monarch.config import TAIL_LINES
 from monarch.exceptions import ActorError, DeviceMeshError, ProtocolError, SpawnError, StoppedError, SupervisionError
 
 if TYPE_CHECKING:
@@ -402,9 +403,10 @@ def add_note(error: BaseException, note: str) -> None:
         error.message = text
 
 
-def last_lines(dead: Dead, count: int = 10) -> list[str]:
-    """Return the last stderr lines of a proc."""
+def last_lines(dead: Dead) -> list[str]:
+    """Return the last stderr lines of a proc, at most ``TAIL_LINES``."""
+    count = TAIL_LINES()
     for stream, _, data in dead.tails:
         if stream == "stderr":
-            return data.decode(errors="replace").rstrip().splitlines()[-count:]
+            return data.decode(errors="replace").rstrip().splitlines()[-count:] if count else []
     return []

@@ -26,6 +26,8 @@ class ActorSpec:
     """Proc that spawned it."""
     owner_actor: str
     """Key of the actor that spawned it; empty for a program."""
+    creator: Any = None
+    """The identity of that actor; None for a program."""
     whole: bool = False
     """Whether it is on all procs and so is resized with them."""
 

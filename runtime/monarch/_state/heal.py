@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from monarch._core.kinds import is_a
 from monarch._meshes.actors.actor_mesh import ActorMesh
@@ -55,28 +55,29 @@ def heal_mesh(
         SpawnError: a host is lost too, and ``hosts`` has no replacement.
         ActorError: a constructor or a state method of an actor raised.
     """
-    if not isinstance(mesh, (ProcMesh, ActorMesh)):
+    if not is_a(mesh, ProcMesh, ActorMesh):
         raise ArgumentError(f"heal_mesh: expected a mesh of processes or actors, got {type(mesh).__name__}")
-    procs, node = state_of(mesh).procs, node_of(mesh)
-    if copy and (not isinstance(mesh, ActorMesh) or not callable(getattr(state_of(mesh).cls, copy, None))):
-        raise ArgumentError(f"copy: expected the name of a method of {mesh!r}, got {copy!r}")
-    numbered = isinstance(copy_from, int) and not isinstance(copy_from, bool) and 0 <= copy_from < len(mesh)
+    whole = cast("ProcMesh | ActorMesh", mesh)
+    procs, node = state_of(whole).procs, node_of(whole)
+    if copy and (not isinstance(whole, ActorMesh) or not callable(getattr(state_of(whole).cls, copy, None))):
+        raise ArgumentError(f"copy: expected the name of a method of {whole!r}, got {copy!r}")
+    numbered = isinstance(copy_from, int) and not isinstance(copy_from, bool) and 0 <= copy_from < len(whole)
     if copy_from not in (None, "peer") and not numbered:
-        raise ArgumentError(f'copy_from: expected "peer" or a rank from 0 to {len(mesh) - 1}, got {copy_from!r}')
+        raise ArgumentError(f'copy_from: expected "peer" or a rank from 0 to {len(whole) - 1}, got {copy_from!r}')
     shared = meshes_of(node).shared_of(procs.uid, procs.name, "healed")
     if copy_from is not None and not copy:
         # Check before doing anything that cannot be repeated.
-        givers = [mesh] if isinstance(mesh, ActorMesh) else actor_meshes_on(shared, node)
-        StateTransfer.check(givers, isinstance(mesh, ActorMesh))
+        givers = [whole] if isinstance(whole, ActorMesh) else actor_meshes_on(shared, node)
+        StateTransfer.check(givers, isinstance(whole, ActorMesh))
     if hosts is not None and not is_a(hosts, HostMesh):
         raise ArgumentError(f"hosts: expected a mesh of hosts, got {type(hosts).__name__}")
     others = [hosts_of(hosts)[rank] for rank in region_of(hosts).base_ranks()] if hosts is not None else []
-    source = region_of(mesh).base_rank(copy_from) if isinstance(copy_from, int) else None
+    source = region_of(whole).base_rank(copy_from) if isinstance(copy_from, int) else None
 
     def work() -> None:
         replaced, renewed = heal(shared, node, timeout, others)
         if replaced or renewed:
-            _hand_over(mesh, shared, replaced, renewed, copy_from, source, copy, timeout)
+            _hand_over(whole, shared, replaced, renewed, copy_from, source, copy, timeout)
 
     to_its_end(node, "heal", work)
     return mesh

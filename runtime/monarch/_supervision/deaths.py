@@ -14,6 +14,7 @@ from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.supervision import Begin, Collect, Command, Fail, Judge
 from monarch._core.text.causes import describe, describe_all
 from monarch._meshes.procs.proc_mesh import whole_of
+from monarch._meshes.procs.queries import actors_at
 from monarch._meshes.registry import meshes_of
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.gather import last_lines
@@ -232,6 +233,5 @@ class Deaths:
         if tail:
             text += "\n" + "\n".join(["last lines of stderr:", *(f"  {line}" for line in tail)])
         whole = whole_of(meshes_of(self._node).own_procs[uid], self._node)
-        return MeshFailure(
-            meshes_of(self._node).proc_meshes[uid][0], whole, ranks, text, dead.reason, when, list(calls)
-        )
+        name, actors = meshes_of(self._node).proc_meshes[uid][0], actors_at(uid, ranks, self._node)
+        return MeshFailure(name, whole, ranks, text, dead.reason, when, list(calls), actors=actors)

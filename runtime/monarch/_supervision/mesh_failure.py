@@ -19,6 +19,7 @@ class MeshFailure:
         reason: the same in one line: signal, exit code or exception, and the cell line.
         when: when this process learned of it, in seconds since the epoch.
         running: the calls that waited for these ranks, such as ``trainers.step()``.
+        actors: names of the actor meshes that lost an actor with their process; empty if an actor failed by itself.
         port: number of the spawn whose constructors raised, by which a notebook finds its cell; 0 otherwise.
     """
 
@@ -32,6 +33,7 @@ class MeshFailure:
         when: float = 0.0,
         running: Sequence[str] = (),
         port: int = 0,
+        actors: Sequence[str] = (),
     ) -> None:
         self.mesh_name = mesh_name
         self.mesh = mesh
@@ -41,15 +43,17 @@ class MeshFailure:
         self.when = when
         self.running: tuple[str, ...] = tuple(running)
         self.port = port
+        self.actors: tuple[str, ...] = tuple(actors)
 
     def report(self) -> str:
         """Return the failed ranks, the cause, and the running calls."""
         head, newline, rest = f"{describe_ranks(self.ranks)} of {self.mesh_name}: {self.text}".partition("\n")
         doing = f", in {', '.join(self.running)}" if self.running else ""
-        return f"{head}{doing}{newline}{rest}"
+        lost = f"; its actors: {', '.join(self.actors)}" if self.actors else ""
+        return f"{head}{doing}{lost}{newline}{rest}"
 
     def __str__(self) -> str:
-        return self.report()
+        return f"MeshFailure(mesh_name={self.mesh_name!r}, crashed_ranks={list(self.ranks)}): {self.report()}"
 
     def __repr__(self) -> str:
         return f"<MeshFailure {self.mesh_name} {describe_ranks(self.ranks)}>"

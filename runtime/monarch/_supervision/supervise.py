@@ -7,8 +7,9 @@ import sys
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from monarch._core.kinds import is_a
 from monarch._core.later import asyncio
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.inside import node_of, region_of, state_of
@@ -44,12 +45,13 @@ def supervise(mesh: Any, on_failure: Callable[[MeshFailure], Any] | None = None)
         ArgumentError: ``mesh`` is not such a mesh, or ``on_failure`` is not callable.
         StoppedError: another process spawned the mesh; only that one may supervise it.
     """
-    if not isinstance(mesh, (ProcMesh, ActorMesh)):
+    if not is_a(mesh, ProcMesh, ActorMesh):
         raise ArgumentError(f"supervise: expected a mesh of processes or actors, got {type(mesh).__name__}")
     if on_failure is not None and not callable(on_failure):
         raise ArgumentError(f"on_failure: expected a function of a MeshFailure, got {on_failure!r}")
-    procs = state_of(mesh).procs
-    meshes_of(node_of(mesh)).shared_of(procs.uid, procs.name, "supervised")
+    whole = cast("ProcMesh | ActorMesh", mesh)
+    procs = state_of(whole).procs
+    meshes_of(node_of(whole)).shared_of(procs.uid, procs.name, "supervised")
     return Supervisor(mesh, on_failure)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from operator import index
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
+from monarch._core.kinds import is_list
 from monarch.exceptions import AxisError, PointError, ShapeError
 
 put = object.__setattr__
+A = TypeVar("A")
 
 
 class Frozen:
@@ -22,6 +24,24 @@ class Frozen:
 
     def __delattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"cannot delete {name!r}: {type(self).__name__} objects are immutable")
+
+
+class Axes(tuple[A, ...]):
+    """Labels or sizes of an extent: a tuple that also equals a list of the same items."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == (tuple(other) if is_list(other) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Axes, (tuple(self),)
 
 
 class Extent(Frozen, Mapping[str, int]):
@@ -47,8 +67,8 @@ class Extent(Frozen, Mapping[str, int]):
 
     def __init__(self, labels: Iterable[str], sizes: Iterable[int]) -> None:
         names, counts = check_axes(labels, sizes)
-        put(self, "labels", names)
-        put(self, "sizes", counts)
+        put(self, "labels", Axes(names))
+        put(self, "sizes", Axes(counts))
         put(self, "nelements", prod(counts))
         put(self, "_strides", row_major(counts))
 
@@ -114,7 +134,7 @@ class Extent(Frozen, Mapping[str, int]):
         return repr(dict(zip(self.labels, self.sizes, strict=True)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Extent, (self.labels, self.sizes)
+        return Extent, (tuple(self.labels), tuple(self.sizes))
 
 
 class Point(Frozen, Mapping[str, int]):

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from monarch._core.shapes.extent import Extent, Point, axes_text, no_rank
 from monarch._core.shapes.mesh_view import MeshView
+from monarch._core.shapes.pairs import Pair
 from monarch._core.shapes.ranks import describe_ranks
 from monarch._core.shapes.region import AxisIndex, Region
+from monarch._core.shapes.shape import Shape
 from monarch._core.text.tables import html_table, rich_table, same_value, text_table, value_text
 from monarch.exceptions import ShapeError
 
@@ -49,7 +51,8 @@ class Deferred(Generic[R]):
 
 
 class ValueMesh(MeshView, Generic[R]):
-    """One value for each member of a mesh. Iterating gives ``(Point, value)`` pairs in rank order.
+    """One value for each member of a mesh. Iterating gives ``(Point, value)`` pairs in rank order; ``values()`` is the
+    list of values.
 
     ``mesh[3]`` and ``mesh[-1]`` are the values of single ranks. ``mesh[1:3]`` is a mesh of ranks along one axis, named
     ``ranks`` if there were several. ``mesh["gpus", 1]`` or ``mesh[{"gpus": 1}]`` indexes by axes: the value if no axis
@@ -59,7 +62,7 @@ class ValueMesh(MeshView, Generic[R]):
     their contents.
 
     Args:
-        axes: extent of the mesh, or a region with that extent.
+        axes: extent of the mesh, or a region or shape with that extent.
         values: in rank order; each may be a ``Deferred``, which is loaded at the first read.
 
     Raises:
@@ -68,8 +71,8 @@ class ValueMesh(MeshView, Generic[R]):
 
     __slots__ = ("__weakref__", "_cells", "_region")
 
-    def __init__(self, axes: Extent | Region | Mapping[str, int], values: Iterable[R | Deferred[R]]) -> None:
-        extent = axes.extent if isinstance(axes, Region) else Extent.of(axes)
+    def __init__(self, axes: Extent | Region | Shape | Mapping[str, int], values: Iterable[R | Deferred[R]]) -> None:
+        extent = axes.extent if isinstance(axes, (Region, Shape)) else Extent.of(axes)
         self._region = Region.full(extent)
         self._cells: list[R | Deferred[R]] = list(values)
         if len(self._cells) != extent.nelements:
@@ -84,6 +87,19 @@ class ValueMesh(MeshView, Generic[R]):
         mesh = object.__new__(cls)
         mesh._region, mesh._cells = _full(extent), values
         return mesh
+
+    @classmethod
+    def from_indexed(cls, axes: Extent | Region | Shape | Mapping[str, int], items: Iterable[tuple[int, R]]) -> Self:
+        """Return the mesh of ``(rank, value)`` pairs in any order; the last pair of a rank counts.
+
+        Raises:
+            ShapeError: the pairs do not name each rank of the mesh.
+        """
+        known = dict(items)
+        count = (axes.extent if isinstance(axes, (Region, Shape)) else Extent.of(axes)).nelements
+        if known.keys() != set(range(count)):
+            raise ShapeError(f"expected a value for each of ranks 0-{count - 1}, got {describe_ranks(sorted(known))}")
+        return cls(axes, [known[rank] for rank in range(count)])
 
     def _view(self, region: Region) -> Self:
         view = object.__new__(type(self))
@@ -112,16 +128,16 @@ class ValueMesh(MeshView, Generic[R]):
         """
         return self.get(self.extent.rank_of(**coords))
 
-    def values(self) -> Iterator[R]:
+    def values(self) -> list[R]:
         """Return the values in rank order."""
-        return map(self._read, self._region.base_ranks())
+        return [self._read(cell) for cell in self._region.base_ranks()]
 
     def items(self) -> Iterator[tuple[Point, R]]:
-        """Point and value of each member in rank order."""
-        return zip(self.coordinates, self.values(), strict=True)
+        """Point and value of each member in rank order; each value is loaded when the iterator reaches it."""
+        return zip(self.coordinates, map(self._read, self._region.base_ranks()), strict=True)
 
     def __iter__(self) -> Iterator[tuple[Point, R]]:
-        return self.items()
+        return map(Pair, self.items())
 
     def map(self, function: Callable[[R], S]) -> ValueMesh[S]:
         """Return the mesh of ``function(value)`` of each value."""
@@ -161,7 +177,7 @@ class ValueMesh(MeshView, Generic[R]):
         return part if part.ndim or not axes else part.get(0)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.extent, list(self.values()))
+        return type(self), (self.extent, self.values())
 
     def __repr__(self) -> str:
         rows = [

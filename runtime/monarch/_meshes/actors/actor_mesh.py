@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from monarch._actors.endpoint import arity_of, methods_of
 from monarch._core.roster import Procs
@@ -28,8 +28,13 @@ from monarch._wire import messages as m
 from monarch.exceptions import ArgumentError, StoppedError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, TypeVar
 
+    T = TypeVar("T", default=Any)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 _following = RLock()
 """Keeps threads from replacing a newer shape with an older one."""
@@ -37,8 +42,10 @@ SHOWN = 32
 """The most rows that a mesh shows."""
 
 
-class ActorMesh(HasGroups, MeshView, AsyncResource):
+class ActorMesh(HasGroups, MeshView, AsyncResource, Generic[T]):
     """The actors of one ``spawn``, or a view of them. Its endpoints are attributes, as in ``mesh.train.call(1)``.
+
+    ``ActorMesh[Trainer]`` is the type of a mesh of trainers, for annotations and ``isinstance`` without the bracket.
 
     A mesh can be sent in messages. The receiver gets a reference to the same actors and does not own them.
     """

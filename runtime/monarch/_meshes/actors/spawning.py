@@ -11,6 +11,7 @@ from monarch._actors.running import current
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.creation import Creation
 from monarch._meshes.actors.state import ActorsState
+from monarch._meshes.identity import creator_of
 from monarch._meshes.inside import coming_procs, living_procs, node_of, region_of, state_of, targets_of
 from monarch._meshes.mesh_like import ProcMeshLike
 from monarch._meshes.ownership import own_by_current
@@ -35,9 +36,9 @@ def spawn_actors(
     here = current.get()
     key = f"{_short(name)}-{secrets.token_hex(4)}"
     whole = region_of(procs) == roster.region()
-    spec = ActorSpec(
-        name, cls, args, kwargs, roster, region_of(procs), node.proc, here[0].key if here is not None else "", whole
-    )
+    owner = here[0].key if here is not None else ""
+    creator = creator_of(here[0]) if here is not None else None
+    spec = ActorSpec(name, cls, args, kwargs, roster, region_of(procs), node.proc, owner, creator, whole)
     # User code may run here, so no lock is held.
     body, buffers = dumps(spec, f"spawn({name!r}, {cls.__name__})", lambda: living_procs(procs))
     with shared.lock:

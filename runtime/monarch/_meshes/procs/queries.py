@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from monarch._meshes.inside import state_of
@@ -27,6 +28,14 @@ def actor_meshes_on(shared: ProcsState, node: Node) -> list[ActorMesh]:
         for each, state in states
         if state.procs == shared.procs and state.stopped is None and state.spec is not None
     ]
+
+
+def actors_at(uid: str, ranks: Sequence[int], node: Node) -> list[str]:
+    """Return the names of the user's actor meshes that have an actor at one of these ranks of a process mesh."""
+    meshes = meshes_of(node)
+    found = [state_of(each) for each in actor_meshes_on(meshes.own_procs[uid], node)]
+    places = [state for state in found if any(state.region.position_of(rank) is not None for rank in ranks)]
+    return [state.name for state in places if not state.cls.__module__.startswith("monarch._")]
 
 
 def reaches(node: Node, host: str) -> bool:

@@ -13,10 +13,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from monarch._actors.actor import Actor
 from monarch._actors.ports import Port
+from monarch._core.kinds import is_a
 from monarch._meshes.actors.actor_mesh import ActorMesh
 from monarch._meshes.actors.ask import ask, endpoint_of
 from monarch._meshes.inside import check_alive, member_at, node_of, state_of, targets_of
@@ -138,13 +139,14 @@ def send(mesh: ActorMesh, what: str, function: Callable[..., Any], *args: Any) -
 
 
 def _check(mesh: Any, timeout: float, *methods: str) -> ActorMesh:
-    if not isinstance(mesh, ActorMesh):
+    if not is_a(mesh, ActorMesh):
         raise ArgumentError(f"mesh: expected a mesh of actors, got {type(mesh).__name__}")
+    actors = cast("ActorMesh", mesh)
     for method in methods:
-        method_of(state_of(mesh).cls, method)
+        method_of(state_of(actors).cls, method)
     if not timeout > 0:
         raise ArgumentError(f"timeout: expected seconds above 0, got {timeout!r}")
-    return mesh
+    return actors
 
 
 class Save:

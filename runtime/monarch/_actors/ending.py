@@ -1,0 +1,78 @@
+"""Errors that end an actor, errors of arguments on arrival, and ends that an actor asks for itself."""
+
+from __future__ import annotations
+
+from monarch._actors.running import ActorLike
+from monarch._core.later import asyncio
+from monarch._node.remote_errors import (
+    exception_of,
+    in_cleanup,
+    is_ours,
+    pack_failure,
+    unpack_failure,
+    with_source,
+)
+from monarch._wire import messages as m
+from monarch.exceptions import MonarchError, SerializationError, SupervisionError
+
+
+def ends_actor(error: BaseException) -> bool:
+    """Return whether an error of an endpoint ends its actor: ``SystemExit`` does, an interrupt of a Stop does not."""
+    return not isinstance(error, (Exception, KeyboardInterrupt, asyncio.CancelledError))
+
+
+def pack_end(mailbox: ActorLike, method: str, failure: bytes) -> bytes:
+    """Return what the caller is told of an error that ended the actor."""
+    known = unpack_failure(failure)
+    trace = "\n".join(with_source(known.trace))
+    text = f"{mailbox.title()}.{method}() raised {known.kind}: {known.text}, which ended the actor\n{trace}"
+    return pack_failure(SupervisionError(text, mesh=mailbox.title()), True)
+
+
+def pack_unreadable(error: BaseException) -> bytes | None:
+    """Return the packed error of the user's code that ran while arguments were unpickled; None if there is none."""
+    cause = error.__cause__
+    if not isinstance(error, SerializationError) or not isinstance(cause, Exception) or raised_by_us(cause):
+        return None
+    if isinstance(cause, (ImportError, MonarchError)):
+        # The text of these says what to do.
+        return None
+    known = unpack_failure(pack_failure(cause))
+    known.text = f"{known.text} (while its arguments were unpickled)"
+    return m.encode(known)
+
+
+def raised_by_us(error: BaseException) -> bool:
+    """Return whether no code of a user took part in raising an error."""
+    tb = error.__traceback__
+    while tb is not None:
+        if not is_ours(tb.tb_frame.f_code.co_filename):
+            return False
+        tb = tb.tb_next
+    return True
+
+
+def cause_of_end(failed: bytes | None) -> Exception | None:
+    """Return what ``__cleanup__`` gets: the error that an actor has failed with; None after a normal stop."""
+    if failed is None:
+        return None
+    known = unpack_failure(failed)
+    error = exception_of(known)
+    return error if isinstance(error, Exception) else SupervisionError(f"{known.kind}: {known.text}")
+
+
+def stop_itself(mailbox: ActorLike, reason: str) -> None:
+    """Stop an actor by its own wish: after earlier messages, with its ``__cleanup__``."""
+
+    def ended(failure: bytes | None) -> None:
+        spec = mailbox.spec
+        if failure is not None and spec is not None:
+            fault = m.Fault(mailbox.node.proc, mailbox.key, mailbox.rank, in_cleanup(failure))
+            mailbox.node.peers.get(spec.owner).send(m.encode(fault))
+
+    mailbox.halt(reason, ended)
+
+
+def fail_itself(mailbox: ActorLike, reason: str) -> None:
+    """Mark an actor failed by its own wish; its owner is told."""
+    mailbox.fail(pack_failure(SupervisionError(f"aborted by itself: {reason}", mesh=mailbox.title()), True))

@@ -1,0 +1,37 @@
+"""What iterating over a mesh of values yields: pairs whose errors name ``values()``."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+_ADVICE = "iterating over a ValueMesh yields (point, value) pairs; use .values() for the values"
+
+
+class Pair(tuple[Any, Any]):
+    """A ``(point, value)`` pair. What is meant for its value raises, and says how to get the values."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError(_ADVICE)
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse  # pyright: ignore
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __pow__ = __rpow__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse  # pyright: ignore
+    __neg__ = __abs__ = __float__ = __int__ = _refuse
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a pair of a ValueMesh has no attribute {name!r}: {_ADVICE}")
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            raise TypeError(f"a pair of a ValueMesh cannot be indexed by {key!r}: {_ADVICE}")
+        return super().__getitem__(key)
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise TypeError(f"a pair of a ValueMesh cannot be formatted by {spec!r}: {_ADVICE}")
+        return str(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Pair, (tuple(self),)
