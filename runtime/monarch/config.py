@@ -7,7 +7,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from functools import wraps
@@ -152,21 +152,21 @@ _DEFAULTS: dict[str, Any] = {
 _OFF = """enable_file_capture enable_log_forwarding enable_sqlite_tracing
     enable_unawaited_python_task_traceback force_file_log rdma_disable_ibverbs rdma_host_odp
     scuba_log_enter_exit use_direct_spawn"""
-_DEFAULTS |= dict.fromkeys(_OFF.split(), False)
+_DEFAULTS.update(dict.fromkeys(_OFF.split(), False))
 _ON = """actor_queue_dispatch enable_dest_actor_reordering_buffer enable_otel_metrics enable_otel_tracing
     enable_recorder_tracing mesh_bootstrap_enable_pdeathsig prefix_with_rank rdma_allow_tcp_fallback
     rdma_cq_poller_per_device"""
-_DEFAULTS |= dict.fromkeys(_ON.split(), True)
+_DEFAULTS.update(dict.fromkeys(_ON.split(), True))
 _TEXTS = """channel_tcp_congestion file_log_level monarch_log_suffix proc_launcher_kind pyspy_bin
     rdma_ibverbs_target rdma_peer_device_affinity"""
-_DEFAULTS |= dict.fromkeys(_TEXTS.split(), "")
+_DEFAULTS.update(dict.fromkeys(_TEXTS.split(), ""))
 _DEFAULTS["mesh_admin_addr"] = "[::]:1729"
 _COUNTS = """codec_max_frame_length=10737418240 max_cast_dimension_size=16 max_cast_fanout=16
     mesh_admin_max_concurrent_resolves=2 mesh_terminate_concurrency=16 message_ack_every_n_messages=1000
     message_ttl_default=64 rdma_max_chunk_size_mb=64 rdma_min_stripe_size_kb=512 rdma_qps_per_cq=64 rdma_qps_per_peer=4
     rdma_runtime_worker_threads=4 rdma_tcp_fallback_parallelism=1 read_log_buffer=100 sequencer_max_locked_keys=128
     small_write_threshold=256 split_max_buffer_size=5 tail_log_lines=10 terminated_snapshot_retention=100"""
-_DEFAULTS |= {key: int(count) for key, _, count in (pair.partition("=") for pair in _COUNTS.split())}
+_DEFAULTS.update({key: int(count) for key, _, count in (pair.partition("=") for pair in _COUNTS.split())})
 _TIMES = """actor_spawn_max_idle=30s channel_net_rx_buffer_full_check_interval=5s channel_reconnect_timeout=1m
     channel_tcp_keepalive_idle=1m cleanup_timeout=5s forwarder_flush_timeout=5s get_actor_state_max_idle=30s
     get_proc_state_max_idle=1m host_spawn_ready_timeout=30s mesh_admin_config_dump_bridge_timeout=5s
@@ -179,7 +179,7 @@ _TIMES = """actor_spawn_max_idle=30s channel_net_rx_buffer_full_check_interval=5
     server_heartbeat_interval=1s split_max_buffer_age=50ms stop_actor_timeout=3s stop_grace_period=10s
     supervision_watchdog_timeout=2m"""
 _DURATIONS = {key: time for key, _, time in (pair.partition("=") for pair in _TIMES.split())}
-_DEFAULTS |= _DURATIONS
+_DEFAULTS.update(_DURATIONS)
 _MAPPED: dict[str, Seconds | Count] = {
     "cleanup_timeout": STOP_CLEANUP,
     "process_exit_timeout": STOP_REACT,
@@ -218,7 +218,7 @@ def configure(**settings: Any) -> None:
 
 
 @contextmanager
-def configured(**settings: Any) -> Iterator[dict[str, Any]]:
+def configured(**settings: Any) -> Generator[dict[str, Any], None, None]:
     """Set torchmonarch's settings during a ``with`` block, which gets all settings as a dict; see ``configure``."""
     before = dict(_runtime)
     variables = {setting.variable: os.environ.get(setting.variable) for setting in _MAPPED.values()}
@@ -270,19 +270,17 @@ def _parametrized(cases: list[dict[str, Any]]) -> Callable[[Callable[..., Any]],
     def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
         import pytest
 
-        if inspect.iscoroutinefunction(test):
+        @wraps(test)
+        async def run_async(*args: Any, monarch_config: Mapping[str, Any], **kwargs: Any) -> Any:
+            with configured(**monarch_config):
+                return await test(*args, **kwargs)
 
-            @wraps(test)
-            async def run(*args: Any, monarch_config: Mapping[str, Any], **kwargs: Any) -> Any:
-                with configured(**monarch_config):
-                    return await test(*args, **kwargs)
-        else:
+        @wraps(test)
+        def run_sync(*args: Any, monarch_config: Mapping[str, Any], **kwargs: Any) -> Any:
+            with configured(**monarch_config):
+                return test(*args, **kwargs)
 
-            @wraps(test)
-            def run(*args: Any, monarch_config: Mapping[str, Any], **kwargs: Any) -> Any:
-                with configured(**monarch_config):
-                    return test(*args, **kwargs)
-
+        run: Any = run_async if inspect.iscoroutinefunction(test) else run_sync
         known = inspect.signature(test)
         added = inspect.Parameter("monarch_config", inspect.Parameter.KEYWORD_ONLY)
         # pytest passes what the signature names.

@@ -1,7 +1,56 @@
-"""Meshes that outlive their program: another program of the same user attaches them."""
+"""Jobs and commands on hosts; and meshes that outlive their program, which another program attaches."""
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from monarch._session.detached import DetachedMesh, attach, end, keep, records
 
-__all__ = ["DetachedMesh", "attach", "end", "keep", "records"]
+if TYPE_CHECKING:
+    from monarch._session.commands import exec_command
+    from monarch._session.forwarding import PortForwarder
+    from monarch._session.jobs import (
+        DEFAULT_JOB_PATH,
+        JobState,
+        JobTrait,
+        LocalJob,
+        ProcessJob,
+        job_load,
+        job_loads,
+    )
+    from monarch._session.workers import hosts_from_config
+
+_LATER = {
+    "monarch._session.commands": "exec_command",
+    "monarch._session.forwarding": "PortForwarder",
+    "monarch._session.jobs": "DEFAULT_JOB_PATH JobState JobTrait LocalJob ProcessJob job_load job_loads",
+    "monarch._session.workers": "hosts_from_config",
+}
+_HOME = {name: module for module, names in _LATER.items() for name in names.split()}
+
+__all__ = [
+    "DEFAULT_JOB_PATH",
+    "DetachedMesh",
+    "JobState",
+    "JobTrait",
+    "LocalJob",
+    "PortForwarder",
+    "ProcessJob",
+    "attach",
+    "end",
+    "exec_command",
+    "hosts_from_config",
+    "job_load",
+    "job_loads",
+    "keep",
+    "records",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'monarch.job' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value

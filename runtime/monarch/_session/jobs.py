@@ -1,0 +1,170 @@
+"""Jobs on this machine, by torchmonarch's names: named meshes of hosts, started and ended together."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from monarch._meshes.host_mesh import HostMesh, this_host
+from monarch._session.workers import WorkerHosts
+from monarch.exceptions import ArgumentError, MonarchError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
+"""Where torchmonarch keeps the state of a job. Jobs of this package end with their program, so nothing is kept."""
+
+
+class JobState:
+    """The meshes of hosts of a running job, as attributes: ``job.state().trainers``."""
+
+    def __init__(self, hosts: Mapping[str, HostMesh]) -> None:
+        self._hosts = dict(hosts)
+
+    def __getattr__(self, name: str) -> HostMesh:
+        if name.startswith("_") or name not in self._hosts:
+            raise AttributeError(f"the job has no mesh {name!r}; it has {', '.join(sorted(vars(self)['_hosts']))}")
+        return self._hosts[name]
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._hosts})
+
+
+class JobTrait:
+    """Base of jobs: starts hosts at the first ``state()`` or ``apply()``, and ends them at ``kill()``."""
+
+    def __init__(self) -> None:
+        # Used by the thread of the program that owns the job.
+        self._running: JobState | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether the hosts run."""
+        return self._running is not None
+
+    def apply(self, client_script: str | None = None) -> None:
+        """Start the hosts, unless they run.
+
+        Args:
+            client_script: must be None; jobs of this package end with the program that started them.
+
+        Raises:
+            ArgumentError: a script is given.
+            SpawnError: a host could not be started.
+        """
+        if client_script is not None:
+            raise ArgumentError("client_script: jobs on this machine end with their program; run the script itself")
+        if self._running is None:
+            self._running = self._start()
+
+    def state(self, cached_path: str | None = None) -> JobState:
+        """Return the meshes of hosts, which are started unless they run.
+
+        Args:
+            cached_path: ignored: hosts of an earlier program are not reused, since they end with it.
+        """
+        self.apply()
+        assert self._running is not None
+        return self._running
+
+    def kill(self) -> None:
+        """End the hosts and all their processes; ``state()`` starts new ones."""
+        running, self._running = self._running, None
+        if running is not None:
+            self._end(running)
+
+    def can_run(self, spec: JobTrait) -> bool:
+        """Return whether this job is running and equals another one."""
+        return self.active and type(spec) is type(self) and spec.__getstate__() == self.__getstate__()
+
+    def dumps(self) -> bytes:
+        """Return the job as bytes, without its hosts; see ``job_loads``."""
+        return pickle.dumps(self)
+
+    def dump(self, filename: str) -> None:
+        """Write the job to a file, without its hosts; see ``job_load``."""
+        with open(filename, "wb") as file:
+            file.write(self.dumps())
+
+    def _start(self) -> JobState:
+        raise NotImplementedError
+
+    def _end(self, running: JobState) -> None:
+        """End the hosts; nothing by default."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key != "_running"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _running=None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+class LocalJob(JobTrait):
+    """A job whose meshes of hosts all are this host.
+
+    Args:
+        hosts: the names of the meshes.
+    """
+
+    def __init__(self, hosts: Sequence[str] = ("hosts",)) -> None:
+        super().__init__()
+        self.hosts = tuple(hosts)
+
+    def _start(self) -> JobState:
+        return JobState({name: this_host() for name in self.hosts})
+
+
+class ProcessJob(JobTrait):
+    """A job of simulated hosts: each is a process of its own on this machine, with an agent as on another machine.
+
+    Args:
+        meshes: the number of hosts of each mesh, by name. Their axis is ``hosts``.
+        env: additional environment variables of the hosts.
+    """
+
+    def __init__(self, meshes: Mapping[str, int], env: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        wrong = [name for name, count in meshes.items() if type(count) is not int or count < 1]
+        if not meshes or wrong:
+            raise ArgumentError(f"meshes: expected a number of hosts for each name, got {dict(meshes)!r}")
+        self.meshes = dict(meshes)
+        self.env = dict(env or {})
+
+    def _start(self) -> JobState:
+        started: dict[str, HostMesh] = {}
+        try:
+            for name, count in self.meshes.items():
+                started[name] = WorkerHosts(count, env=self.env).mesh
+        except BaseException:
+            self._end(JobState(started))
+            raise
+        return JobState(started)
+
+    def _end(self, running: JobState) -> None:
+        for name in self.meshes:
+            # The program may have shut it down itself, or not have come to start it.
+            with suppress(MonarchError, AttributeError):
+                getattr(running, name).shutdown().get(30)
+
+
+def job_loads(data: bytes) -> JobTrait:
+    """Return the job of ``JobTrait.dumps``; it runs nothing yet. The data must come from you, since it is unpickled."""
+    job = pickle.loads(data)
+    if not isinstance(job, JobTrait):
+        raise ArgumentError(f"expected the data of a job, got that of {type(job).__name__}")
+    return job
+
+
+def job_load(filename: str = DEFAULT_JOB_PATH) -> JobTrait:
+    """Return the job of a file of ``JobTrait.dump``; see ``job_loads``."""
+    with open(filename, "rb") as file:
+        return job_loads(file.read())

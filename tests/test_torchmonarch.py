@@ -1,0 +1,84 @@
+"""The page that says which programs for torchmonarch run here is held to what there is."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import monarch.config as config
+from monarch.config import configure, configured, get_global_config, get_runtime_config, parametrize_config
+
+PAGE = (Path(__file__).resolve().parent.parent / "docs" / "torchmonarch.md").read_text(encoding="utf-8")
+PARTS = dict(zip(*[iter(re.split(r"^## (.+)$", PAGE, flags=re.MULTILINE)[1:])] * 2, strict=True))
+
+
+def names_of(part: str) -> list[tuple[str, str]]:
+    rows = re.findall(r"^\| `(monarch[.\w]*)` \| (`.*) \|$", PARTS[part], flags=re.MULTILINE)
+    return [(module, name) for module, names in rows for name in re.findall(r"`(\w+)`", names)]
+
+
+def resolve(dotted: str) -> Any:
+    found: Any = importlib.import_module("monarch")
+    for index, name in enumerate(dotted.split(".")[1:], 2):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            found = importlib.import_module(".".join(dotted.split(".")[:index]))
+    return found
+
+
+@pytest.mark.parametrize(("module", "name"), names_of("Runs unchanged"))
+def test_names_that_run_unchanged_exist(module: str, name: str) -> None:
+    assert getattr(importlib.import_module(module), name) is not None
+
+
+@pytest.mark.parametrize(("module", "name"), names_of("Missing"))
+def test_names_that_are_missing_are_missing(module: str, name: str) -> None:
+    assert not hasattr(importlib.import_module(module), name)
+
+
+def test_names_with_a_difference_exist() -> None:
+    found = re.findall(r"^\| `(monarch\.[.\w]*)` \| [^`\n]*", PARTS["Runs with a difference"], flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(monarch\.[.\w]*)` \|", PARTS["Runs with a difference"], flags=re.MULTILINE)
+    assert rows and set(found) <= set(rows) and all(resolve(name) is not None for name in rows)
+
+
+def test_mapped_settings_have_an_effect_and_others_warn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "_warned", set())
+    with configured(cleanup_timeout="1m 30s", tail_log_lines=3) as settings:
+        assert settings["cleanup_timeout"] == "1m 30s" and config.STOP_CLEANUP() == 90.0 and config.TAIL_LINES() == 3
+        assert get_runtime_config() == {"cleanup_timeout": "1m 30s", "tail_log_lines": 3}
+    assert config.STOP_CLEANUP() == 5.0 and get_runtime_config() == {} and config.TAIL_LINES() == 10
+    with pytest.warns(UserWarning, match="max_cast_fanout=2"), configured(max_cast_fanout=2):
+        pass
+    with warnings.catch_warnings(), configured(max_cast_fanout=3, enable_log_forwarding=True):
+        warnings.simplefilter("error")
+        assert get_global_config()["max_cast_fanout"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("30s", "30s"), ("300s", "5m"), ("90s", "1m 30s"), ("1h30m", "1h 30m"), ("100ms", "100ms"), ("5sec", "5s")],
+)
+def test_durations_are_shown_in_their_units(text: str, shown: str) -> None:
+    with configured(stop_actor_timeout=text) as settings:
+        assert settings["stop_actor_timeout"] == shown
+
+
+@pytest.mark.parametrize("wrong", [{"cleanup_timeout": 3}, {"cleanup_timeout": "3"}, {"tail_log_lines": "x"}])
+def test_settings_of_wrong_types_are_type_errors(wrong: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        configure(**wrong)
+    with pytest.raises(ValueError, match="zork"):
+        configure(zork=1)
+    assert get_runtime_config() == {}
+
+
+@parametrize_config(tail_log_lines={1, 2})
+def test_parametrized_tests_run_with_their_settings(tmp_path: Path) -> None:
+    assert config.TAIL_LINES() in (1, 2) and tmp_path.exists()
