@@ -32,6 +32,7 @@ FLOORS = [
     "_notebook",
     "_services",
     "_kernel_api",
+    "__main__",
     "public",
 ]
 MOST_FILES = 25

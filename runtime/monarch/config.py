@@ -191,7 +191,7 @@ _AS_IT_IS = {"enable_log_forwarding": True, "prefix_with_rank": True, "enable_de
 """Values that ask for what is always so here."""
 _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _runtime: dict[str, Any] = {}
-"""What ``configure`` has set. Changed by the program's threads by single operations only."""
+"""The settings of ``configure``. Changed by the program's threads by single operations only."""
 _warned: set[str] = set()
 """Keys that were warned about. As ``_runtime``."""
 

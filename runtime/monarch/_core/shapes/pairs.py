@@ -1,4 +1,4 @@
-"""What iterating over a mesh of values yields: pairs whose errors name ``values()``."""
+"""Pairs that iterating over a mesh of values yields; their errors name ``values()``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _ADVICE = "iterating over a ValueMesh yields (point, value) pairs; use .values()
 
 
 class Pair(tuple[Any, Any]):
-    """A ``(point, value)`` pair. What is meant for its value raises, and says how to get the values."""
+    """A ``(point, value)`` pair. Operations on the value raise, and say how to get the values."""
 
     __slots__ = ()
 
