@@ -19,8 +19,8 @@ else:
 ROOT = Path(__file__).resolve().parent.parent
 RUNTIME = ROOT / "runtime"
 
-OPTIONAL = {"nixl"}
-"""Imported where they are installed: extras."""
+OPTIONAL = {"nixl", "matplotlib", "pytest"}
+"""Imported where they are installed: an extra, or a library that the program itself uses."""
 UNIMPORTED = {"ipywidgets", "jupyterlab"}
 """What a person works with in a notebook; the code imports neither."""
 

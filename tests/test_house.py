@@ -32,8 +32,8 @@ FLOORS = [
     "_notebook",
     "_services",
     "_kernel_api",
-    "__main__",
     "public",
+    "__main__",
 ]
 MOST_FILES = 25
 """Files of a room, besides its ``__init__.py``."""

@@ -13,6 +13,7 @@ from monarch._kernel_api import (
     changes,
     current_node,
     has_node,
+    is_actor_mesh,
     meshes_of,
     node_of,
     state_of,
@@ -104,8 +105,8 @@ class Editor:
         """``%mesh update NAME``: give actors the notebook's current class of that name."""
         name = parse("update", words).name
         mesh = self._shell.user_ns.get(name)
-        if not isinstance(mesh, ActorMesh):
-            names = [each for each, value in self._shell.user_ns.items() if isinstance(value, ActorMesh)]
+        if not is_actor_mesh(mesh):
+            names = [each for each, value in self._shell.user_ns.items() if is_actor_mesh(value)]
             names = sorted(each for each in names if not each.startswith("_"))
             raise HeaderError(f"no actors {name!r}; actors: {', '.join(names) or 'none'}{did_you_mean(name, names)}")
         cls = self._shell.user_ns.get(state_of(mesh).cls.__name__)

@@ -19,6 +19,7 @@ from monarch._kernel_api import (
     ValueMesh,
     describe_ranks,
     in_thread,
+    is_actor_mesh,
     need_session,
     open_node,
 )
@@ -145,7 +146,7 @@ class MeshMagics(Magics):
     def addressed(self, name: str | None) -> tuple[Mesh | None, ActorMesh]:
         """Return the mesh of a name and its namespaces; or None and the actors in the variable of that name."""
         actors = self.shell.user_ns.get(name) if name is not None else None
-        if isinstance(actors, ActorMesh) and name not in self.meshes.by_name:
+        if is_actor_mesh(actors) and name not in self.meshes.by_name:
             return None, actors
         mesh = self.meshes.get(name, self.actor_names())
         return mesh, mesh.cells
@@ -289,7 +290,7 @@ class MeshMagics(Magics):
 
     def actor_names(self) -> list[str]:
         """Return the notebook variables that hold actors."""
-        names = [name for name, value in list(self.shell.user_ns.items()) if isinstance(value, ActorMesh)]
+        names = [name for name, value in list(self.shell.user_ns.items()) if is_actor_mesh(value)]
         return sorted(name for name in names if not name.startswith("_"))
 
     def calls_of(self, cell: str) -> list[Any]:

@@ -18,6 +18,7 @@ from monarch._kernel_api import (
     ProcMesh,
     current_node,
     describe_ranks,
+    is_actor_mesh,
     meshes_of,
     node_of,
     region_of,
@@ -102,7 +103,7 @@ class Spawning:
             )
         cls = new[-1]
         living = self._shell.user_ns.get(order.name)
-        if isinstance(living, ActorMesh) and state_of(living).stopped is None and not node_of(living).closed:
+        if is_actor_mesh(living) and state_of(living).stopped is None and not node_of(living).closed:
             if not order.anew and self._editor.renew(living, cls):
                 if order.arguments != self._arguments_of.get(state_of(living).key, order.arguments):
                     print(

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from monarch._session.command_line import main
+
+def main() -> int:
+    """Run the command with the arguments of this process; return the exit code."""
+    if sys.argv[1:2] == ["worker"]:
+        from monarch.worker import main as worker
+
+        return worker(sys.argv[2:])
+    from monarch._session.command_line import main as others
+
+    return others(sys.argv[1:])
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from monarch._groups.torchrun import script_of as script_of
     from monarch._groups.torchrun import take_order as take_order
     from monarch._meshes.actors.actor_mesh import ActorMesh as ActorMesh
+    from monarch._meshes.actors.actor_mesh import is_actor_mesh as is_actor_mesh
     from monarch._meshes.actors.ask import ask as ask
     from monarch._meshes.actors.ask import endpoint_of as endpoint_of
     from monarch._meshes.actors.class_updates import changes as changes
@@ -188,7 +189,7 @@ _WHERE = {
     "monarch._groups": "groups=breaking",
     "monarch._groups.breaking": "generation_now",
     "monarch._groups.torchrun": "Script arrange new_token run_order script_of take_order",
-    "monarch._meshes.actors.actor_mesh": "ActorMesh",
+    "monarch._meshes.actors.actor_mesh": "ActorMesh is_actor_mesh",
     "monarch._meshes.actors.ask": "ask endpoint_of",
     "monarch._meshes.actors.class_updates": "changes update_class",
     "monarch._meshes.actors.deferred_calls": "at_once",

@@ -99,7 +99,7 @@ def test_base_exceptions_end_the_actor_and_are_supervised(
         actors.slice(gpus=1).leave.call_one(how).get(timeout=20)
     assert not isinstance(caught.value, StoppedError) and "ended the actor" in str(caught.value)
     assert hook.came.wait(20) and hook.told[0].mesh_name == "ends" and hook.told[0].ranks == (1,)
-    with pytest.raises(SupervisionError, match="failed before"):
+    with pytest.raises(SupervisionError, match="already failed"):
         actors.slice(gpus=1).fine.call_one().get(timeout=20)
     assert actors.slice(gpus=0).fine.call_one().get(timeout=20) == 1
     assert others.fine.call().get(timeout=20).values() == [1, 1]

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from leaks import Kit
 from monarch.actor import Actor, endpoint, this_host, this_proc
-from monarch.exceptions import ActorError, ArgumentError
+from monarch.exceptions import ArgumentError
 from monarch.job import LocalJob, PortForwarder, ProcessJob, exec_command, job_load, job_loads
+from monarch.testing import local_hosts
 
 
 class Pid(Actor):
@@ -39,6 +41,14 @@ class Pid(Actor):
 
         threading.Thread(target=serve, daemon=True).start()
         return server.getsockname()[1]
+
+
+@pytest.fixture(autouse=True)
+def session(host: object, leaks: Kit) -> object:
+    """A session that has attached hosts before: the threads for those belong to it, not to a test."""
+    with local_hosts(1):
+        leaks.rebase()
+    return host
 
 
 @pytest.fixture
@@ -111,7 +121,7 @@ def test_forwarded_ports_carry_bytes_both_ways() -> None:
             received = b"".join(iter(lambda: connection.recv(1 << 16), b""))
             sender.join()
         assert received == text.upper()
-        with pytest.raises(ActorError, match="host:port"):
+        with pytest.raises(ArgumentError, match="host:port"):
             forwarder.forward.call_one(procs, port, procs, "nowhere").get(timeout=60)
     finally:
         forwarder.stop().get(timeout=20)

@@ -13,11 +13,6 @@ from monarch.exceptions import MonarchError
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command with arguments, by default those of the process; return the exit code."""
-    args = list(sys.argv[1:] if args is None else args)
-    if args[:1] == ["worker"]:
-        from monarch.worker import main as worker
-
-        return worker(args[1:])
     given = _parser().parse_args(args)
     try:
         code: int = given.run(given)
@@ -38,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(run=_exec)
     run.add_argument("--hosts", default="", metavar="ADDRESSES", help="workers, such as tcp://a:22222,tcp://b:22222")
     run.add_argument("--key", default="", metavar="FILE", help="the key file of the workers")
+    # Its own module takes its arguments; here is its line of help.
     verbs.add_parser("worker", help="serve this machine as a host; see 'monarch worker --help'", add_help=False)
     verbs.add_parser("list", help="list the detached meshes").set_defaults(run=_list)
     end = verbs.add_parser("end", help="end a detached mesh")

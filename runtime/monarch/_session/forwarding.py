@@ -113,10 +113,19 @@ def _relay(
     receiver: PortReceiver[bytes],
 ) -> None:
     """Start the two directions of a connection; empty bytes are the end of one."""
-    for work in (_send(reader, port), _receive(receiver, writer)):
-        task = asyncio.get_running_loop().create_task(work)
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+    task = asyncio.get_running_loop().create_task(_both(reader, writer, port, receiver))
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
+async def _both(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: Port[bytes], receiver: PortReceiver[bytes]
+) -> None:
+    try:
+        await asyncio.gather(_send(reader, port), _receive(receiver, writer))
+    finally:
+        # Not before both have ended: a writer that nobody holds closes the connection.
+        writer.close()
 
 
 async def _send(reader: asyncio.StreamReader, port: Port[bytes]) -> None:
@@ -138,10 +147,8 @@ async def _receive(receiver: PortReceiver[bytes], writer: asyncio.StreamWriter) 
         if writer.can_write_eof():
             writer.write_eof()
     except OSError:
+        # The connection was reset; the other direction ends too.
         writer.close()
-    except asyncio.CancelledError:
-        writer.close()
-        raise
 
 
 async def _end(tasks: set[asyncio.Task[None]]) -> None:

@@ -15,9 +15,9 @@ class Pair(tuple[Any, Any]):
     def _refuse(self, *_: object) -> NoReturn:
         raise TypeError(_ADVICE)
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse  # pyright: ignore
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
     __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __pow__ = __rpow__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = _refuse  # pyright: ignore
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse  # pyright: ignore[reportIncompatibleMethodOverride]
     __neg__ = __abs__ = __float__ = __int__ = _refuse
 
     def __getattr__(self, name: str) -> NoReturn:

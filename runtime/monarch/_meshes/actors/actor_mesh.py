@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, TypeGuard
 
 from monarch._actors.endpoint import arity_of, methods_of
 from monarch._core.roster import Procs
@@ -329,3 +329,8 @@ def member_rows(node: Node, procs: Procs, region: Region) -> tuple[list[str], li
         if count > SHOWN and rank == SHOWN // 2 - 1:
             rows.append([f"… {count - SHOWN} more", *[""] * (len(headers) - 1)])
     return headers, rows
+
+
+def is_actor_mesh(value: object) -> TypeGuard[ActorMesh[Any]]:
+    """Return whether a value is a mesh of actors, of any class."""
+    return isinstance(value, ActorMesh)
