@@ -71,6 +71,11 @@ class Seconds:
         return f"Seconds({self.variable!r}, {self.default:g})"
 
 
+def is_on(text: str | None) -> bool:
+    """Return whether the text of a variable means on, as in ``Flag``."""
+    return (text or "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
 class Flag:
     """A switch that is off unless its variable is set.
 
@@ -83,7 +88,7 @@ class Flag:
 
     def __call__(self) -> bool:
         """Return whether it is on now."""
-        return os.environ.get(self.variable, "").strip().lower() not in ("", "0", "false", "no", "off")
+        return is_on(os.environ.get(self.variable))
 
     def __repr__(self) -> str:
         return f"Flag({self.variable!r})"

@@ -29,8 +29,14 @@ class Rank(Actor):
         self.kept: list[Any] = []
 
     @endpoint
-    def device(self) -> tuple[str, int, str]:
-        return os.environ.get("CUDA_VISIBLE_DEVICES", ""), torch.cuda.device_count(), torch.cuda.get_device_name()
+    def device(self) -> tuple[str, int, int]:
+        """What it sees, how many, and its current device, which is chosen when CUDA begins."""
+        torch.ones(1, device="cuda")
+        return os.environ.get("CUDA_VISIBLE_DEVICES", ""), torch.cuda.device_count(), torch.cuda.current_device()
+
+    @endpoint
+    def uuid(self) -> str:
+        return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
 
     @endpoint
     def share(self, device: str) -> RDMABuffer:
@@ -112,15 +118,40 @@ def test_nobody_has_touched_a_gpu_before_it_forks(procs: Callable[..., Any]) -> 
     # A successor is not the leader of its session.
     assert wait_until(lambda: [pid for pid in zygotes() if os.getsid(pid) != pid])
     assert not any(map(has_touched_gpus, [agent, *zygotes()]))
-    assert procs(1).spawn("late", Rank).device.call_one().get(120)[1] == 1
+    assert procs(1).spawn("late", Rank).device.call_one().get(120)[1] == torch.cuda.device_count()
 
 
-def test_each_rank_sees_one_gpu(procs: Callable[..., Any]) -> None:
+def test_each_rank_sees_all_gpus_and_begins_with_its_own(procs: Callable[..., Any]) -> None:
     ranks = procs(2).spawn("ranks", Rank)
-    seen = values(ranks.device.call())
-    assert all(count == 1 for _, count, _ in seen)
     there = torch.cuda.device_count()
-    assert len({visible for visible, _, _ in seen}) == min(2, there)
+    assert [seen[1:] for seen in values(ranks.device.call())] == [(there, 0), (there, 1 % there)]
+    # A second actor of a rank has a thread of its own, with the same GPU.
+    second = procs(2).spawn("first", Rank)
+    assert len(set(values(second.uuid.call()))) == min(2, there)
+
+
+def test_a_second_actor_of_a_rank_has_the_same_gpu(procs: Callable[..., Any]) -> None:
+    mesh = procs(2)
+    first, second = mesh.spawn("first", Rank), mesh.spawn("second", Rank)
+    assert values(first.uuid.call()) == values(second.uuid.call())
+
+
+def test_an_isolated_rank_sees_one_gpu(procs: Callable[..., Any]) -> None:
+    ranks = procs(2, env={"MONARCH_ISOLATE_GPUS": "1"}).spawn("ranks", Rank)
+    assert [seen[1:] for seen in values(ranks.device.call())] == [(1, 0), (1, 0)]
+    assert len(set(values(ranks.uuid.call()))) == min(2, torch.cuda.device_count())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four GPUs")
+def test_two_meshes_use_different_gpus(procs: Callable[..., Any]) -> None:
+    meshes = [procs(2).spawn(name, Rank) for name in ("first", "second")]
+    assert len({uuid for mesh in meshes for uuid in values(mesh.uuid.call())}) == 4
+
+
+def test_nccl_is_chosen_for_ranks_with_gpus_of_their_own(procs: Callable[..., Any]) -> None:
+    ranks = procs(min(2, torch.cuda.device_count())).spawn("ranks", Rank)
+    for _, backend, kind in values(ranks.reduce.call()):
+        assert "nccl" in backend and kind == "cuda"
 
 
 @pytest.mark.parametrize("owner", ["cuda", "cpu"])

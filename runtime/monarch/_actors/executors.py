@@ -261,12 +261,18 @@ class MainExecutor(Executor):
         super().release(free)
 
 
+def _nothing() -> None:
+    pass
+
+
 class ThreadExecutor(Executor):
     """A thread for one actor, which ends with the actor."""
 
     def __init__(self, node: Node, name: str) -> None:
         super().__init__(node)
         self.interrupts = ThreadInterrupts()
+        self.awake: Callable[[], None] = _nothing
+        """Called in this thread before it runs actions. Written once; the first actions may run before that."""
         # Not a semaphore: a __del__ that delivers while it is locked would deadlock.
         self._gate = Gate()
         self._thread = threading.Thread(target=self._live, name=name, daemon=True)
@@ -284,6 +290,7 @@ class ThreadExecutor(Executor):
 
     def _wait(self) -> None:
         self._gate.wait(None)
+        self.awake()
 
     def release(self, released: Action) -> None:
         self.end()

@@ -35,6 +35,8 @@ def ensure_world() -> World:
     Raises:
         GroupError: this is not a rank, or ranks died, or did not join in time.
     """
+    from monarch._tensors.own_gpu import own_gpu
+
     node, own = current_node(), local_rendezvous()
     if node.config is None:
         raise GroupError(PROGRAM)
@@ -42,6 +44,9 @@ def ensure_world() -> World:
     procs = own.procs()
     if own.world is not None and not uses_collectives():
         own.spoil("the program has ended it")
+    gpu = own_gpu()
+    if gpu is not None:
+        gpu.note()
     expected = own.expect()
     if expected.promise is None:
         return cast("World", expected.world)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 
 from monarch._node.current import current_node
 
+_NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+"""Lets ranks live on after their NCCL groups are aborted, or while they are paused: by default torch's watchdog ends a
+process whose communicator reports an error, and its monitor one that does not move for eight minutes."""
 _PORTS = range(20_000, 30_000)
 """Below the ports that Linux gives to connections by itself."""
 
@@ -16,15 +20,11 @@ def set_mesh_variables() -> None:
     config, rank = current_node().config, current_node().rank
     assert config is not None
     size, per_host = config.procs.region().nelements, config.procs.per_host
-    local, local_size = rank % per_host, per_host
-    if len(os.environ.get("CUDA_VISIBLE_DEVICES", ",").split(",")) == 1:
-        # It sees one GPU, number 0, so a program that counts GPUs takes it for a separate host.
-        local, local_size = 0, 1
     found = {
         "RANK": rank,
         "WORLD_SIZE": size,
-        "LOCAL_RANK": local,
-        "LOCAL_WORLD_SIZE": local_size,
+        "LOCAL_RANK": rank % per_host,
+        "LOCAL_WORLD_SIZE": per_host,
         "GROUP_RANK": rank // per_host,
         "GROUP_WORLD_SIZE": -(-size // per_host),
         "ROLE_RANK": rank,
@@ -34,6 +34,30 @@ def set_mesh_variables() -> None:
         "MASTER_PORT": _port_of(config.procs.uid),
     }
     os.environ.update({name: str(value) for name, value in found.items() if name not in config.given})
+    for name, text in _NCCL.items():
+        os.environ.setdefault(name, text)
+
+
+def hook_own_gpu() -> None:
+    """Let CUDA begin with this rank's GPU, the one with its LOCAL_RANK; torch must be imported."""
+    from monarch._tensors.own_gpu import hook_gpu
+
+    hook_gpu(_local_rank)
+
+
+def _local_rank() -> int:
+    # A spare takes its rank later.
+    node = current_node()
+    return node.rank % node.config.procs.per_host if node.config is not None else 0
+
+
+def use_own_gpu() -> None:
+    """Make this rank's GPU the current device of this thread, if the program has begun to use CUDA."""
+    # Before torch is imported, nothing has.
+    module = sys.modules.get("monarch._tensors.own_gpu")
+    gpu = module.own_gpu() if module is not None else None
+    if gpu is not None:
+        gpu.use_if_begun()
 
 
 def _port_of(uid: str) -> int:

@@ -113,14 +113,17 @@ class Rendezvous:
     def place(self, address: str, port: int) -> Place:
         """Return the place of this rank among the others."""
         from monarch._tensors.collectives.interfaces import LOOPBACK
-        from monarch._tensors.collectives.world import Place, own_device
+        from monarch._tensors.collectives.world import Place
+        from monarch._tensors.own_gpu import own_gpu
 
         node, procs = current_node(), self.procs()
         assert node.config is not None
         addresses = node.config.addresses
         rank, local = node.rank, procs.per_host
         own = addresses[rank // local] if addresses else LOOPBACK
-        return Place(rank, procs.region().nelements, rank % local, local, address, port, own, own_device())
+        gpu = own_gpu()
+        device = gpu.name() if gpu is not None else "cpu"
+        return Place(rank, procs.region().nelements, rank % local, local, address, port, own, device)
 
     # Joining
 

@@ -83,7 +83,7 @@ def arrange(procs: Procs, ranks: Sequence[int]) -> Meeting:
 
 def variables_of(meeting: Meeting) -> dict[str, str]:
     """Return the environment that torchrun would give a program in this rank."""
-    from monarch._tensors.collectives.world import Place, own_device, torchrun_variables
+    from monarch._tensors.collectives.world import Place, torchrun_variables
 
     node = current_node()
     config = node.config
@@ -92,11 +92,8 @@ def variables_of(meeting: Meeting) -> dict[str, str]:
     per_host = config.procs.per_host
     here = [rank for rank in meeting.ranks if rank // per_host == node.rank // per_host]
     rank, local = meeting.ranks.index(node.rank), here.index(node.rank)
-    device, size, local_size = own_device(), len(meeting.ranks), len(here)
-    if device != "cpu" and len(os.environ.get("CUDA_VISIBLE_DEVICES", ",").split(",")) == 1:
-        # It sees one GPU, number 0, so a program that counts GPUs takes it for a separate host.
-        local, local_size = 0, 1
-    place = Place(rank, size, local, local_size, meeting.address, meeting.port, meeting.address, device)
+    size, at = len(meeting.ranks), meeting.address
+    place = Place(rank, size, local, len(here), at, meeting.port, at, "cpu")
     variables = torchrun_variables(place)
     if meeting.served:
         variables.update(

@@ -57,12 +57,16 @@ class Namespace(Actor):
         else:
             import torch.distributed
 
+            from monarch._tensors.own_gpu import own_gpu
+
             hook_torch()
             available = torch.cuda.is_available()
             if device == "cuda" and not available:
                 raise RuntimeError(f"rank {self.point.rank} sees no GPU, but the mesh has the device cuda")
             kind = device or ("cuda" if available else "cpu")
-            self.own.set(torch=torch, dist=torch.distributed, device=torch.device(kind))
+            gpu = own_gpu() if kind == "cuda" else None
+            where = torch.device(kind) if gpu is None else torch.device(kind, gpu.number())
+            self.own.set(torch=torch, dist=torch.distributed, device=where)
         prepare()
         install()
         refuse_input()

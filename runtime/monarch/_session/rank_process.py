@@ -23,13 +23,13 @@ from monarch._actors.table import actors_of
 from monarch._core.roster import Procs, split_proc
 from monarch._groups.breaking import member_died
 from monarch._groups.default_group import hook_torch
-from monarch._groups.environment import set_mesh_variables
+from monarch._groups.environment import set_mesh_variables, use_own_gpu
 from monarch._node.current import set_node
 from monarch._node.node import Node
 from monarch._node.rank_config import RankConfig
 from monarch._node.remote_errors import in_bootstrap, in_cleanup, pack_failure
 from monarch._node.services.registry import service
-from monarch._procs.os.gpus import environment_of, visible_gpus
+from monarch._procs.agent.gpu_shares import ORDER
 from monarch._procs.os.helpers import let_helpers_use
 from monarch._procs.os.shared_names import keep_names
 from monarch._procs.rank.cell_marker import mark_stopped
@@ -139,7 +139,7 @@ class Rank:
         """Take a rank of the mesh, as a former spare."""
         node = self.node
         node.rank = rank
-        gpus = visible_gpus(environment_of(os.getppid()))
+        gpus = os.environ.get(ORDER, "").split(",")
         if os.environ.get("CUDA_VISIBLE_DEVICES") in gpus:
             # Like the dead rank, unless the user has set it.
             os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank % self.config.procs.per_host % len(gpus)]
@@ -212,6 +212,7 @@ class Rank:
         executor: Executor
         if self.main.busy:
             executor = ThreadExecutor(self.node, f"monarch-{create.actor}")
+            executor.awake = use_own_gpu
         else:
             self.main.busy = True
             executor = self.main

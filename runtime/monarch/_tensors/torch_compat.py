@@ -203,13 +203,48 @@ def set_timeout(group: Any, timeout: datetime.timedelta) -> None:
     _c10d()._set_pg_timeout(timeout, group)
 
 
-def uuid_of(index: int) -> object:
-    """Return the id of a GPU of this process that is the same in every process; None if torch does not tell it."""
+def before_cuda(action: Callable[[], object]) -> None:
+    """Call an action in the thread that first uses CUDA, as its first use; now if CUDA is in use already."""
     import torch
 
-    # Not typed in torch.
     cuda: Any = torch.cuda
-    return getattr(cuda.get_device_properties(index), "uuid", None)
+    if torch.cuda.is_initialized():
+        action()
+    else:
+        # torch's own function also formats the stack, which reads source files.
+        cuda._queued_calls.append((action, []))
+
+
+def nccl_backends(groups: Iterable[Any]) -> list[Any]:
+    """Return the NCCL backends of some process groups, each once."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    found = [backend_of(group, "cuda") for group in groups]
+    # TORCH_DISTRIBUTED_DEBUG=DETAIL wraps them.
+    plain = [getattr(each, "wrapped_pg", each) for each in found if each is not None]
+    return list({id(each): each for each in plain if type(each).__name__ == "ProcessGroupNCCL"}.values())
+
+
+def abort_together(backends: Sequence[Any]) -> int:
+    """Abort NCCL backends; return how many.
+
+    In one NCCL group, as torch does it: aborts of communicators one by one may wait for each other
+    (https://github.com/pytorch/pytorch/issues/119797).
+    """
+    # Versions of torch without it make this wait for the watchdog.
+    able = [each for each in backends if hasattr(each, "abort")]
+    grouped = able and hasattr(able[0], "_group_start")
+    if grouped:
+        able[0]._group_start()
+    try:
+        for each in able:
+            each.abort()
+    finally:
+        if grouped:
+            able[0]._group_end()
+    return len(able)
 
 
 def local_box(shape: Iterable[int], mesh: Any, placements: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -115,7 +115,10 @@ class Agent:
             m.Refused: lambda refused, _: None,
             m.Ask: self._on_ask,
         }
-        self.services: dict[str, Callable[[m.Ask, Any], Any]] = {services.STATES: self._states}
+        self.services: dict[str, Callable[[m.Ask, Any], Any]] = {
+            services.STATES: self._states,
+            services.GPUS: lambda _, uid: self.forks.gpus.sharers(uid),
+        }
         """Its services by name; arguments and answers are plain values."""
 
     # The loop
@@ -248,6 +251,7 @@ class Agent:
             # The owner is a rank of another host: its agent reports its death.
             self.children.watch(self.proc, spawn.src)
             self._watch_elsewhere(spawn.src)
+        self.forks.gpus.keep(self.children.by_proc)
         self.forks.spawn(spawn, fds)
         if not self._relieving:
             self._relieve()

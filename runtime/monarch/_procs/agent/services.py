@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from monarch._wire import messages as m
 
 STATES = "agent.states"
+GPUS = "agent.gpus"
 CLAIM = "agent.claim"
 LISTEN = "agent.listen"
 NOTE = "agent.note"
@@ -33,6 +34,12 @@ class AgentRequest(NamedTuple):
 def states(procs: Sequence[str] = ()) -> AgentRequest:
     """Ask for the state of processes: a dict from proc id to the letter in /proc and the pid."""
     return AgentRequest(STATES, list(procs))
+
+
+def shared_gpus(uid: str) -> AgentRequest:
+    """Ask which GPUs of a host the mesh with this uid shares: a dict from each GPU to the names of the meshes of its
+    ranks, this mesh first."""
+    return AgentRequest(GPUS, uid)
 
 
 def claim(pid: int) -> AgentRequest:

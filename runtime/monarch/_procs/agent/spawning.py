@@ -8,11 +8,14 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from monarch._core.causes import NotStarted
+from monarch._core.roster import split_proc
 from monarch._procs.agent.children import Children
+from monarch._procs.agent.gpu_shares import ISOLATE, GpuShares, variables
 from monarch._procs.agent.zygotes import Failed, Forked, Gone, RankSpec, Ready, Succeeded, Zygote
 from monarch._procs.os.cpu_shares import affinity_plan, needs_cold_zygote, threads_plan
 from monarch._procs.os.gpus import visible_gpus
 from monarch._wire.messages import Dead, Spawn
+from monarch.config import is_on
 
 _SPARE_AFTER = 0.2
 """Seconds until a zygote forks a spare: not while the ranks of a first mesh may be requested."""
@@ -67,6 +70,7 @@ class Forks:
         self._spare: Zygote | None = None
         """Replaces the usual zygote if it dies. Without a pid, it is being forked."""
         self._spare_token = 0
+        self.gpus = GpuShares()
         # The usual one warms up before the first request.
         if zygote is None:
             self._zygote({})
@@ -104,13 +108,10 @@ class Forks:
         count = spawn.count
         cores = sorted(os.sched_getaffinity(0))
         shares = spawn.binds or (list(affinity_plan(count, cores)) if count <= len(cores) else [None] * count)
-        gpus = visible_gpus()
         ranks: list[RankSpec] = []
         for proc, place in zip(spawn.procs, spawn.places, strict=True):
             index = place % count
-            env = {**spawn.base_env, **spawn.env}
-            if gpus:
-                env.setdefault("CUDA_VISIBLE_DEVICES", gpus[index % len(gpus)])
+            env = {**spawn.base_env, **self._gpus_for(spawn, index), **spawn.env}
             share = shares[index]
             ranks.append(
                 RankSpec(
@@ -126,6 +127,14 @@ class Forks:
         self._token += 1
         self._waiting[self._token] = _Request(spawn, zygote, ranks, fds)
         zygote.fork(self._token, spawn.entry, ranks, fds)
+
+    def _gpus_for(self, spawn: Spawn, index: int) -> dict[str, str]:
+        """Return the environment variables for the GPUs of a rank; none if the user has chosen them."""
+        names = visible_gpus({key: value for key, value in (os.environ | spawn.base_env).items() if value is not None})
+        if not names or "CUDA_VISIBLE_DEVICES" in spawn.env:
+            return {}
+        order = self.gpus.order(split_proc(spawn.procs[0])[0], spawn.title, names, spawn.count)
+        return variables(order, names, index, is_on((spawn.base_env | spawn.env).get(ISOLATE)))
 
     def busy(self) -> bool:
         """Return whether forks are under way, so that unknown pids may end."""

@@ -27,16 +27,6 @@ def has_touched_gpus(pid: int | str = "self") -> bool:
     return False
 
 
-def environment_of(pid: int) -> dict[str, str]:
-    """Return the initial environment of a process of this user; empty if it cannot be read."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            pairs = [item.partition(b"=") for item in file.read().split(b"\0") if item]
-    except OSError:
-        return {}
-    return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
-
-
 @cache
 def _count() -> int:
     if not os.path.exists("/proc/driver/nvidia"):

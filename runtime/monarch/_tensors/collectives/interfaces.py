@@ -21,7 +21,8 @@ def choose_interface(address: str) -> None:
             if variable == "NCCL_SOCKET_IFNAME" and name == "lo":
                 # Ranks of one host do not use sockets there, and NCCL may refuse the interface.
                 continue
-            os.environ.setdefault(variable, name)
+            # NCCL takes a name without = for the beginning of one, as of eth10 for eth1.
+            os.environ.setdefault(variable, f"={name}" if variable == "NCCL_SOCKET_IFNAME" else name)
 
 
 def interface_of(address: str) -> str:

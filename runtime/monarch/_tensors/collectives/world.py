@@ -20,7 +20,15 @@ from monarch._tensors.collectives.interfaces import choose_interface
 from monarch._tensors.collectives.made_groups import all_sockets, noted_sockets, observe_groups
 from monarch._tensors.collectives.store import find_store, meet
 from monarch._tensors.collectives.subgroups import make_subgroup
-from monarch._tensors.torch_compat import as_it_is, backend_of, begun, default_group, group_names, groups, uuid_of
+from monarch._tensors.torch_compat import (
+    abort_together,
+    as_it_is,
+    begun,
+    default_group,
+    group_names,
+    groups,
+    nccl_backends,
+)
 from monarch.exceptions import GroupError
 
 BOTH = "cpu:gloo,cuda:nccl"
@@ -200,37 +208,6 @@ def torchrun_variables(place: Place) -> dict[str, str]:
     }
 
 
-def own_device() -> str:
-    """Return this rank's device, as in ``Place.device``."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return "cpu"
-    index = torch.cuda.current_device()
-    # The GPU's own id: the numbers depend on which GPUs a process sees.
-    uuid = uuid_of(index)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    return f"cuda {uuid}" if uuid else f"cuda {os.uname().nodename} {visible} {index}"
-
-
 def abort_nccl() -> int:
     """Abort the NCCL groups of this process; return how many."""
-    count = 0
-    for group in groups():
-        for backend in {id(each): each for each in _backends(group)}.values():
-            if type(backend).__name__ == "ProcessGroupNCCL":
-                # Versions of torch without it make this wait for the watchdog.
-                abort = getattr(backend, "abort", None)
-                if abort is not None:
-                    abort()
-                    count += 1
-    return count
-
-
-def _backends(group: Any) -> list[Any]:
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    backend = backend_of(group, "cuda")
-    return [] if backend is None else [backend]
+    return abort_together(nccl_backends(groups()))
