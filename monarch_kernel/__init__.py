@@ -53,7 +53,9 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """``%unload_ext monarch_kernel``: end the meshes and remove the magics."""
+    """``%unload_ext monarch_kernel``: end the meshes and remove the magics; ``%reload_ext`` keeps them."""
+    from monarch_kernel.compat import reloads_extension
     from monarch_kernel.magics.unloading import unload
 
-    unload(shell)
+    if not reloads_extension():
+        unload(shell)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from inspect import currentframe
 from io import StringIO
 from types import CodeType, FrameType
 from typing import Any, TypeVar
@@ -141,6 +142,16 @@ def capturing_streams() -> dict[str, Any]:
     """
     streams: dict[str, Any] = {"stdout": sys.stdout, "stderr": sys.stderr}
     return {name: stream for name, stream in streams.items() if type(stream) is StringIO}
+
+
+def reloads_extension() -> bool:
+    """Return whether ``%reload_ext`` is under way: IPython unloads an extension before it loads it again."""
+    frame = currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "reload_extension":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def captures(publisher: Any) -> bool:

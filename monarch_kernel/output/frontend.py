@@ -7,12 +7,18 @@ from typing import Any
 
 def overwrites_displays(kernel: Any, parent: Any) -> bool:
     """Return whether the front end replaces a display by its update; a terminal can only overwrite its last line."""
-    return kernel is not None and (has_cells(parent) or not getattr(kernel, "serves_terminal", False))
+    return kernel is not None and (has_cells(parent) or not _is_terminal(kernel, parent))
 
 
 def shows_late_output(kernel: Any, parent: Any) -> bool:
     """Return whether output of a cell is shown after its end; a program that executes a notebook drops it."""
-    return kernel is None or has_cells(parent) or getattr(kernel, "serves_terminal", False)
+    return kernel is None or has_cells(parent) or _is_terminal(kernel, parent)
+
+
+def _is_terminal(kernel: Any, parent: Any) -> bool:
+    """Return whether a request without a cell is of a terminal: a program that executes a notebook takes no input."""
+    content: dict[str, Any] = (parent or {}).get("content") or {}
+    return bool(getattr(kernel, "serves_terminal", False) or content.get("allow_stdin"))
 
 
 def has_cells(parent: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import monarch.actor
+from leaks import wait_until
 from monarch.actor import Actor, ActorError, ActorMesh, MeshFailure, SupervisionError, context, endpoint, this_proc
 from monarch.exceptions import MonarchError, SerializationError, StoppedError
 

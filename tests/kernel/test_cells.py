@@ -82,7 +82,8 @@ def test_slice_selects_ranks(notebook: Notebook, where: str, ranks: list[int]) -
     ("line", "words"),
     [
         ("[4]", ["no rank 4", "0 to 3"]), ("[gpus=0]", ["gpus", "procs"]), ("[procs=4]", ["procs", "4"]),
-        ("other", ["no mesh 'other'", "mesh"]), ("--wrong", ["no option '--wrong'"]), ("[", ["cannot understand"]),
+        ("other", ["no mesh 'other'", "mesh"]), ("--wrong", ["no option '--wrong'"]),
+        ("[", ["the bracket in '[' is not closed"]),
         ("[2:2]", ["the slice selects no rank"]),
     ],
 )  # fmt: skip

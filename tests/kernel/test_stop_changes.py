@@ -33,7 +33,7 @@ def same_ranks(notebook: Notebook, leaks: Kit) -> Iterator[None]:
 
 
 def stop_after(notebook: Notebook, cell: Cell, words: str, times: int = 1) -> Cell:
-    cell.until(lambda: words in cell.stream())
+    cell.until(lambda: words in cell.text)
     for _ in range(times):
         notebook.interrupt()
         time.sleep(0.02)
@@ -51,17 +51,18 @@ def test_stopped_restart_continues_and_reports(notebook: Notebook, times: int) -
     after = notebook.mesh("'kept' in globals()").ok()
     assert after.shown == "[ranks 0-3] False"
     if cell.status == "error":
-        cell.until(lambda: "mesh 'mesh' is up again" in cell.stream("stderr"))
+        cell.until(lambda: "mesh 'mesh' is up again" in cell.text)
 
 
 def test_stopped_start_cleans_up_and_reports(notebook: Notebook) -> None:
-    cell = stop_after(notebook, notebook.send("%mesh up other --procs 2"), "starting mesh", 2)
+    cell = stop_after(notebook, notebook.send("%mesh up other --procs 2"), "of 2 ", 2)
     if cell.status == "error":
         assert "mesh 'other' was not started; its processes have been ended" in cell.text
         assert "Traceback" not in cell.text and "AttributeError" not in cell.text
         assert "other" not in notebook.run("%mesh").ok().text
     else:
         notebook.run("%mesh down other").ok()
+    notebook.run("%mesh use mesh").ok()
 
 
 def test_stopped_spawn_leaves_no_actors(notebook: Notebook, tmp_path: Path) -> None:

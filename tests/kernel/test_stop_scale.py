@@ -67,7 +67,7 @@ def test_stop_of_256_silent_ranks_has_one_deadline(own: Callable[..., Notebook],
     book.interrupt()
     cell.wait()
     seconds = time.perf_counter() - begun
-    (line,) = [line for line in cell.stream("stderr").splitlines() if line.startswith("stopped:")]
+    (line,) = [line for line in cell.stream("stderr").splitlines() if line.startswith("not stopped yet:")]
     # Each names its own pid.
     assert line.count("suspended by a signal") == RANKS // 2
     assert line.count("inside a C call that holds the GIL") == 1 and "interrupt" not in line

@@ -39,7 +39,7 @@ for count in map(int, sys.argv[2:]):
         print("worked")
     except LimitError as error:
         assert error.limit == limit and error.need > error.free, error
-        print("refused" if f"limit of {limit}" in str(error) and "ulimit -n" in str(error) else error)
+        print("refused" if f"of its {limit} are free" in str(error) and "ulimit -n" in str(error) else error)
 """
 
 
