@@ -17,7 +17,8 @@ def shows_late_output(kernel: Any, parent: Any) -> bool:
 
 def _is_terminal(kernel: Any, parent: Any) -> bool:
     """Return whether a request without a cell is of a terminal: a program that executes a notebook takes no input."""
-    content: dict[str, Any] = (parent or {}).get("content") or {}
+    request: dict[str, Any] = parent or {}
+    content: dict[str, Any] = request.get("content") or {}
     return bool(getattr(kernel, "serves_terminal", False) or content.get("allow_stdin"))
 
 
