@@ -30,6 +30,11 @@ def line_magic(name: str) -> Callable[[_Function], _Function]:
     return import_module("IPython.core.magic").line_magic(name)
 
 
+def no_var_expand(function: _Function) -> _Function:
+    """Decorator: a line magic whose braces are left alone."""
+    return import_module("IPython.core.magic").no_var_expand(function)
+
+
 def cell_magic(name: str) -> Callable[[_Function], _Function]:
     """Method decorator: the magic ``%%name``."""
     return import_module("IPython.core.magic").cell_magic(name)

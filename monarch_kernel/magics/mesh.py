@@ -31,10 +31,11 @@ from monarch_kernel.cells.running import Run
 from monarch_kernel.cells.source import read
 from monarch_kernel.cells.stop import Stopped
 from monarch_kernel.cells.stopping import Stopping
-from monarch_kernel.compat import cell_magic, line_magic
+from monarch_kernel.compat import cell_magic, line_magic, no_var_expand
 from monarch_kernel.editing.edit import Editor
 from monarch_kernel.magics.header import Header, HeaderError, parse
 from monarch_kernel.magics.lines import Verbs
+from monarch_kernel.magics.one_line import is_code
 from monarch_kernel.magics.programs import hand_out, parse_run
 from monarch_kernel.magics.short_forms import asks_for_help
 from monarch_kernel.meshes.deaths import naming_deaths
@@ -48,6 +49,9 @@ from monarch_kernel.output.bundles import bundles_of_ranks
 from monarch_kernel.output.displays import Displays
 from monarch_kernel.output.render import CellStopped, MeshCellError, error_lines, timeout_text
 from monarch_kernel.output.streams import Streams
+
+_CALLER = 2
+"""Frames between a line magic and the code that runs it, whose variables a line may name."""
 
 
 def _values(run: Run, results: dict[int, CellResult]) -> ValueMesh[Any]:
@@ -86,11 +90,16 @@ class MeshMagics(Magics):
         shell.events.register("pre_run_cell", self._cell_begins)
         shell.events.register("post_run_cell", self._cell_ended)
 
+    @no_var_expand
     @line_magic("mesh")
     def line(self, line: str) -> Any:
-        """Control meshes: ``%mesh help`` lists the verbs."""
+        """Control meshes: ``%mesh help`` lists the verbs. Other code runs on the ranks, as in ``%mesh x + 1``."""
+        __tracebackhide__ = True
         self._attach_streams()
-        return self._verbs.run(line)
+        if is_code(line, self._verbs.names()):
+            return self.cell("", line)
+        # Braces of code are its own; those of verbs name variables of the notebook, as in other magics.
+        return self._verbs.run(self.shell.var_expand(line, depth=_CALLER))
 
     # The cell magic
 
