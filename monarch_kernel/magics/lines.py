@@ -22,7 +22,7 @@ from monarch_kernel.meshes.detached import DetachedRecipe, detached_recipe
 from monarch_kernel.meshes.recipe import Recipe, roles_of, usual_axes
 from monarch_kernel.meshes.registry import Mesh, Meshes
 from monarch_kernel.meshes.table import bundle_of as tables
-from monarch_kernel.meshes.warnings import warnings_of
+from monarch_kernel.meshes.warnings import sharing_of, warnings_of
 from monarch_kernel.output.log import ending
 from monarch_kernel.output.progress import Progress
 from monarch_kernel.output.streams import Streams
@@ -109,8 +109,9 @@ class Verbs:
     def _up(self, recipe: Recipe, what: str) -> None:
         progress = Progress(self._shell)
         progress.show(f"starting mesh {recipe.name!r}")
-        self._ready(self._meshes.up(recipe, self._shell.user_ns, progress.wait), what, progress)
-        for warning in warnings_of(recipe):
+        mesh = self._meshes.up(recipe, self._shell.user_ns, progress.wait)
+        self._ready(mesh, what, progress)
+        for warning in [*warnings_of(recipe), *sharing_of(mesh)]:
             print(f"note: {warning}")
 
     def _ready(self, mesh: Mesh, what: str, progress: Progress) -> None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from monarch._kernel_api import Answers, Request, Vitals, current_node, is_tuple, request, vitals_here
+from monarch._kernel_api import AgentRequest, Answers, Request, Vitals, current_node, is_tuple, request, vitals_here
 
 _ALL = 0.2
 """Seconds for all ranks to answer."""
@@ -14,7 +14,7 @@ _ONE = 0.3
 """More seconds for the first answer, on a busy machine."""
 
 
-def ask_soon(procs: Sequence[str], asked: Request, patience: float = _ALL) -> dict[str, Any]:
+def ask_soon(procs: Sequence[str], asked: Request | AgentRequest, patience: float = _ALL) -> dict[str, Any]:
     """Return the answers of the processes that answer soon, by process; an error is a Failure."""
     answers: dict[str, Any] = {}
     said, all_said = threading.Event(), threading.Event()

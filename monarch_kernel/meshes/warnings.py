@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 
-from monarch._kernel_api import visible_gpus
+from monarch._kernel_api import is_dict, shared_gpus, state_of, visible_gpus
+from monarch_kernel.meshes.asking import ask_soon
 from monarch_kernel.meshes.recipe import Recipe
+from monarch_kernel.meshes.registry import Mesh
 
 _CROWD = 8
 """Ranks per core from which on a mesh is called slow."""
@@ -25,6 +27,23 @@ def warnings_of(recipe: Recipe) -> list[str]:
     if count > _CROWD * cores:
         found.append(f"{count} ranks share {cores} core{'s' if cores > 1 else ''} of this host and will be slow")
     return found
+
+
+def sharing_of(mesh: Mesh) -> list[str]:
+    """Return which GPUs the ranks of a new mesh share with other meshes."""
+    if not visible_gpus() or mesh.recipe.device == "cpu":
+        return []
+    procs = state_of(mesh.procs).procs
+    agents = [f"{host}/agent" for host in dict.fromkeys(procs.hosts)]
+    others: dict[str, list[str]] = {}
+    for answer in ask_soon(agents, shared_gpus(procs.uid)).values():
+        for gpu, titles in (answer if is_dict(answer) else {}).items():
+            for title in dict.fromkeys(each for each in titles if each != procs.name):
+                others.setdefault(title, []).append(gpu)
+    return [
+        f"mesh {mesh.name!r} uses the same GPUs as mesh {title!r}: {', '.join(gpus)}; no others are free"
+        for title, gpus in others.items()
+    ]
 
 
 def _about_gpus(wanted: int, present: int) -> list[str]:

@@ -132,6 +132,8 @@ if TYPE_CHECKING:
     from monarch._notebook.reload import restore as restore
     from monarch._notebook.vitals import Vitals as Vitals
     from monarch._notebook.vitals import vitals_here as vitals_here
+    from monarch._procs.agent.services import AgentRequest as AgentRequest
+    from monarch._procs.agent.services import shared_gpus as shared_gpus
     from monarch._procs.agent.services import states as states
     from monarch._procs.os.gpus import visible_gpus as visible_gpus
     from monarch._procs.session_folder import host_of as host_of
@@ -218,7 +220,7 @@ _WHERE = {
     "monarch._notebook.namespace": "Namespace",
     "monarch._notebook.reload": "forget reload_here renamed restore",
     "monarch._notebook.vitals": "Vitals vitals_here",
-    "monarch._procs.agent.services": "states",
+    "monarch._procs.agent.services": "AgentRequest shared_gpus states",
     "monarch._procs.os.gpus": "visible_gpus",
     "monarch._procs.session_folder": "host_of",
     "monarch._procs.zygote.user_forks": "leave_if_forked watch_forks",

@@ -144,3 +144,16 @@ def test_mesh_is_a_notebook_variable(notebook: Notebook) -> None:
     notebook.run("%mesh down taken\n%mesh down other").ok()
     assert notebook.run("taken, 'other' in globals()").ok().shown == "(5, False)"
     notebook.run("%mesh use mesh").ok()
+
+
+def test_meshes_that_share_gpus_are_named(own: Callable[..., Notebook]) -> None:
+    # No driver is needed to hand out GPUs.
+    book = own(CUDA_VISIBLE_DEVICES="0,1,2")
+    assert "GPUs as" not in book.run("%mesh up first --gpus 2").ok().text
+    assert (
+        "note: mesh 'second' uses the same GPUs as mesh 'first': 0; no others are free"
+        in book.run("%mesh up second --gpus 2").ok().text
+    )
+    assert book.mesh(
+        "import os; os.environ['CUDA_VISIBLE_DEVICES'], os.environ['LOCAL_RANK']", "second[0]"
+    ).ok().shown == ("[rank 0] ('0,2,1', '0')")
