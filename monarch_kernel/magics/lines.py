@@ -10,7 +10,7 @@ from typing import Any
 
 from monarch._kernel_api import member_at
 from monarch.actor import Restart
-from monarch.config import CHECK_COLLECTIVES
+from monarch.config import CHECK_COLLECTIVES, ISOLATE_GPUS
 from monarch_kernel.compat import display
 from monarch_kernel.magics.help import bundle_of, unknown
 from monarch_kernel.magics.remote_names import one_line
@@ -92,6 +92,8 @@ class Verbs:
             env[key] = value
         if arguments.check_collectives:
             env[CHECK_COLLECTIVES.variable] = "1"
+        if arguments.isolate_gpus:
+            env[ISOLATE_GPUS.variable] = "1"
         if arguments.spares < 0:
             raise Usage(f"%mesh up: --spares: expected at least 0, got {arguments.spares}")
         restart = arguments.restart if arguments.restart != "on-failure" else str(Restart().most)

@@ -80,6 +80,7 @@ def _up() -> Parser:
     add("--keep", default="", metavar="TIME", help="detach when this kernel ends, and live on for TIME, such as 2h")
     add("--silence", type=float, metavar="S", help="seconds until a silent rank counts as unresponsive, a host as lost")
     add("--check-collectives", action="store_true", help="compare shapes and dtypes before each collective; slow")
+    add("--isolate-gpus", action="store_true", help="show each rank only its own GPU, as cuda:0")
     return parser
 
 

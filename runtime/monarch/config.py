@@ -18,6 +18,7 @@ __all__ = [
     "CHECK_COLLECTIVES",
     "COLLECTIVE_WAIT",
     "FAILED_CALL_WAIT",
+    "ISOLATE_GPUS",
     "STOP_CANCEL",
     "STOP_CLEANUP",
     "STOP_DRAIN",
@@ -130,6 +131,8 @@ COLLECTIVE_WAIT = Seconds("MONARCH_COLLECTIVE_WAIT_S", 2.0)
 """For a rank to wait in a collective for finished ranks before that is reported; this ends nothing."""
 FAILED_CALL_WAIT = Seconds("MONARCH_FAILED_CALL_WAIT_S", 300.0)
 """For a call sent before a failure was known to wait for older calls to end, before it raises; read in the rank."""
+ISOLATE_GPUS = Flag("MONARCH_ISOLATE_GPUS")
+"""In the environment of a mesh: whether each rank sees only its own GPU, instead of all."""
 CHECK_COLLECTIVES = Flag("MONARCH_CHECK_COLLECTIVES")
 """Whether ranks compare operation, shapes and dtypes before each collective; read when a rank starts."""
 TAIL_LINES = Count("MONARCH_TAIL_LINES", 10)

@@ -110,7 +110,7 @@ def test_mesh_down_keeps_hosts_of_the_notebook(own: Callable[..., Notebook], lea
         ("use nix", "no mesh 'nix'; running: mesh"),
         ("down nix", "no mesh 'nix'"),
         ("down a b", "no mesh 'a'; running: mesh"),
-        ("nix", "unknown verb 'nix' after %mesh: expected one of up, "),
+        ("nix on", "unknown verb 'nix' after %mesh: expected one of up, "),
         ("help nix", "unknown verb 'nix'"),
     ],
 )
@@ -157,3 +157,6 @@ def test_meshes_that_share_gpus_are_named(own: Callable[..., Notebook]) -> None:
     assert book.mesh(
         "import os; os.environ['CUDA_VISIBLE_DEVICES'], os.environ['LOCAL_RANK']", "second[0]"
     ).ok().shown == ("[rank 0] ('0,2,1', '0')")
+    book.run("%mesh up third --gpus 2 --isolate-gpus").ok()
+    alone = book.mesh("import os; os.environ['CUDA_VISIBLE_DEVICES']", "third").ok().shown
+    assert len(set(alone.splitlines())) == 2 and "," not in alone.replace("ranks 0-1", "")

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from monarch._core.roster import split_proc
 
-ISOLATE = "MONARCH_ISOLATE_GPUS"
-"""Environment variable of ranks that see only their own GPU."""
 ORDER = "MONARCH_GPUS"
 """Environment variable of isolated ranks: all GPUs in the order of the mesh, since a spare may take any place."""
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 from monarch._core.causes import NotStarted
 from monarch._core.roster import split_proc
 from monarch._procs.agent.children import Children
-from monarch._procs.agent.gpu_shares import ISOLATE, GpuShares, variables
+from monarch._procs.agent.gpu_shares import GpuShares, variables
 from monarch._procs.agent.zygotes import Failed, Forked, Gone, RankSpec, Ready, Succeeded, Zygote
 from monarch._procs.os.cpu_shares import affinity_plan, needs_cold_zygote, threads_plan
 from monarch._procs.os.gpus import visible_gpus
 from monarch._wire.messages import Dead, Spawn
-from monarch.config import is_on
+from monarch.config import ISOLATE_GPUS, is_on
 
 _SPARE_AFTER = 0.2
 """Seconds until a zygote forks a spare: not while the ranks of a first mesh may be requested."""
@@ -134,7 +134,7 @@ class Forks:
         if not names or "CUDA_VISIBLE_DEVICES" in spawn.env:
             return {}
         order = self.gpus.order(split_proc(spawn.procs[0])[0], spawn.title, names, spawn.count)
-        return variables(order, names, index, is_on((spawn.base_env | spawn.env).get(ISOLATE)))
+        return variables(order, names, index, is_on((spawn.base_env | spawn.env).get(ISOLATE_GPUS.variable)))
 
     def busy(self) -> bool:
         """Return whether forks are under way, so that unknown pids may end."""
