@@ -200,7 +200,8 @@ def test_malformed_part_of_a_batch_spares_the_others(procs: Any, shown: Callable
     batch = m.Batch("h/agent", [1, 2, 1], 4)
     node.dispatch.handlers[m.Batch](batch, [one, b"garbage", b"more", two])
     assert answers.get(timeout=20) == [0, 1]
-    assert wait_until(lambda: len(shown()) == 1) and "undecodable frame" in shown()[0]
+    # On a busy machine an answer of an earlier test may come late, which is told as well.
+    assert wait_until(lambda: sum("undecodable frame" in each for each in shown()) == 1)
 
 
 def test_malformed_error_of_a_fault_is_shown(echo: Any, capfd: pytest.CaptureFixture[str]) -> None:

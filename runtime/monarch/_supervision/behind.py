@@ -67,6 +67,10 @@ class Behind:
             look = self._looks.get(port)
             if look is not None:
                 look.say()
+                if look.is_early:
+                    # What runs there has only just begun; ask again later.
+                    self._looks.pop(port).close()
+                    self._first[port] = now
             elif now - self._first[port] >= SOON and len(self._looks) < _MOST:
                 self._looks[port] = _Look(self._node, gather, True)
 
@@ -102,11 +106,17 @@ class _Look:
             if self._tells:
                 self.say()
 
+    @property
+    def is_early(self) -> bool:
+        """Whether nothing that has run for long is in front of the call."""
+        return self.done and not self._said and bool(self.found)
+
     def say(self) -> None:
-        """Print the result on stderr, once."""
-        if self.found and not self._said:
+        """Print on stderr, once, what has run for long."""
+        found = {rank: each for rank, each in self.found.items() if each[1] >= SOON}
+        if found and not self._said:
             self._said = True
-            tell(f"monarch: {self._label} waits: {describe_ahead(self.found, self._count)}")
+            tell(f"monarch: {self._label} waits: {describe_ahead(found, self._count)}")
 
     def close(self) -> None:
         """Take no more answers."""
