@@ -68,7 +68,7 @@ class Behind:
             if look is not None:
                 look.say()
                 if look.is_early:
-                    # What runs there has only just begun; ask again later.
+                    # The calls in front have only just begun; ask again later.
                     self._looks.pop(port).close()
                     self._first[port] = now
             elif now - self._first[port] >= SOON and len(self._looks) < _MOST:
