@@ -52,6 +52,8 @@ from monarch._wire.links import Link
 from monarch._wire.receiving.timers import until_next
 from monarch.exceptions import CallTimeoutError, MonarchError, SpawnError
 
+_LISTENING_S = 60.0
+"""Seconds for the agent of this host to start and to listen, on a busy machine."""
 _AGAIN = 0.25
 """Seconds between requests to a worker that does not answer."""
 _SWEEPS = (0.0, 0.05, 0.2, 1.0)
@@ -362,7 +364,7 @@ class Session:
             self._start_agent()
             self._listening = Promise(node, "the host agent")
             node.peers.to_agent(node.host, m.Listen(node.proc, f"tcp://{interface}", [keys.public.decode()]))
-            listening = self._listening.get(10)
+            listening = self._listening.get(_LISTENING_S)
             self._opened.add(interface)
             if node.host not in self._table or not interface.startswith("127."):
                 self._table[node.host] = (listening.peer_address, listening.public)
