@@ -42,7 +42,7 @@ class Definitions:
         return self._cells
 
     def drop(self, number: int) -> Defined:
-        """Drop one, by its position. Raises IndexError if there is none."""
+        """Drop one, by its position. Raises IndexError for an invalid position."""
         return self._cells.pop(number)
 
     def clear(self) -> None:

@@ -78,7 +78,7 @@ class TypingHelp:
         return None
 
     def inspect(self, code: str, cursor: int) -> str | None:
-        """Return the signature and docstring of the name at the cursor; None if there is none."""
+        """Return the signature and docstring of the name at the cursor, or None."""
         place = place_of(code, cursor)
         if place is None or place.body is None:
             return None

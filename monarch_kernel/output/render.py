@@ -41,7 +41,7 @@ class MeshCellError(Exception):
         super().__init__("\n".join(self.lines))
 
     def tracebacks(self) -> Bundle | None:
-        """Return each different traceback in full, folded; None if there is none."""
+        """Return each different traceback in full, folded, or None."""
         ranks_of: dict[str, list[int]] = {}
         for rank, error in sorted(self.errors.items()):
             if error.trace.startswith("Traceback"):

@@ -30,7 +30,7 @@ def pack_end(mailbox: ActorLike, method: str, failure: bytes) -> bytes:
 
 
 def pack_unreadable(error: BaseException) -> bytes | None:
-    """Return the packed error of the user's code that ran while arguments were unpickled; None if there is none."""
+    """Return the packed error of the user's code that ran while arguments were unpickled, or None."""
     cause = error.__cause__
     if not isinstance(error, SerializationError) or not isinstance(cause, Exception) or raised_by_us(cause):
         return None

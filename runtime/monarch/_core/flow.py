@@ -60,7 +60,7 @@ class Window:
         return self.sent - self._finished
 
     def take(self, cost: int) -> bool:
-        """Reserve room for a message of this cost; False if there is none."""
+        """Reserve room for a message of this cost; False without room."""
         with self._lock:
             if self.sent >= self.limit:
                 return False

@@ -10,7 +10,7 @@ from monarch._actors.running import current
 from monarch._actors.table import actors_of
 from monarch._core.roster import Procs
 from monarch._groups.breaking import describe_lost, spoil_generation
-from monarch._groups.environment import set_mesh_variables
+from monarch._groups.environment import rank_gpu, set_mesh_variables
 from monarch._groups.pipelined import await_end
 from monarch._groups.rendezvous import is_dead, local_rendezvous, uses_collectives
 from monarch._node.current import current_node
@@ -35,8 +35,6 @@ def ensure_world() -> World:
     Raises:
         GroupError: this is not a rank, or ranks died, or did not join in time.
     """
-    from monarch._tensors.own_gpu import own_gpu
-
     node, own = current_node(), local_rendezvous()
     if node.config is None:
         raise GroupError(PROGRAM)
@@ -44,9 +42,7 @@ def ensure_world() -> World:
     procs = own.procs()
     if own.world is not None and not uses_collectives():
         own.spoil("the program has ended it")
-    gpu = own_gpu()
-    if gpu is not None:
-        gpu.note()
+    rank_gpu().note()
     expected = own.expect()
     if expected.promise is None:
         return cast("World", expected.world)

@@ -18,7 +18,7 @@ from typing import Any
 from monarch._actors.running import current
 from monarch._groups.breaking import retire_elsewhere
 from monarch._groups.convening import ensure_world
-from monarch._groups.environment import hook_own_gpu
+from monarch._groups.environment import rank_gpu
 from monarch._groups.rendezvous import local_rendezvous
 from monarch._node.current import current_node
 from monarch._tensors.torch_compat import (
@@ -50,7 +50,7 @@ def hook_torch() -> None:
     if hook_default_group(_on_read):
         wrap_function("init_process_group", _adopting)
         wrap_function("destroy_process_group", _ending)
-        hook_own_gpu()
+        rank_gpu()
 
 
 @contextmanager

@@ -5,8 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from monarch._node.current import current_node
+
+if TYPE_CHECKING:
+    from monarch._tensors.own_gpu import OwnGpu
 
 _NCCL = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 """Lets ranks live on after their NCCL groups are aborted, or while they are paused: by default torch's watchdog ends a
@@ -38,11 +42,11 @@ def set_mesh_variables() -> None:
         os.environ.setdefault(name, text)
 
 
-def hook_own_gpu() -> None:
-    """Let CUDA begin with this rank's GPU, the one with its LOCAL_RANK; torch must be imported."""
-    from monarch._tensors.own_gpu import hook_gpu
+def rank_gpu() -> OwnGpu:
+    """Return this rank's GPU, the one with its LOCAL_RANK. CUDA begins with it from the first call on."""
+    from monarch._tensors.own_gpu import own_gpu
 
-    hook_gpu(_local_rank)
+    return own_gpu(_local_rank)
 
 
 def _local_rank() -> int:
@@ -55,7 +59,7 @@ def use_own_gpu() -> None:
     """Make this rank's GPU the current device of this thread, if the program has begun to use CUDA."""
     # Before torch is imported, nothing has.
     module = sys.modules.get("monarch._tensors.own_gpu")
-    gpu = module.own_gpu() if module is not None else None
+    gpu = module.known_gpu() if module is not None else None
     if gpu is not None:
         gpu.use_if_begun()
 

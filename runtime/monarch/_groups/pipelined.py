@@ -61,7 +61,7 @@ def ended(uid: str, failed: Sequence[int], port: int) -> int | str:
 
     Returns:
         A description of an older call to the mesh that has not ended on all ranks, if this one was sent before a
-        failure was known. Otherwise the newest generation with freed ranks; 0 if there is none.
+        failure was known. Otherwise the newest generation with freed ranks, or 0.
     """
     node = current_node()
     failures = node.part(Failures)
@@ -72,7 +72,7 @@ def ended(uid: str, failed: Sequence[int], port: int) -> int | str:
 
 
 def _older(node: Node, uid: str, failed: int, port: int) -> str:
-    """Return the oldest earlier call that ranks of a mesh have not answered; empty if there is none."""
+    """Return the oldest earlier call that ranks of a mesh have not answered, or an empty string."""
     for each, call in sorted(list(node.ports.gathers.items())):
         if each < port and (ranks := _owing(call, uid)):
             return f"{call.label} on {describe_ranks(ranks)}"
@@ -91,7 +91,7 @@ def await_end(caller: str, uid: str, failed: Sequence[int], port: int) -> int:
     """Wait until a call may use groups; in the thread of the call.
 
     Returns:
-        The newest generation with freed ranks; 0 if there is none.
+        The newest generation with freed ranks, or 0.
 
     Raises:
         GroupError: an older call has not ended in time, or the caller is gone or does not answer: a group used now

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from monarch._actors.running import current
 from monarch._core.roster import Procs
 from monarch._groups.calls import CallRecords
+from monarch._groups.environment import rank_gpu
 from monarch._node.current import current_node
 from monarch._node.future import Promise
 from monarch._procs.os.helpers import be_helper
@@ -114,16 +115,13 @@ class Rendezvous:
         """Return the place of this rank among the others."""
         from monarch._tensors.collectives.interfaces import LOOPBACK
         from monarch._tensors.collectives.world import Place
-        from monarch._tensors.own_gpu import own_gpu
 
         node, procs = current_node(), self.procs()
         assert node.config is not None
         addresses = node.config.addresses
         rank, local = node.rank, procs.per_host
         own = addresses[rank // local] if addresses else LOOPBACK
-        gpu = own_gpu()
-        device = gpu.name() if gpu is not None else "cpu"
-        return Place(rank, procs.region().nelements, rank % local, local, address, port, own, device)
+        return Place(rank, procs.region().nelements, rank % local, local, address, port, own, rank_gpu().name())
 
     # Joining
 

@@ -173,7 +173,7 @@ def steps_of(
 def execute_code(
     source: str, name: str, variables: dict[str, Any], change: ast.NodeTransformer | None
 ) -> Generator[Any, Any, tuple[Any, bool]]:
-    """Run code, giving what it awaits; return the value of its last expression, and whether that is to be shown."""
+    """Run code, giving what it awaits; return the value of its last expression, and whether to show it."""
     tree = ast.parse(source, name)
     last: ast.Expr | None = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):

@@ -10,6 +10,7 @@ from monarch._actors.actor import Actor
 from monarch._actors.endpoint import endpoint
 from monarch._core.shapes.extent import Point
 from monarch._groups.default_group import hook_torch
+from monarch._groups.environment import rank_gpu
 from monarch._meshes.context import context
 from monarch._node.current import current_node
 from monarch._notebook.display import Display, display, set_usual
@@ -57,15 +58,12 @@ class Namespace(Actor):
         else:
             import torch.distributed
 
-            from monarch._tensors.own_gpu import own_gpu
-
             hook_torch()
             available = torch.cuda.is_available()
             if device == "cuda" and not available:
                 raise RuntimeError(f"rank {self.point.rank} sees no GPU, but the mesh has the device cuda")
             kind = device or ("cuda" if available else "cpu")
-            gpu = own_gpu() if kind == "cuda" else None
-            where = torch.device(kind) if gpu is None else torch.device(kind, gpu.number())
+            where = torch.device(kind, rank_gpu().number()) if kind == "cuda" else torch.device(kind)
             self.own.set(torch=torch, dist=torch.distributed, device=where)
         prepare()
         install()

@@ -24,7 +24,7 @@ class Vitals(NamedTuple):
     gpu_memory: int
     """Bytes that torch holds on its GPU; 0 without one."""
     place: str
-    """The innermost line of a cell in the main thread, as in ``cell [3] line 5``; empty if there is none."""
+    """The innermost line of a cell in the main thread, as in ``cell [3] line 5``, or an empty string."""
 
 
 @service("vitals.vitals_here", "threaded")

@@ -130,7 +130,7 @@ class Residence:
         """Restore missing files; in the receiving thread.
 
         Returns:
-            Return the latest problem, for people; empty if there is none.
+            Return the latest problem, for people, or an empty string.
         """
         try:
             if not os.path.isdir(self._folder):

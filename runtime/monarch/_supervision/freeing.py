@@ -55,7 +55,7 @@ def running(key: str, src: str, port: int) -> tuple[Mailbox, Call] | None:
 
 
 def waiting(key: str, src: str, port: int) -> Mailbox | None:
-    """Return the actor of this process with a call in its queue; None if there is none."""
+    """Return the actor of this process with a call in its queue, or None."""
     mailbox = actors_of(current_node()).here.get(key)
     queued = list(mailbox.queue) if mailbox is not None else []
     return mailbox if any(_is(call, src, port) for call in queued) else None

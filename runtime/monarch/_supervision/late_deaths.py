@@ -33,6 +33,7 @@ def await_deaths(node: NodeLike, procs: Sequence[str]) -> None:
 
 def _with_ended(node: NodeLike, agents: list[str], procs: set[str], until: float) -> list[str]:
     """Ask agents and return those that have not reported all deaths."""
+    # Written in the receiving thread, in atomic steps, until the answers are closed.
     left, found, all_said = set(agents), list[str](), threading.Event()
 
     def heard(agent: str, answer: Any) -> None:

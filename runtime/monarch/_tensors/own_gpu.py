@@ -34,7 +34,6 @@ class OwnGpu:
         self._thread = _Thread()
         self._noted: int | None = None
         """The current device of the last thread that asked for a group. One atomic write; the last one counts."""
-        before_cuda(self.use)
 
     def number(self) -> int:
         """Return its number among the visible GPUs."""
@@ -65,17 +64,22 @@ class OwnGpu:
         return f"cuda {os.uname().nodename} {names[number] if number < len(names) else number}"
 
 
+_lock = threading.Lock()
 _own: OwnGpu | None = None
-"""Set once, by the thread that first calls ``hook_gpu``."""
+"""Set once, under the lock."""
 
 
-def hook_gpu(local_rank: Callable[[], int]) -> None:
-    """Prepare the GPU of this rank."""
+def own_gpu(local_rank: Callable[[], int]) -> OwnGpu:
+    """Return the GPU of this rank; the first call lets CUDA begin with it."""
     global _own
-    if _own is None:
-        _own = OwnGpu(local_rank)
+    with _lock:
+        found, is_new = _own or OwnGpu(local_rank), _own is None
+        _own = found
+    if is_new:
+        before_cuda(found.use)
+    return found
 
 
-def own_gpu() -> OwnGpu | None:
-    """Return the GPU of this rank; None in a program that is no rank."""
+def known_gpu() -> OwnGpu | None:
+    """Return the GPU of this rank if ``own_gpu`` was called before."""
     return _own

@@ -113,7 +113,7 @@ def as_it_is() -> Generator[None]:
 
 
 def default_group() -> Any:
-    """Return the default process group of this process as it is, without a hook; None if there is none."""
+    """Return the default process group of this process as it is, without a hook, or None."""
     c10d: Any = sys.modules.get(_C10D)
     if c10d is None:
         return None

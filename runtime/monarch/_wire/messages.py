@@ -44,7 +44,7 @@ class Failure(msgspec.Struct, array_like=True):
     text: str
     """Its message."""
     where: str
-    """The line of user code that raised it; empty if there is none."""
+    """The line of user code that raised it, or an empty string."""
     trace: str
     """Its traceback: frames of user code, with ours folded."""
     pickled: bytes | None

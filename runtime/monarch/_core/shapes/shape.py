@@ -97,7 +97,7 @@ class NDSlice(Frozen):
             raise ShapeError(f"rank {rank} is not in {self!r}") from None
 
     def get(self, position: int) -> int:
-        """Return the rank at a row-major position; ShapeError if there is none."""
+        """Return the rank at a row-major position; ShapeError for an invalid position."""
         if not 0 <= position < len(self):
             raise ShapeError(f"position {position} is out of range of {self!r}, which has {len(self)} ranks")
         steps = zip(row_major(self._sizes), self._sizes, strict=True)

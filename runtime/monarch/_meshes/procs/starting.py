@@ -75,7 +75,7 @@ class Starting:
             waiting.extend(new)
 
     def take_spare(self, rank: int) -> str:
-        """Return the name of a spare process on the host of a rank; empty if there is none."""
+        """Return the name of a spare process on the host of a rank, or an empty string."""
         if self.of_ranks.get(rank):
             # Spares have a different environment.
             return ""

@@ -136,7 +136,7 @@ def find(name: str) -> Record:
     """Return the record of the detached mesh of a name. Leftovers of a dead one are removed.
 
     Raises:
-        NoDetachedMeshError: there is none.
+        NoDetachedMeshError: no detached mesh has this name.
         MonarchError: it cannot be used; see ``read``.
     """
     check_name(name)

@@ -30,7 +30,7 @@ class ReplyBatches:
             self._open[src, port] = gathering
 
     def add(self, dst: str, port: int, src: str, frames: list[bytes | memoryview]) -> list[bytes | memoryview] | None:
-        """Add a reply: an empty list if there is none to send yet, None if it is not to be gathered."""
+        """Add a reply: an empty list if nothing can be sent yet, None if it is not gathered."""
         gathering = self._open.get((dst, port))
         if gathering is None or src not in gathering.missing:
             return None

@@ -161,7 +161,7 @@ class Forks:
         return pid in self._ended
 
     def _have_spare(self) -> None:
-        """Have the usual zygote fork a spare, if there is none."""
+        """Have the usual zygote fork a spare, unless it has one."""
         zygote = self._zygotes.get(())
         if zygote is not None and self._spare is None:
             self._token += 1

@@ -342,7 +342,7 @@ def _send(connection: socket.socket, request: bytes, errors: int) -> None:
 
 
 def _claimed_by(folder: str) -> int:
-    """Return the pid of the live process that has claimed a folder; 0 if there is none."""
+    """Return the pid of the live process that has claimed a folder, or 0."""
     for path in glob.glob(f"{glob.escape(folder)}/pid-*-*"):
         _, pid, start = os.path.basename(path).split("-")
         if posix.proc_start_time(int(pid)) == int(start):

@@ -62,8 +62,10 @@ def _set(limit: int) -> None:
 
 
 def rank_of(pid: int) -> tuple[int, int] | None:
-    """Return the pid and start time of the rank that a process descends from or is; None if there is none, or it is
-    unreadable."""
+    """Return the pid and start time of the rank that a process descends from or is.
+
+    None for other processes, and for those that cannot be read.
+    """
     try:
         limit = resource.prlimit(pid, resource.RLIMIT_RTTIME)[0]
     except (OSError, ValueError):

@@ -41,7 +41,7 @@ class RDMABuffer:
             ``view(torch.uint8)`` into any dtype. A buffer of read-only memory cannot be written.
 
     Raises:
-        ArgumentError: the memory is none of these. It is also a ValueError and a TypeError.
+        ArgumentError: the memory is of another kind. It is also a ValueError and a TypeError.
     """
 
     def __init__(self, data: Any) -> None:

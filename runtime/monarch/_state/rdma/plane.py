@@ -116,7 +116,7 @@ class Plane:
         return chosen
 
     def known_transport(self, remote: Remote, local_device: str) -> str:
-        """Return the name of the transport that is already in use; empty if there is none."""
+        """Return the name of the transport that is already in use, or an empty string."""
         chosen = self._chosen.get(_kind_of(remote, local_device))
         return chosen.name if chosen is not None else ""
 

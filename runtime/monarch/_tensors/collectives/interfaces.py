@@ -26,7 +26,7 @@ def choose_interface(address: str) -> None:
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the interface with this IPv4 or IPv6 address, or of this host name; empty if there is none."""
+    """Return the name of the interface with this IPv4 or IPv6 address, or of this host name, or an empty string."""
     known = _addresses(address)
     if not known:
         return ""

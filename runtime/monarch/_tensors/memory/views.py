@@ -40,7 +40,7 @@ def memory_of(data: Any, what: str) -> Memory:
         what: its name in errors.
 
     Raises:
-        ArgumentError: it is none of these, or not contiguous.
+        ArgumentError: it is of another kind, or not contiguous.
     """
     if isinstance(data, torch.Tensor):
         return _of_tensor(data, what)

@@ -33,7 +33,7 @@ class _IpcHandle(ctypes.Structure):
 
 @cache
 def _driver() -> Any:
-    """Return CUDA's driver library; None if there is none."""
+    """Return CUDA's driver library, or None."""
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -38,7 +38,7 @@ class Timers:
             return self.entries[0] is entry
 
     def first(self) -> float:
-        """Return when the first action is due; infinite if there is none."""
+        """Return when the first action is due, or infinity."""
         try:
             return self.entries[0][0]
         except IndexError:
