@@ -41,10 +41,14 @@ class Cell:
     def said(self, stream: str | None = None) -> dict[str, set[int]]:
         """Each line that ranks have printed, in the order in which it first came, with the ranks.
 
+        Those that were unfinished for a while, and so are in a display, come last, if no stream is named.
+
         A rank that is late is not folded with the others, so how many lines there were says how busy the machine is.
         """
         found: dict[str, set[int]] = {}
-        for ranks, text in re.findall(r"^\[ranks? ([^\]]+)\] (.*)$", self.stream(stream), re.M):
+        live = [each["text/plain"] for each in self.bundles if stream is None and each.keys() == {"text/plain"}]
+        lines = "\n".join([self.stream(stream), *live])
+        for ranks, text in re.findall(r"^\[ranks? ([^\]]+)\] (.*)$", lines, re.M):
             found.setdefault(text, set()).update(parse_ranks(ranks))
         return found
 

@@ -128,12 +128,12 @@ class Running:
             for (key, port), procs in calls.items()
         ]
 
-    def states(self, tasks: Iterable[Task], heard: Callable[[str, str, int], None]) -> list[Answers]:
+    def states(self, tasks: Iterable[Task], heard: Callable[[str, str, int, float, float], None]) -> list[Answers]:
         """Ask the host agents for the states of processes.
 
         Args:
             tasks: the calls.
-            heard: called with process, state letter and pid, in the receiving thread.
+            heard: called in the receiving thread with process, state letter, pid, and seconds with and without a CPU.
         """
         hosts: dict[str, set[str]] = {}
         for task in tasks:
@@ -142,8 +142,8 @@ class Running:
         def take(_: str, answer: Any) -> None:
             # Anything else is an error of the agent.
             if is_dict(answer):
-                for proc, (state, pid) in answer.items():
-                    heard(proc, state, pid)
+                for proc, state in answer.items():
+                    heard(proc, *state)
 
         return [
             Answers(current_node(), [f"{host}/agent"], states(sorted(procs)), take) for host, procs in hosts.items()

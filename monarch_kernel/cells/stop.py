@@ -40,6 +40,10 @@ from monarch_kernel.cells.calls import Calls
 from monarch_kernel.cells.running import STOPPED, Running, Task
 
 _COST = "; press Stop again to kill and restart (variables and actor state are lost)"
+_WITHOUT_CPU = 0.25
+"""Fraction of the time that a rank waits for a CPU from which it has more time to answer."""
+_ENOUGH_CPU = 0.1
+"""Seconds of CPU that are enough for an answer."""
 _HEARING = 0.1
 """Seconds for finished ranks to report whether they were freed."""
 _STATES = {"T": Activity.SUSPENDED, "t": Activity.SUSPENDED, "D": Activity.DEVICE}
@@ -172,6 +176,8 @@ class _StopRun:
         self._doing: dict[int, ThreadState] = {}
         self._freed: dict[int, Freed] = {}
         self._pids: dict[int, int] = {}
+        self._shares: dict[str, tuple[float, float, float]] = {}
+        """By process: a time, and its seconds with and without a CPU by then. Receiving thread only."""
         self._answers: list[Answers] = []
         self._events: deque[Callable[[float], list[Command]]] = deque()
         """News of ranks, from the receiving thread to the stopping thread."""
@@ -303,15 +309,21 @@ class _StopRun:
             self._doing[number] = thread_state
             self._post(lambda now: self._ladder.seen(number, thread_state.activity, now))
 
-    def _glimpse(self, proc: str, state: str, pid: int) -> None:
+    def _glimpse(self, proc: str, state: str, pid: int, ran: float, waited: float) -> None:
+        self._shares.setdefault(proc, (time.monotonic(), ran, waited))
         for number in self._by_proc.get(proc, ()):
             self._pids[number] = pid
             self._post(lambda now, number=number: self._ladder.glimpsed(number, _STATES.get(state)))
 
-    def _state(self, proc: str, state: str, pid: int) -> None:
+    def _state(self, proc: str, state: str, pid: int, ran: float, waited: float) -> None:
         activity = _STATES.get(state)
         if activity is None:
-            self._glimpse(proc, state, pid)
+            self._glimpse(proc, state, pid, ran, waited)
+            since, ran_before, waited_before = self._shares[proc]
+            least = _WITHOUT_CPU * (time.monotonic() - since)
+            if waited - waited_before > least and ran - ran_before < _ENOUGH_CPU:
+                for number in self._by_proc.get(proc, ()):
+                    self._post(lambda now, number=number: self._ladder.starved(number))
             return
         for number in self._by_proc.get(proc, ()):
             self._pids[number] = pid

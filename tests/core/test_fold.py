@@ -364,3 +364,14 @@ def test_shown_unfinished_lines_have_their_own_stream() -> None:
         ("progress stdout", "part rest"),
         ("stdout", "next"),
     ]
+
+
+def test_line_that_has_just_begun_is_not_shown_yet() -> None:
+    folder = Folder(WINDOW)
+    folder.add("A", 0, "stdout", "be", 1.0)
+    assert folder.unfinished("A", 0.9) is None
+    folder.add("A", 0, "stdout", "gun", 1.2)
+    assert folder.unfinished("A", 1.1) == [Block("A", (0,), "stdout", "begun\n")]
+    # Once it is shown, its next state is shown at once.
+    folder.add("A", 0, "stdout", "\rnext", 1.3)
+    assert folder.unfinished("A", 0.5) == [Block("A", (0,), "stdout", "next\n")]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from monarch._core.stop_ladder import (
     BOUND,
     LOOKING,
+    PATIENCE,
     Activity,
     Announce,
     Command,
@@ -152,6 +153,22 @@ def test_late_ladder_leaves_ranks_time_to_answer() -> None:
     times = [*(when for when, _ in asked), now]
     assert [later - earlier > 0.4 for earlier, later in pairwise(times)] == [True] * 3
     assert now <= BOUND + 4 * 0.4 and ladder.endings == {0: Ending.LEFT}
+
+
+def test_ranks_without_a_cpu_have_longer_to_answer() -> None:
+    ladder = StopLadder([0, 1, 2])
+    ladder.begin(0.0)
+    now = 0.0
+    while not any(isinstance(command, Look) for command in ladder.tick(now)):
+        now = ladder.due
+    ladder.seen(1, Activity.PYTHON, now)
+    ladder.starved(0)
+    ladder.starved(1)
+    assert ladder.due == now + PATIENCE
+    assert not ladder.tick(now + 1.0)
+    # Rank 2, which never answers, has had its time.
+    assert ladder.seen(0, Activity.PYTHON, now + 1.0) == [Announce((0, 1))]
+    assert ladder.activity(2) is Activity.SILENT
 
 
 def test_activity_is_the_last_one_seen() -> None:

@@ -46,7 +46,7 @@ def test_bars_of_ranks_are_one_display_with_a_line_for_each_state(notebook: Note
     cell.until(lambda: cell.shown == "[ranks 0-1] 2/5 on 0\n[ranks 2-3] 2/5 on 1")
     go.touch()
     assert cell.wait().ok().shown == "[ranks 0-1] 5/5 on 0\n[ranks 2-3] 5/5 on 1"
-    assert cell.said() == {"next": ALL}
+    assert cell.said("stdout") == {"next": ALL}
 
 
 def test_quick_bar_is_no_error(notebook: Notebook) -> None:

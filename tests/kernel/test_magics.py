@@ -20,7 +20,7 @@ LOOP = r"[\d.]+ \S+ ± [\d.]+ \S+ per loop \(mean ± std. dev. of 2 runs, 5 loop
     ("body", "said"),
     [
         ("!echo shell-$((40+2))", "shell-42"),
-        ("word = 'brace'\n!echo {word} $word.upper", "brace"),
+        ("word = 'brace'\n!echo $word {word.upper()}", "brace BRACE"),
         ("!echo $HOME | awk '{print $1}' | wc -l", "1"),
         ("!echo out; echo err >&2", "err"),
         ("%env A_NAME=a value\nimport os; print(os.environ['A_NAME'])", "a value"),
@@ -173,7 +173,7 @@ def test_command_prints_while_it_runs(notebook: Notebook, tmp_path: Path) -> Non
     program = f"import os, time\nprint('begun')\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)\nprint('done')"
     (tmp_path / "program.py").write_text(program)
     cell = notebook.send(f"%%mesh\n!python3 {tmp_path / 'program.py'}")
-    cell.until(lambda: "begun" in cell.said())
+    cell.until(lambda: cell.said().get("begun") == ALL)
     assert "done" not in cell.said()
     go.touch()
     assert cell.wait().ok().said() == {"begun": ALL, "done": ALL}

@@ -84,6 +84,18 @@ OF_USER = {
 }
 
 
+WATCH = """
+import sys, threading, time
+def tell(main, place=None, looks=0):
+    while looks < 10:
+        time.sleep(0.01)
+        frame = sys._current_frames()[main]
+        looks = looks + 1 if place == (place := (frame.f_code.co_name, frame.f_lasti)) and place[0] == "barrier" else 0
+    print("in barrier")
+if rank in (0, 2): threading.Thread(target=tell, args=[threading.get_ident()]).start()
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", OF_USER)
 def test_stop_frees_collectives_of_groups_made_by_a_cell(notebook: Notebook, how: str) -> None:
@@ -92,8 +104,11 @@ def test_stop_frees_collectives_of_groups_made_by_a_cell(notebook: Notebook, how
     notebook.mesh(
         "server = socket.create_server(('127.0.0.1', 0))\none = socket.create_connection(server.getsockname())"
     )
-    body = f"{OF_USER[how]}\nif rank in (0, 2): dist.barrier(group=group)\nelse:\n    import time; time.sleep(600)"
-    line = is_stopped(stopped(notebook, body)[0])
+    body = (
+        f"{OF_USER[how]}\n{WATCH}\nif rank in (0, 2): dist.barrier(group=group)\n"
+        "else:\n    print('in barrier')\n    import time; time.sleep(600)"
+    )
+    line = is_stopped(stopped(notebook, body, lambda cell: cell.said().get("in barrier") == ALL)[0])
     assert "ranks 0,2: " in line and "collective" in line and "replaced" not in line
     after = notebook.mesh("two, _ = server.accept()\none.sendall(b'kept')\ntwo.recv(4), started == os.getpid()").ok()
     assert after.shown == "[ranks 0-3] (b'kept', True)"

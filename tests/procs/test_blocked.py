@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +16,7 @@ from collections.abc import Callable
 import pytest
 
 from leaks import wait_until
-from monarch._procs.os.blocked import Blocked, Wait, blocked, process_state
+from monarch._procs.os.blocked import Blocked, Wait, blocked, cpu_shares, process_state, ran_on_cpu
 
 
 def seen(work: Callable[[], object], end: Callable[[], object], what: Callable[[Blocked], bool]) -> bool:
@@ -75,3 +77,39 @@ def test_process_state_matches_the_kernel(number: int, letter: str) -> None:
         process.kill()
         process.wait()
     assert process_state(process.pid) == ""
+
+
+def test_cpu_times_are_those_of_one_thread() -> None:
+    idle, main = threading.Event(), threading.main_thread().ident or 0
+    thread = threading.Thread(target=idle.wait)
+    thread.start()
+    try:
+        before = ran_on_cpu(main), ran_on_cpu(thread.ident or 0)
+        used = time.thread_time()
+        while time.thread_time() - used < 0.1:
+            pass
+        assert ran_on_cpu(main) - before[0] >= 0.09
+        assert ran_on_cpu(thread.ident or 0) - before[1] < 0.05
+    finally:
+        idle.set()
+        thread.join()
+    assert ran_on_cpu(thread.ident or 0) == math.inf
+
+
+def test_two_processes_on_one_cpu_wait_for_it() -> None:
+    """A suspended process does not wait for a CPU; two that share one do, in turn."""
+    one = min(os.sched_getaffinity(0))
+    code = f"import os\nos.sched_setaffinity(0, [{one}])\nwhile True: pass"
+    processes = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    try:
+        assert wait_until(lambda: all(min(cpu_shares(process.pid)) > 0.2 for process in processes))
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        assert wait_until(lambda: all(process_state(process.pid) == "T" for process in processes))
+        before = [cpu_shares(process.pid) for process in processes]
+        assert not wait_until(lambda: [cpu_shares(process.pid) for process in processes] != before, 0.2)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert cpu_shares(processes[0].pid) == (0.0, 0.0)

@@ -20,11 +20,13 @@ INSISTING = 0.95
 """Seconds until ranks are asked for their state."""
 LOOKING = 1.2
 """Seconds until answers are no longer awaited."""
+PATIENCE = 3.0
+"""Seconds for the answers of ranks that wait for a CPU."""
 GRACE = 0.3
 """Seconds between the warning and the restart of a rank: it may have just come out of a C call."""
 BOUND = LOOKING + GRACE
-"""Maximum seconds of the ladder, if ``tick`` is called when due; on a busy machine its lateness is added, so that ranks
-have as long to answer."""
+"""Maximum seconds of the ladder, if ``tick`` is called when due and no rank waits for a CPU; on a busy machine its
+lateness is added, so that ranks have as long to answer."""
 
 
 class Activity(Enum):
@@ -159,6 +161,7 @@ class StopLadder:
         self._seen: dict[int, Activity] = {}
         self._glimpsed: dict[int, Activity] = {}
         """State seen from outside before the look, of ranks that the look does not reach."""
+        self._starved: set[int] = set()
         self._doomed: tuple[int, ...] = ()
 
     @property
@@ -173,6 +176,8 @@ class StopLadder:
     @property
     def due(self) -> float:
         """When to call ``tick`` at the latest."""
+        if self._stage is _Stage.LOOKING and self._starved.intersection(self._left).difference(self._seen):
+            return self._since + PATIENCE
         return self._since + _LASTS.get(self._stage, 0.0)
 
     def activity(self, rank: int) -> Activity:
@@ -216,6 +221,11 @@ class StopLadder:
             self._glimpsed.pop(rank, None)
         else:
             self._glimpsed[rank] = activity
+        return []
+
+    def starved(self, rank: int) -> list[Command]:
+        """Note that a rank waits for a CPU, so that its answer takes longer."""
+        self._starved.add(rank)
         return []
 
     def tick(self, now: float) -> list[Command]:

@@ -19,7 +19,7 @@ from monarch._actors.interrupting import interrupt
 from monarch._core.frames import frame_of
 from monarch._core.stop_ladder import Activity
 from monarch._node.services.registry import service
-from monarch._procs.os.blocked import Wait, blocked
+from monarch._procs.os.blocked import Wait, blocked, ran_on_cpu
 from monarch._supervision.freeing import running, thread_of, waiting
 
 _CELL = re.compile(r"cell \[\d+\]")
@@ -28,8 +28,12 @@ _PAUSE = 0.005
 """Seconds between two looks at a thread."""
 _LONGEST = 80
 """The most characters shown of an expression."""
-_prodded: dict[str, int] = {}
-"""By key of an actor in the main thread: the count of ``noticed`` at the last request."""
+_SHARE = 0.02
+"""Seconds of CPU within which Python code takes an interrupt."""
+_LOOKS_BUSY = 500
+"""The most looks at a thread that waits for a CPU."""
+_prodded: dict[str, tuple[int, float]] = {}
+"""By key of an actor: the count of ``noticed`` at the last request, and the CPU seconds of its thread."""
 
 
 class ThreadState(NamedTuple):
@@ -62,14 +66,15 @@ def prod(key: str, src: str, port: int, spare: bool) -> None:
     if found is not None and spare and _cleans_up(thread_of(found[0])):
         return
     before, main = interrupts.noticed, threading.main_thread().ident or 0
-    is_main = mailbox is not None and thread_of(mailbox) == main
+    ident = thread_of(mailbox) if mailbox is not None else 0
+    is_main = ident == main
+    _prodded[key] = before, ran_on_cpu(ident)
     region = region_of(interrupts.raised.get(main)) if found is not None and is_main else None
     if region is not None:
         ask_escape(region)
     else:
         interrupt(key, src, port)
     if is_main:
-        _prodded[key] = before
         interrupts.prod()
 
 
@@ -90,9 +95,7 @@ def thread_state(key: str, src: str, port: int, name: str, spare: bool) -> Threa
     if mailbox is None:
         return None
     ident = thread_of(mailbox)
-    threads = mailbox.executor.interrupts
-    # Both are delivered between bytecodes, so in a C call they are still pending.
-    moves = not threads.pending if threads is not None else interrupts.noticed > _prodded.get(key, interrupts.noticed)
+    moves = _moves(key, ident, mailbox.executor.interrupts)
     frame = frame_of(ident)
     activity = Activity.PYTHON
     if spare and found is not None and _cleans_up(ident):
@@ -103,6 +106,19 @@ def thread_state(key: str, src: str, port: int, name: str, spare: bool) -> Threa
     at = _frame_of(frame, name)
     line = at.f_lineno if at is not None and at.f_code.co_filename == name else 0
     return ThreadState(activity, line, _call_at(at), place_of(frame), is_handling(ident))
+
+
+def _moves(key: str, ident: int, threads: interrupts.ThreadInterrupts | None) -> bool:
+    """Return whether a thread has taken its last interrupt: Python code does once it has a CPU, a C call does not."""
+    before, used = _prodded.get(key, (interrupts.noticed, 0.0))
+    for _ in range(_LOOKS_BUSY):
+        # Both are delivered between bytecodes, so in a C call they are still pending.
+        if not threads.pending if threads is not None else interrupts.noticed > before:
+            return True
+        if key not in _prodded or ran_on_cpu(ident) - used > _SHARE or blocked(ident).wait is not Wait.NONE:
+            break
+        time.sleep(_PAUSE)
+    return False
 
 
 def _cleans_up(ident: int) -> bool:

@@ -28,7 +28,9 @@ _PORTION = 4 << 20
 _UNFINISHED_S = 0.2
 """Seconds between checks of unfinished lines, such as progress bars."""
 _FIRST_S = 0.1
-"""Seconds before the first check after a pause."""
+"""Seconds before the first check after a pause, and before the next one if a line has just begun."""
+_YOUNG_S = 0.08
+"""Seconds for which the end of a line is awaited: print writes it separately."""
 _SHOWN_S = 0.8
 """The most seconds that a result waits for the output of its call to be shown."""
 _MUCH = 64 << 20
@@ -392,18 +394,20 @@ class OutputView:
             return
         self._look_at = 0.0
         for source in [source for sources in self._sources.values() for source in sources]:
-            blocks = self._unfinished_of(source)
-            if blocks is None or blocks:
-                self._look_at = now + _UNFINISHED_S
+            blocks = self._unfinished_of(source, now - _YOUNG_S)
+            if blocks is None:
+                self._look_at = now + _FIRST_S
+            elif blocks:
+                self._look_at = self._look_at or now + _UNFINISHED_S
             if blocks is not None and blocks != self._unfinished.get(source, []):
                 self._unfinished[source] = blocks
                 self._safely(lambda source=source, blocks=blocks: tell(source, blocks))
 
-    def _unfinished_of(self, source: Source) -> list[Block] | None:
-        """Return the unfinished lines of a source; None if other lines come first."""
+    def _unfinished_of(self, source: Source, began: float) -> list[Block] | None:
+        """Return the unfinished lines of a source; None to ask again, see ``Folder.unfinished``."""
         found: list[Block] = []
         for folder in self._folders.values():
-            blocks = folder.unfinished(source)
+            blocks = folder.unfinished(source, began)
             if blocks is None:
                 return None
             found += blocks

@@ -84,12 +84,14 @@ class _Printed(NamedTuple):
 class _Pending:
     """Output of one source that is not emitted yet."""
 
-    __slots__ = ("blocks", "cut", "last_part", "live", "parts", "queues", "where")
+    __slots__ = ("blocks", "cut", "last_part", "live", "parts", "queues", "since", "where")
 
     def __init__(self) -> None:
         # By rank and stream: the pieces of the unfinished line, and the time of the last one.
         self.parts: dict[tuple[int, str], list[str]] = {}
         self.last_part = 0.0
+        # By rank and stream: when the unfinished line began.
+        self.since: dict[tuple[int, str], float] = {}
         # Rank and stream of unfinished lines that are shown or rewritten before their end.
         self.live: set[tuple[int, str]] = set()
         # By rank: its output, which is split into lines only if it does not fold as a whole.
@@ -153,6 +155,8 @@ class Folder:
             self._add_part(pending, source, rank, stream, text, now)
 
     def _add_part(self, pending: _Pending, source: Hashable, rank: int, stream: str, text: str, now: float) -> None:
+        if (rank, stream) not in pending.parts:
+            pending.since[rank, stream] = now
         parts = pending.parts.setdefault((rank, stream), [])
         parts.append(text)
         pending.last_part = now
@@ -229,12 +233,17 @@ class Folder:
             self._emit_oldest(source, pending, float("inf"), found)
         return found
 
-    def unfinished(self, source: Hashable) -> list[Block] | None:
-        """Return the unfinished lines of a source, which stay; None if other lines precede them."""
+    def unfinished(self, source: Hashable, began: float = float("inf")) -> list[Block] | None:
+        """Return the unfinished lines of a source that had begun by a time, which stay; None to ask again.
+
+        That is so if other lines precede them, or one has just begun, whose end may just be coming.
+        """
         pending = self._sources.get(source)
         if pending is None:
             return []
         if pending.blocks or pending.queues:
+            return None
+        if any(key not in pending.live and pending.since[key] > began for key in pending.parts):
             return None
         ranks: dict[_Key, list[int]] = {}
         for (rank, stream), parts in sorted(pending.parts.items()):

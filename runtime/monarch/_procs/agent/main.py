@@ -29,7 +29,7 @@ from monarch._procs.agent.request import AgentConfig
 from monarch._procs.agent.router import Frames, Router
 from monarch._procs.agent.spawning import Forks
 from monarch._procs.agent.zygotes import Zygote
-from monarch._procs.os.blocked import process_state
+from monarch._procs.os.blocked import cpu_shares, process_state
 from monarch._procs.os.orphans import end_descendants, end_orphans, end_orphans_in_time
 from monarch._procs.os.posix import memfd, proc_start_time, set_child_subreaper, set_comm
 from monarch._procs.os.shared_names import remove_names
@@ -301,9 +301,10 @@ class Agent:
         if ask.port:
             self._tell(ask.src, m.Reply(self.proc, ask.port, 0, status, 0, body))
 
-    def _states(self, _: m.Ask, procs: list[str]) -> dict[str, tuple[str, int]]:
-        """Return the state of each process, as its letter in /proc, and its pid; whether it can answer or not."""
-        return {child.proc: (process_state(child.pid), child.pid) for child in self.children.get(procs) if child.pid}
+    def _states(self, _: m.Ask, procs: list[str]) -> dict[str, tuple[str, int, float, float]]:
+        """Return the state of each process, as its letter in /proc, its pid, and its seconds with and without a CPU."""
+        children = [child for child in self.children.get(procs) if child.pid]
+        return {child.proc: (process_state(child.pid), child.pid, *cpu_shares(child.pid)) for child in children}
 
     def _on_watch(self, watch: m.Watch, _: list[Any]) -> None:
         if not self.router.is_here(watch.proc):

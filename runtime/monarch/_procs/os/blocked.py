@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import struct
@@ -97,6 +98,27 @@ def _polled(address: int, count: int) -> tuple[int, ...]:
     if len(data) != count * _POLLFD.size:
         return ()
     return tuple(number for number, _, _ in _POLLFD.iter_unpack(data) if number >= 0)
+
+
+def ran_on_cpu(ident: int) -> float:
+    """Return the CPU seconds of a thread of this process; infinity if they are unknown."""
+    try:
+        with open(f"/proc/self/task/{_tid(ident)}/schedstat") as file:
+            return int(file.read().split()[0]) * 1e-9
+    except (OSError, IndexError, ValueError):
+        return math.inf
+
+
+def cpu_shares(pid: int) -> tuple[float, float]:
+    """Return the seconds for which the main thread of a process had a CPU, and those for which it was ready and had
+    none; zeros if they are unknown.
+    """
+    try:
+        with open(f"/proc/{pid}/schedstat") as file:
+            ran, waited = file.read().split()[:2]
+            return int(ran) * 1e-9, int(waited) * 1e-9
+    except (OSError, ValueError):
+        return 0.0, 0.0
 
 
 def process_state(pid: int) -> str:
