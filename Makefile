@@ -54,7 +54,7 @@ demo: $(STAMP) ## run the quickstart notebook through the kernel, in the termina
 
 lab: $(STAMP) ## open the quickstart notebook in JupyterLab
 	@echo "starting JupyterLab"
-	@JUPYTER_PREFER_ENV_PATH=1 $(VENV)/bin/jupyter-lab --notebook-dir=. $(ARGS) notebooks/00_quickstart.ipynb
+	@JUPYTER_PREFER_ENV_PATH=1 $(VENV)/bin/jupyter-lab --notebook-dir=. $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) notebooks/00_quickstart.ipynb
 
 test: $(STAMP) $(RDMA) ## run all tests
 	@echo "running all tests"

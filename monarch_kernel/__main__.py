@@ -9,11 +9,24 @@ import sys
 import tempfile
 from pathlib import Path
 
+_HELP = """\
+usage: python -m monarch_kernel install [--user | --sys-prefix | --prefix PREFIX] [--name NAME] [--display-name TEXT]
+       python -m monarch_kernel -f CONNECTION_FILE
+
+The first command makes the kernel known to Jupyter; `install --help` describes its options. The second one is what
+Jupyter runs to start the kernel; `--help-all` lists its other options, which are those of ipykernel.
+
+Without Jupyter: `monarch --help`, or `from monarch.actor import this_host` in any Python program.
+"""
+
 
 def main() -> None:
     """Install the kernelspec if the first argument is ``install``; start the kernel otherwise."""
     if sys.argv[1:2] == ["install"]:
         install(sys.argv[2:])
+        return
+    if sys.argv[1:2] in (["--help"], ["-h"]):
+        print(_HELP, end="")
         return
     from ipykernel.kernelapp import IPKernelApp
 
@@ -26,12 +39,16 @@ def install(words: list[str]) -> None:
     """Install the kernelspec for this Python interpreter."""
     from jupyter_client.kernelspec import KernelSpecManager
 
-    parser = argparse.ArgumentParser("python -m monarch_kernel install")
+    parser = argparse.ArgumentParser(
+        "python -m monarch_kernel install",
+        description="Make the kernel known to Jupyter. It starts with the Python that runs this command.",
+    )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--user", action="store_true", help="install for this user")
+    where.add_argument("--user", action="store_true", help="install for this user, for every Jupyter that they start")
     where.add_argument("--sys-prefix", action="store_true", help="install into this Python environment (default)")
-    where.add_argument("--prefix", help="install under this prefix")
+    where.add_argument("--prefix", help="install under this prefix, such as /usr/local for all users")
     parser.add_argument("--name", default="monarch", help="name of the kernel (default: monarch)")
+    parser.add_argument("--display-name", metavar="TEXT", help="name in the list of kernels (default: Monarch)")
     arguments = parser.parse_args(words)
     prefix = None if arguments.user else arguments.prefix or sys.prefix
     with tempfile.TemporaryDirectory() as folder:
@@ -39,6 +56,7 @@ def install(words: list[str]) -> None:
         spec = json.loads((source / "kernel.json").read_text())
         # Jupyter may run in another environment, whose `python` is not this one.
         spec["argv"][0] = sys.executable
+        spec["display_name"] = arguments.display_name or spec["display_name"]
         (source / "kernel.json").write_text(json.dumps(spec, indent=2) + "\n")
         try:
             path = KernelSpecManager().install_kernel_spec(
@@ -46,7 +64,10 @@ def install(words: list[str]) -> None:
             )
         except (OSError, ValueError) as error:
             parser.error(str(error))
-    print(f"installed kernel {arguments.name!r} in {path}")
+    print(f"installed kernel {arguments.name!r} in {path}; it starts with {sys.executable}")
+    if Path(path).parent not in [Path(each) for each in KernelSpecManager().kernel_dirs]:
+        data = Path(path).parent.parent
+        print(f"this Jupyter does not look there: set JUPYTER_PATH={data}, or install with --user")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -15,10 +16,9 @@ import monarch_kernel
 SOURCE = Path(monarch_kernel.__file__).parent / "kernelspec"
 
 
-def install(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "monarch_kernel", "install", *words], capture_output=True, text=True, timeout=60
-    )
+def install(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "monarch_kernel", "install", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **env})
 
 
 def test_install_command_installs_the_kernelspec(tmp_path: Path) -> None:
@@ -60,3 +60,21 @@ def test_install_command_refuses_wrong_options(words: list[str]) -> None:
     done = install(*words)
     assert done.returncode != 0
     assert "Traceback" not in done.stderr and done.stderr.strip()
+
+
+def test_install_says_if_jupyter_will_not_find_it(tmp_path: Path) -> None:
+    done = install("--prefix", str(tmp_path))
+    assert f"set JUPYTER_PATH={tmp_path}/share/jupyter" in done.stdout
+    assert "JUPYTER_PATH" not in install("--user", HOME=str(tmp_path)).stdout
+
+
+def test_display_name_is_that_of_the_list(tmp_path: Path) -> None:
+    install("--prefix", str(tmp_path), "--display-name", "Monarch (nightly)")
+    spec = json.loads((tmp_path / "share" / "jupyter" / "kernels" / "monarch" / "kernel.json").read_text())
+    assert spec["display_name"] == "Monarch (nightly)"
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+def test_help_is_that_of_this_kernel(word: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "monarch_kernel", word], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "monarch_kernel install" in done.stdout and "IPython" not in done.stdout

@@ -13,6 +13,7 @@ import pytest
 
 from kernels import ALL, Cell, Notebook
 from leaks import Kit
+from monarch._core.stop_ladder import PATIENCE
 
 IN_TIME = 2.0
 BUSY = {
@@ -193,8 +194,8 @@ import itertools, os, signal, time
 kind = rank % 4
 open(f"{PATH}/{rank}", "w").close()
 if kind == 0 and rank:
-    # It holds the GIL for a while.
-    sum(itertools.repeat(1, 3 * 10**8))
+    # It holds the GIL for longer than the stop.
+    sum(itertools.repeat(1, 10**9))
 elif kind == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
 elif kind == 2:
@@ -212,15 +213,16 @@ def test_stop_of_many_kinds_of_ranks_is_quick(own: Callable[..., Notebook], tmp_
     body = f"PATH = {str(tmp_path)!r}\n{MANY}"
     cell, seconds = stopped(book, body, lambda _: len(os.listdir(tmp_path)) == 16)
     line = is_stopped(cell)
-    # Three ranks keep two cores busy; tests/core checks that the bound holds for any number.
-    assert seconds < 2 * IN_TIME, line
-    # On a busy machine a rank may be interrupted just before its collective, or after its sum.
+    # Three ranks keep two cores busy, so one may have no CPU; tests/core checks that the bound holds for any number.
+    assert seconds < IN_TIME + PATIENCE, line
+    # On a busy machine a rank may be interrupted just before its collective.
     for words in ("stopped in a collective", "stopped by an interrupt", "inside a C call that holds the GIL"):
         assert words in line, line
     # Each names its own pid.
     assert line.count("suspended by a signal") == 4
     for pid in re.findall(r"kill -CONT (\d+)", line):
         os.kill(int(pid), signal.SIGCONT)
+    book.guard = 90
     after = book.mesh("dist.barrier()\nkept == rank").ok()
     assert after.shown == "[ranks 0-15] True"
 
