@@ -13,6 +13,7 @@ from typing import Any
 from jupyter_client.manager import KernelManager
 
 from monarch._core.shapes.ranks import parse_ranks
+from monarch_kernel.output.waiting import MARK
 
 ALL = {0, 1, 2, 3}
 """Ranks of the mesh that tests share."""
@@ -54,11 +55,13 @@ class Cell:
 
     @property
     def bundles(self) -> list[dict[str, Any]]:
-        """What it has displayed and returned, with the updates of it."""
+        """What it has displayed and returned, with the updates of it, without the line that says who still runs."""
         found: list[dict[str, Any]] = []
         places: dict[str, list[int]] = {}
         for message in self.messages:
             kind, each = message["msg_type"], message["content"]
+            if MARK in (each.get("metadata") or {}):
+                continue
             name = each.get("transient", {}).get("display_id", "")
             if kind == "clear_output":
                 found, places = [], {}

@@ -27,10 +27,11 @@ from monarch._kernel_api import (
 )
 from monarch_kernel.cells.calls import Calls
 from monarch_kernel.compat import capturing_streams, publish
-from monarch_kernel.output.frontend import overwrites_displays
+from monarch_kernel.output.frontend import has_cells, overwrites_displays
 from monarch_kernel.output.late import Late, id_of
 from monarch_kernel.output.live import Live
 from monarch_kernel.output.log import OutputLog
+from monarch_kernel.output.waiting import PATIENCE, WaitingLine
 
 _REMEMBERED = 10_000
 LINES_SHOWN = 20_000
@@ -42,8 +43,6 @@ _LAST = 8192
 _COLLECTED = 8 << 20
 """Characters kept from the beginning and from the end of the output of a ``--collect`` cell."""
 _MORE = "… more lines of this cell: %mesh log shows them; the last follow at its end\n"
-_PATIENCE = 1.0
-"""Seconds between two checks of what a cell waits for."""
 _UNFINISHED = 200
 """Most characters shown of an unfinished line."""
 
@@ -90,6 +89,7 @@ class Streams:
         self._running: dict[str, Any] = {}
         """The running cells, by message id."""
         self._late = Late(kernel, self._running)
+        self._waiting = WaitingLine(self.calls, self._send_display)
         self._told: set[tuple[str, int]] = set()
         """The cells and calls whose wait was reported."""
         self._watching = False
@@ -147,7 +147,7 @@ class Streams:
     def end(self) -> None:
         """Record the end of a cell."""
         cell = id_of(self._kernel.get_parent("shell") if self._kernel is not None else None)
-        self._running.pop(cell, None)
+        self._waiting.end(cell, self._running.pop(cell, None))
         self._told = {each for each in self._told if each[0] != cell}
 
     def told(self, calls: Sequence[Gather[Any]]) -> None:
@@ -159,14 +159,16 @@ class Streams:
         """Schedule a check of what running cells wait for."""
         if not self._watching and self._running:
             self._watching = True
-            self._node.receive_loop.call_later(_PATIENCE, self._look)
+            self._node.receive_loop.call_later(PATIENCE, self._look)
 
     def _look(self) -> None:
-        """Report each earlier call that a cell waits for, once."""
+        """Report what running cells wait for: which ranks, and each earlier call, once."""
         self._watching = False
-        waiting = [
-            (cell, parent, calls) for cell, parent in list(self._running.items()) if (calls := self.calls_of(cell))
-        ]
+        running = [(cell, parent, self.calls_of(cell)) for cell, parent in list(self._running.items())]
+        waiting = [each for each in running if each[2]]
+        for cell, parent, calls in running:
+            if has_cells(parent):
+                self._waiting.update(cell, parent, calls, lambda cell=cell: cell in self._running)
         for cell, parent, calls in waiting:
             for each in self.calls.ahead(calls):
                 if (cell, each.call.port) not in self._told:
@@ -253,7 +255,11 @@ class Streams:
         self.write(wiped + text, "stdout", parent)
 
     def _send_live(self, kind: str, name: str, text: str, parent: Any) -> None:
-        content = {"data": {"text/plain": text}, "metadata": {}, "transient": {"display_id": name}}
+        self._send_display(
+            kind, {"data": {"text/plain": text}, "metadata": {}, "transient": {"display_id": name}}, parent
+        )
+
+    def _send_display(self, kind: str, content: dict[str, Any], parent: Any) -> None:
         publish(self._kernel, kind, content, parent)
 
     def left_out(self, source: Any, rank: int, count: int) -> None:
