@@ -395,6 +395,8 @@ class _StopRun:
             return f"suspended by a signal such as SIGSTOP; stops when resumed (kill -CONT {pid})"
         if activity is Activity.DEVICE:
             return "waiting in the OS kernel for a disk or a device; stops when that is done"
+        if activity is Activity.UNKNOWN:
+            return "does not answer, and nor does its host agent"
         if activity is Activity.SILENT:
             return "still inside a C call that holds the GIL; stops when it returns"
         return f"still inside a C call{where}; stops when it returns"

@@ -38,6 +38,7 @@ from monarch_kernel.magics.lines import Verbs
 from monarch_kernel.magics.one_line import is_code
 from monarch_kernel.magics.programs import hand_out, parse_run
 from monarch_kernel.magics.short_forms import asks_for_help
+from monarch_kernel.magics.variables import provide_variables
 from monarch_kernel.meshes.deaths import naming_deaths
 from monarch_kernel.meshes.detached import Detaching
 from monarch_kernel.meshes.elastic import Elastic
@@ -75,6 +76,7 @@ class MeshMagics(Magics):
         super().__init__(shell)
         self.meshes = meshes or Meshes(shell.user_ns)
         self._streams: Streams | None = None
+        self.meshes.on_added = provide_variables
         self.hints = Hints(self.meshes, shell.user_ns)
         self.stopping = Stopping(self.meshes, self._attach_streams)
         self._verbs = Verbs(shell, self.meshes, self._attach_streams)

@@ -39,7 +39,8 @@ def explain(mesh: Mesh, error: ActorError) -> str:
     ranks_of = variables(mesh)
     holders = ranks_of.get(name, [])
     if holders:
-        return f"{where} {'has' if len(failed) == 1 else 'have'} no variable {name!r}; {describe_ranks(holders)} do"
+        have, do = "has" if len(failed) == 1 else "have", "does" if len(holders) == 1 else "do"
+        return f"{where} {have} no variable {name!r}; {describe_ranks(holders)} {do}"
     known = ", ".join(list(ranks_of)[:_MOST]) + (", …" if len(ranks_of) > _MOST else "")
     has = f"they have {known}" if known else "cells have defined none yet"
     return f"no rank has a variable {name!r}; {has}{did_you_mean(name, ranks_of)}"

@@ -277,6 +277,8 @@ class Meshes:
         self.by_name: dict[str, Mesh] = {}
         self.on_replaced: Callable[[Mesh, int], object] = lambda mesh, rank: None
         """Called with each rank that gets a new process, in the thread that starts it."""
+        self.on_added: Callable[[Mesh], object] = lambda mesh: None
+        """Called with each new mesh, in the thread that starts it."""
         self.used: str | None = None
         self._variables = variables if variables is not None else {}
         self._changing: dict[str, Future[Mesh]] = {}
@@ -286,6 +288,7 @@ class Meshes:
         """Add a mesh, and make it the one in use; return whether its name was free for a variable."""
         self.by_name[mesh.name] = mesh
         mesh.on_replaced = self.on_replaced
+        self.on_added(mesh)
         self.used = mesh.name
         known = self._variables.get(mesh.name)
         free = mesh.name not in self._variables or (isinstance(known, ProcMesh) and known.name == mesh.name)

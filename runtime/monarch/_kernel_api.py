@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from monarch._meshes.inside import view_at as view_at
     from monarch._meshes.procs.proc_mesh import ProcMesh as ProcMesh
     from monarch._meshes.procs.queries import reaches as reaches
+    from monarch._meshes.procs.variables import CellVariables as CellVariables
     from monarch._meshes.registry import meshes_of as meshes_of
     from monarch._node.current import current_node as current_node
     from monarch._node.current import has_node as has_node
@@ -196,6 +197,7 @@ _WHERE = {
     "monarch._meshes.actors.class_updates": "changes update_class",
     "monarch._meshes.actors.deferred_calls": "at_once",
     "monarch._meshes.host_mesh": "HostMesh",
+    "monarch._meshes.procs.variables": "CellVariables",
     "monarch._meshes.inside": "hosts_of member_at node_of region_of state_of targets_of view_at",
     "monarch._meshes.procs.proc_mesh": "ProcMesh",
     "monarch._meshes.procs.queries": "reaches",

@@ -75,6 +75,26 @@ def test_queued_calls_after_failure_give_right_numbers(procs: Callable[..., Any]
     assert values(trainers.step.call(1)) == [3.0] * 3
 
 
+def test_calls_sent_just_after_a_failure_was_heard_give_right_numbers(procs: Callable[..., Any]) -> None:
+    """The program knows of the failure, but the ranks that wait for the failed one are not freed yet."""
+    from monarch._groups.pipelined import Failures
+    from monarch._node.current import current_node
+
+    trainers = procs(3).spawn("trainers", Trainer)
+    heard = current_node().part(Failures).heard
+    assert values(trainers.step.call(1)) == [3.0] * 3
+    for _ in range(20):
+        failed = trainers.step.call(10, 1)
+        while failed.port not in heard:
+            pass
+        queued = [(number, trainers.step.call(number)) for number in (20, 30)]
+        with pytest.raises(ActorError, match="bad sample 17") as caught:
+            failed.get(30)
+        assert caught.value.failures.keys() == {0, 1, 2}
+        for number, future in queued:
+            assert values(future) == [3.0 * number] * 3
+
+
 def test_call_sent_after_failure_waits_for_no_slow_rank(procs: Callable[..., Any], tmp_path: Path) -> None:
     mesh = procs(3)
     trainers = mesh.spawn("trainers", Trainer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
 from monarch.exceptions import ArgumentError
@@ -24,6 +24,14 @@ class Endpoint(Protocol[P, R_co]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]:
         """Send to every actor of the mesh and return a future of a ValueMesh of the results."""
+        ...
+
+    def call_each(self, values: Any, *args: Any, **kwargs: Any) -> Future[ValueMesh[R_co]]:
+        """Send to every actor of the mesh, each with a first argument of its own."""
+        ...
+
+    def map(self, items: Iterable[Any]) -> Iterator[R_co]:
+        """Yield the result for each item, in their order; each actor takes the next item when it is free."""
         ...
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:

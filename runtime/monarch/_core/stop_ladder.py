@@ -21,7 +21,7 @@ INSISTING = 0.95
 LOOKING = 1.2
 """Seconds until answers are no longer awaited."""
 PATIENCE = 3.0
-"""Seconds for the answers of ranks that wait for a CPU."""
+"""Seconds for the answers of ranks that wait for a CPU, and of host agents on a busy machine."""
 GRACE = 0.3
 """Seconds between the warning and the restart of a rank: it may have just come out of a C call."""
 BOUND = LOOKING + GRACE
@@ -42,6 +42,8 @@ class Activity(Enum):
     """It is in C code that waits: for a lock, a socket or another thread."""
     SILENT = auto()
     """It does not answer: it is in C code that holds the GIL."""
+    UNKNOWN = auto()
+    """Neither it nor its host agent answers."""
     SUSPENDED = auto()
     """Its process is suspended by a signal, or by a debugger."""
     DEVICE = auto()
@@ -162,6 +164,8 @@ class StopLadder:
         self._glimpsed: dict[int, Activity] = {}
         """State seen from outside before the look, of ranks that the look does not reach."""
         self._starved: set[int] = set()
+        self._heard_of: set[int] = set()
+        """Ranks that the host agent has reported on."""
         self._doomed: tuple[int, ...] = ()
 
     @property
@@ -176,13 +180,14 @@ class StopLadder:
     @property
     def due(self) -> float:
         """When to call ``tick`` at the latest."""
-        if self._stage is _Stage.LOOKING and self._starved.intersection(self._left).difference(self._seen):
+        if self._stage is _Stage.LOOKING and any(map(self._has_time, self._left)):
             return self._since + PATIENCE
         return self._since + _LASTS.get(self._stage, 0.0)
 
     def activity(self, rank: int) -> Activity:
         """Return the last known state of a rank that still runs."""
-        return self._seen.get(rank) or self._glimpsed.get(rank, Activity.SILENT)
+        silent = Activity.SILENT if rank in self._heard_of else Activity.UNKNOWN
+        return self._seen.get(rank) or self._glimpsed.get(rank, silent)
 
     # Events
 
@@ -216,7 +221,8 @@ class StopLadder:
         return self.tick(now)
 
     def glimpsed(self, rank: int, activity: Activity | None) -> list[Command]:
-        """Note a rank's state as seen from outside before it was asked; None if nothing was seen."""
+        """Note a rank's state as seen from outside; None if it is not stopped by the OS."""
+        self._heard_of.add(rank)
         if activity is None:
             self._glimpsed.pop(rank, None)
         else:
@@ -237,6 +243,10 @@ class StopLadder:
         return commands
 
     # Stages
+
+    def _has_time(self, rank: int) -> bool:
+        """Return whether the answer of a rank, or about it, may just take longer than usual."""
+        return rank not in self._seen and (rank in self._starved or rank not in self._heard_of)
 
     def _nothing_to_wait_for(self) -> bool:
         if self._stage is _Stage.GRACE:

@@ -1,8 +1,10 @@
-"""Calls sent before a failure was known get no process group until all older calls have ended everywhere.
+"""After a failed call, a rank gets no process group until older calls have ended: everywhere, for calls sent before the
+failure was known; on the actors of the call itself, for later ones.
 
 Otherwise the failed rank would join, in its next call, the collective in which the others still wait in the failed
 call, and all later calls would pair collectives of different calls and return wrong numbers. The others may wait in
-calls of their own: a loop over slices sends one call to each rank.
+calls of their own: a loop over slices sends one call to each rank. A later call begins on each of its actors only when
+older ones have ended there, so it waits no longer for that.
 """
 
 from __future__ import annotations
@@ -60,31 +62,45 @@ def ended(uid: str, failed: Sequence[int], port: int) -> int | str:
         port: of the call.
 
     Returns:
-        A description of an older call to the mesh that has not ended on all ranks, if this one was sent before a
-        failure was known. Otherwise the newest generation with freed ranks, or 0.
+        A description of an older call to the mesh that has not ended on all ranks; on its own actors, if it was sent
+        after the failure was known. Otherwise the newest generation with freed ranks, or 0.
     """
     node = current_node()
     failures = node.part(Failures)
+    this = node.ports.gathers.get(port)
     for each in failed:
-        if port <= failures.heard.get(each, port) and (older := _older(node, uid, each, port)):
+        before = port <= failures.heard.get(each, port)
+        if older := _older(node, uid, port, None if before else this):
             return older
+        if before and each in node.ports.sinks:
+            return "the call that failed"
     return failures.freed.get(uid, 0)
 
 
-def _older(node: Node, uid: str, failed: int, port: int) -> str:
-    """Return the oldest earlier call that ranks of a mesh have not answered, or an empty string."""
+def _older(node: Node, uid: str, port: int, this: Any) -> str:
+    """Return the oldest earlier call that ranks of a mesh have not answered, or an empty string.
+
+    Args:
+        node: of this process.
+        uid: of the process mesh.
+        port: of the later call.
+        this: the later call, whose actors matter; None for all.
+    """
+    own = {peer.proc for peer in this.targets} if this is not None else None
     for each, call in sorted(list(node.ports.gathers.items())):
-        if each < port and (ranks := _owing(call, uid)):
+        if this is not None and getattr(call, "actor", "") != this.actor:
+            continue
+        if each < port and (ranks := _owing(call, uid, own)):
             return f"{call.label} on {describe_ranks(ranks)}"
-    return "the call that failed" if failed in node.ports.sinks else ""
+    return ""
 
 
-def _owing(call: Any, uid: str) -> list[int]:
+def _owing(call: Any, uid: str, own: set[str] | None) -> list[int]:
     """Return the living ranks of a mesh that have not answered a call of actors."""
     if not getattr(call, "actor", "") or not call.watched:
         return []
-    procs = [split_proc(peer.proc) for peer in call.waits_for() if peer.dead is None]
-    return [rank for mesh, rank in procs if mesh == uid]
+    left = [peer.proc for peer in call.waits_for() if peer.dead is None and (own is None or peer.proc in own)]
+    return [rank for mesh, rank in map(split_proc, left) if mesh == uid]
 
 
 def await_end(caller: str, uid: str, failed: Sequence[int], port: int) -> int:

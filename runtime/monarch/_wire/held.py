@@ -54,7 +54,8 @@ class Held:
     def _note(self, number: int, _frame: Any) -> None:
         if number not in self.numbers:
             self.numbers.append(number)
-        self._noted()
+            # Once for each: a storm of signals would nest more and more of these calls.
+            self._noted()
 
     def end_and_run(self, found: list[tuple[int, Handler]], report: Callable[[], None] | None = None) -> bool:
         """Restore the handlers and run those whose signals have come; return whether there were any.

@@ -6,7 +6,7 @@ The path of a message reads the insides of the mesh directly: a function of insi
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
 from monarch._actors.endpoint import Arity, methods_of
@@ -19,20 +19,21 @@ from monarch._core.shapes.extent import axes_text
 from monarch._core.shapes.value_mesh import ValueMesh
 from monarch._meshes.actors.backpressure import take_room
 from monarch._meshes.actors.deferred_calls import call_later, must_wait, send_later, stream_later
+from monarch._meshes.actors.each import map_items, values_for
 from monarch._meshes.inside import called_of, member_at, node_of, region_of, state_of, targets_of
 from monarch._meshes.mesh_like import ActorMeshLike
 from monarch._node.future import Future
 from monarch._node.gather import Gather, died, replaced
 from monarch._node.node import Node
 from monarch._node.owed import Owed
-from monarch._node.peers import cost_of
+from monarch._node.peers import Targets, cost_of
 from monarch._wire import messages as m
 from monarch._wire.links import lasting
 from monarch._wire.pickling import are_large, dumps
 from monarch.exceptions import ArgumentError, MonarchError, NotAnEndpointError, SerializationError, StoppedError
 
 if TYPE_CHECKING:
-    from monarch._node.peers import Peer, Targets
+    from monarch._node.peers import Peer
 
 _COPIED_ONCE = 32 << 10
 """Bytes from which a frame is no longer copied for each receiver."""
@@ -75,6 +76,48 @@ class Endpoint(Generic[P, R]):
             StoppedError, SupervisionError: the mesh was stopped, or some of its ranks are dead.
         """
         return self._gather(args, kwargs, _values)
+
+    def call_each(self, values: Sequence[Any] | ValueMesh[Any], *args: Any, **kwargs: Any) -> Future[ValueMesh[R]]:
+        """Send to every actor of the mesh, each with a first argument of its own.
+
+        Args:
+            values: one for each actor, in the order of the mesh.
+            args: positional arguments after it, the same for all.
+            kwargs: keyword arguments, the same for all.
+
+        Raises:
+            ArgumentError: there are more or fewer values than actors.
+        """
+        each = values_for(self.mesh, values, f"{called_of(self.mesh)}.{self.name}.call_each")
+        if must_wait(self.mesh):
+            packed = [self._pack((value, *args), kwargs) for value in each]
+            return call_later(self.mesh, self.name, lambda: self._call_each(packed))
+        return self._call_each([self._prepare((value, *args), kwargs) for value in each])
+
+    def _call_each(self, prepared: list[tuple[bytes, list[memoryview]]]) -> Future[ValueMesh[R]]:
+        mesh, node, state = self.mesh, node_of(self.mesh), state_of(self.mesh)
+        deaths, targets = node.peers.deaths, targets_of(mesh)
+        extent = targets.shape.region.extent
+        gather: Gather[Any] = Gather(node, targets.peers, extent, state.name, self.name, _values, state.key)
+        gather.view = mesh
+        for peer, message in zip(targets.peers, prepared, strict=True):
+            # With the view of the whole mesh, in which the answer names its position.
+            one = Targets(node.hosts, [peer], targets.shape, targets.version)
+            self._dispatch(message, one, gather, False)
+        node.watch.sent(gather)
+        if node.peers.deaths != deaths:
+            gather.check()
+        return gather
+
+    def map(self, items: Iterable[Any]) -> Iterator[R]:
+        """Yield the result for each item, in their order; each actor takes the next item when it is free.
+
+        An item that fails raises when its result is taken. Calls are made as results are taken.
+
+        Args:
+            items: arguments, one for each call.
+        """
+        return map_items(self.mesh, self.name, items)
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Send to the only actor of this mesh and return a future of its result; ArgumentError for other sizes."""

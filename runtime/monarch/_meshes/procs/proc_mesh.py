@@ -21,6 +21,7 @@ from monarch._meshes.actors.spawning import check_names, spawn_actors
 from monarch._meshes.async_resource import AsyncResource
 from monarch._meshes.procs.agents import agents_of
 from monarch._meshes.procs.state import Ended, ProcsState
+from monarch._meshes.procs.variables import HasVariables
 from monarch._meshes.verdicts import verdicts_of
 from monarch._node.current import current_node, node_for, open_node
 from monarch._node.future import Future, Promise, judging, when_done
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 A = TypeVar("A", bound=Actor)
 
 
-class ProcMesh(HasGroups, MeshView, AsyncResource):
+class ProcMesh(HasGroups, HasVariables, MeshView, AsyncResource):
     """The processes of one ``spawn_procs``, or a view of them, on which actors are spawned."""
 
     host_mesh: Any

@@ -1,0 +1,105 @@
+"""Variables of cells, read and set in the notebook by name: ``mesh["x"]``, ``mesh.scatter("x", data)``."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from typing import Any, cast
+
+from monarch._kernel_api import CellVariables, Region, ValueMesh, current_node, state_of, view_at
+from monarch.exceptions import ActorError
+from monarch_kernel.magics.remote_names import explain, one_line
+from monarch_kernel.meshes.deaths import naming_deaths
+from monarch_kernel.meshes.registry import Mesh
+
+
+def provide_variables(mesh: Mesh) -> None:
+    """Let the processes of a mesh be subscripted with names of variables."""
+    current_node().part(CellVariables).by_uid[state_of(mesh.procs).procs.uid] = _Variables(mesh)
+
+
+class _Variables:
+    """The variables of one mesh.
+
+    Args:
+        mesh: from ``%mesh up``.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+
+    def get(self, region: Region, name: str) -> ValueMesh[Any]:
+        """Return the values of a variable."""
+        with naming_deaths(self._mesh):
+            try:
+                return self._cells(region).pull.call(name).get()
+            except ActorError as error:
+                raise KeyError(explain(self._mesh, error)) from None
+
+    def set(self, region: Region, name: str, value: Any) -> None:
+        """Set a variable: to the same value on all ranks, or to those of a ValueMesh."""
+        cells = self._cells(region)
+        if isinstance(value, ValueMesh):
+            values = cast("ValueMesh[Any]", value).values()
+            if len(values) != len(cells):
+                raise ValueError(
+                    f"{self._mesh.name}[{name!r}]: expected a ValueMesh of {len(cells)} values, got {len(values)}"
+                )
+            self._push(cells, name, values, f"[{name!r}]")
+            return
+        with naming_deaths(self._mesh), one_line(self._mesh, f"{self._mesh.name}[{name!r}]"):
+            cells.push.call({name: value}).get()
+
+    def scatter(self, region: Region, name: str, value: Any) -> None:
+        """Set a variable to a part of a value on each rank."""
+        cells = self._cells(region)
+        self._push(cells, name, split(value, len(cells)), f".scatter({name!r})")
+
+    def gather(self, region: Region, name: str) -> Any:
+        """Return the values of a variable, joined."""
+        return join(list(self.get(region, name).values()))
+
+    def _cells(self, region: Region) -> Any:
+        return view_at(self._mesh.cells, region)
+
+    def _push(self, cells: Any, name: str, values: list[Any], what: str) -> None:
+        with naming_deaths(self._mesh), one_line(self._mesh, f"{self._mesh.name}{what}"):
+            cells.push.call_each([{name: value} for value in values]).get()
+
+
+def split(value: Any, count: int) -> list[Any]:
+    """Split a value along its first dimension into parts whose sizes differ by 1 at most, the larger ones first.
+
+    Raises:
+        TypeError: it has no length, or no order.
+    """
+    rows = getattr(value, "iloc", value)
+    try:
+        length = len(value)
+        size, larger = divmod(length, count)
+        bounds = [size * part + min(part, larger) for part in range(count + 1)]
+        parts = [rows[start:end] for start, end in pairwise(bounds)]
+    except (TypeError, KeyError):
+        raise TypeError(
+            f"scatter: expected a list, tuple, range, tensor, array or DataFrame, got {type(value).__name__}"
+        ) from None
+    # A view of a tensor is sent with all of its storage.
+    return [part.clone() if hasattr(part, "untyped_storage") else part for part in parts]
+
+
+def join(parts: list[Any]) -> Any:
+    """Join parts along their first dimension; return a list of them if they cannot be joined."""
+    first = parts[0]
+    if any(type(part) is not type(first) for part in parts):
+        return parts
+    if isinstance(first, (list, tuple)):
+        items: list[Any] = [item for part in parts for item in part]
+        return items if isinstance(first, list) else tuple(items)
+    torch, numpy, pandas = map(sys.modules.get, ("torch", "numpy", "pandas"))
+    if torch is not None and isinstance(first, torch.Tensor) and first.ndim:
+        return torch.cat(parts)
+    if numpy is not None and isinstance(first, numpy.ndarray) and first.ndim:
+        return numpy.concatenate(parts)
+    if pandas is not None and isinstance(first, (pandas.DataFrame, pandas.Series)):
+        return pandas.concat(parts)
+    return parts
