@@ -19,10 +19,11 @@ from monarch._kernel_api import (
     name_of,
     send,
     take_variables,
+    values_here,
 )
 from monarch.exceptions import ActorError, DeviceMeshError
 from monarch_kernel.magics.header import HeaderError
-from monarch_kernel.magics.remote_names import explain, one_line, reason
+from monarch_kernel.magics.remote_names import explain, one_line, reason, variables
 from monarch_kernel.magics.verbs import parse
 from monarch_kernel.meshes.deaths import death_error
 from monarch_kernel.meshes.registry import Mesh, Meshes
@@ -65,6 +66,8 @@ class Saving:
             error = save.future.exception()
             if error is None:
                 print(_written(mesh, save, time.perf_counter() - begun))
+                if not names:
+                    _say_left_out(mesh, save)
             else:
                 why = reason(error, len(mesh.cells))
                 print(f"the checkpoint of mesh {mesh.name!r} to {path} failed: {why}", file=sys.stderr)
@@ -120,6 +123,15 @@ def _written(mesh: Mesh, save: Save, seconds: float) -> str:
     names = _by_ranks([dict.fromkeys(each, "") for each in save.names])
     what = ", ".join(name + where for (name, _), where in names.items()) or "no variables"
     return f"wrote mesh {mesh.name!r} to {save.future.get()}: {what} ({seconds:.2f} s)"
+
+
+def _say_left_out(mesh: Mesh, save: Save) -> None:
+    """Name the variables of the cells that a checkpoint of all variables does not have."""
+    written = {name for each in save.names for name in each}
+    left = [name for name in variables(mesh, values_here) if name not in written]
+    if left:
+        print(f"not written: {', '.join(left)}; only tensors, objects with a state_dict and plain values are written "
+              f"unless %mesh checkpoint names the variables")  # fmt: skip
 
 
 def _by_ranks(ranks: list[Mapping[str, str]]) -> dict[tuple[str, str], str]:

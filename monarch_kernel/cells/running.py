@@ -153,10 +153,16 @@ class Running:
         """Raise KeyboardInterrupt in these calls, but not in earlier calls that they wait for."""
         meant = list(self.tasks().values() if tasks is None else tasks)
         node = current_node()
+        # After a death, an earlier call that these wait for may be given up too, and would get their signal.
+        given_up = {future.port for future in self.futures if future.done}
         queued = {
             (future.port, proc) for future in self.futures for each in ahead_of(node, [future]) for proc in each.procs
         }
-        signalled = [task for task in meant if task.key in self.main and (task.port, task.proc) not in queued]
+        signalled = [
+            task
+            for task in meant
+            if task.key in self.main and (task.port, task.proc) not in queued and task.port not in given_up
+        ]
         if signalled:
             deliver([task.proc for task in signalled], signal.SIGINT)
         # For these, a signal would hit whatever else runs in the main thread.

@@ -39,7 +39,9 @@ from monarch._kernel_api import (
 from monarch_kernel.cells.calls import Calls
 from monarch_kernel.cells.running import STOPPED, Running, Task
 
-_COST = "; press Stop again to kill and restart (variables and actor state are lost)"
+_COST = (
+    "; press Stop again while no cell runs, or use %mesh kill, to kill and restart (variables and actor state are lost)"
+)
 _WITHOUT_CPU = 0.25
 """Fraction of the time that a rank waits for a CPU from which it has more time to answer."""
 _ENOUGH_CPU = 0.1

@@ -11,6 +11,8 @@ from monarch._kernel_api import (
     describe_ranks,
     open_node,
     replace_procs,
+    split_proc,
+    state_of,
 )
 from monarch.exceptions import MonarchError
 from monarch_kernel.cells.calls import Ahead, Calls
@@ -90,15 +92,22 @@ class Stopping:
             try:
                 # This also makes new process groups.
                 replace_procs(open_node(), stopped.doomed, 20.0)
+                self._lack(stopped.doomed)
             except MonarchError as error:
                 stopped.notes.append(f"not all new processes are ready: {error}")
         return stopped
+
+    def _lack(self, procs: list[str]) -> None:
+        """Let the next cell of each mesh first run the definitions on its new ranks."""
+        for mesh in self._meshes.by_name.values():
+            uid = state_of(mesh.procs).procs.uid
+            mesh.lack([rank for proc in procs for of, rank in [split_proc(proc)] if of == uid])
 
     @staticmethod
     def _end_of(each: Ahead, calls: Calls) -> str:
         """Return how to end a call that a Stop has spared."""
         handle = calls.handle(each.call)
-        return f"{handle}.cancel() ends it" if handle else "press Stop again or use %mesh kill to kill its ranks"
+        return f"{handle}.cancel() ends it" if handle else "%mesh kill kills its ranks"
 
     def stop_left(self) -> bool:
         """Stop what an earlier Stop has left, at a Stop while no cell runs; return whether there was anything.

@@ -42,12 +42,15 @@ class Header:
     rank_prefix: bool | None = None
     define: bool = False
     """Whether new ranks run the whole cell again."""
+    here: bool = False
+    """Whether the notebook runs the cell too, before the ranks."""
     once: bool = False
     """Whether new ranks run none of it."""
 
 
 OPTIONS = {
     "--nowait": "do not wait for the cell; return a handle",
+    "--here": "run the cell in the notebook too, before the ranks",
     "--timeout": "SECONDS before the ranks are interrupted",
     "--out": "NAME of a notebook variable for the results",
     "--collect": "show the output when the cell ends",

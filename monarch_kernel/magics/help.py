@@ -40,8 +40,18 @@ def bundle_of(verb: str | None) -> dict[str, str]:
     return {"text/plain": parser.format_help().rstrip(), "text/html": head + _html({"": rows})}
 
 
+OTHERS = {
+    "status": "%mesh alone shows the meshes and their ranks",
+    "stop": "%mesh down ends a mesh, %mesh kill replaces ranks, and the Stop button stops a cell",
+    "start": "%mesh up starts a mesh",
+}
+"""Verbs of other programs, with what does that here."""
+
+
 def unknown(verb: str) -> str:
     """Return the error for a verb that does not exist."""
+    if verb in OTHERS:
+        return f"unknown verb {verb!r} after %mesh; {OTHERS[verb]}"
     guess = did_you_mean(verb, PARSERS)
     if guess:
         return f"unknown verb {verb!r} after %mesh{guess}"

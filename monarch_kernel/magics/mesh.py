@@ -33,6 +33,7 @@ from monarch_kernel.cells.stop import Stopped
 from monarch_kernel.cells.stopping import Stopping
 from monarch_kernel.compat import cell_magic, line_magic, no_var_expand
 from monarch_kernel.editing.edit import Editor
+from monarch_kernel.magics.auto import Auto
 from monarch_kernel.magics.header import Header, HeaderError, parse
 from monarch_kernel.magics.lines import Verbs
 from monarch_kernel.magics.one_line import is_code
@@ -83,6 +84,8 @@ class MeshMagics(Magics):
         self.editor = Editor(shell, self.meshes)
         self._spawning = Spawning(shell, self.meshes, self.editor, lambda: self._attach_streams().calls)
         self._verbs.more.update(update=self.editor.update, reload=self.editor.reload, run=self.run_program)
+        self.auto = Auto(shell, self._ranks_of)
+        self._verbs.more.update(auto=self.auto.verb)
         self._verbs.more.update(Elastic(self.meshes, shell.user_ns).verbs())
         self._verbs.more.update(kill=Killing(self.meshes, lambda: self._attach_streams().calls).kill)
         self._restarts = Restarts(self.meshes, lambda: self._attach_streams().place().write)
@@ -119,10 +122,14 @@ class MeshMagics(Magics):
         header = parse(line)
         mesh, actors = self.addressed(header.name)
         self._attach_streams()
+        self.auto.mark(self._ranks_of(line))
+        if header.here:
+            self._run_here(cell)
         if mesh is not None:
             self.stopping.say_finishing(mesh)
             self._restarts.remind(mesh, ranks_in(choose(actors, header)))
             mesh.check_groups_left()
+            mesh.define()
         with naming_deaths(mesh):
             run, displays = self._start(mesh, actors, header, cell)
         if header.nowait:
@@ -153,6 +160,18 @@ class MeshMagics(Magics):
         views = choose(actors, header)
         self.stopping.await_finishing(mesh, set(ranks_in(views)))
         return self.cell(program.place, hand_out(program, actors, views))
+
+    def _ranks_of(self, line: str) -> str:
+        """Describe the ranks of a header, as in ``ranks 0-1 of trainers``."""
+        header = parse(line)
+        mesh, actors = self.addressed(header.name)
+        name = mesh.name if mesh is not None else header.name
+        return f"{describe_ranks(ranks_in(choose(actors, header)), len(actors))} of {name}"
+
+    def _run_here(self, cell: str) -> None:
+        """Run a cell in the notebook too; raise if it fails, so that the ranks do not run it."""
+        if not self.shell.run_cell(f"%%here\n{cell}", silent=True).success:
+            raise HeaderError("the cell failed in the notebook, so the ranks have not run it")
 
     def addressed(self, name: str | None) -> tuple[Mesh | None, ActorMesh]:
         """Return the mesh of a name and its namespaces; or None and the actors in the variable of that name."""
@@ -321,6 +340,7 @@ class MeshMagics(Magics):
     def close(self) -> None:
         """Stop watching the cells of the notebook."""
         self.editor.close()
+        self.auto.close()
         self.keeping.close()
         self.shell.events.unregister("pre_run_cell", self._cell_begins)
         self.shell.events.unregister("post_run_cell", self._cell_ended)

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Collection
 from difflib import get_close_matches
 
+from monarch_kernel.magics.help import OTHERS
+
 _SHORT = 2
 """Most letters of a name that is never taken for a mistyped verb."""
 
@@ -14,7 +16,7 @@ def is_code(line: str, verbs: Collection[str]) -> bool:
     """Return whether the text after ``%mesh`` is code rather than a verb, right or mistyped."""
     text = line.strip()
     word = text.split(maxsplit=1)[0] if text else ""
-    if not word or word in verbs or word.startswith("-") or word.endswith("?"):
+    if not word or word in verbs or text in OTHERS or word.startswith("-") or word.endswith("?"):
         return False
     if text.startswith("!"):
         return True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from monarch._kernel_api import describe_ranks, is_list, names_here, request, split_proc, targets_of
@@ -59,11 +59,16 @@ def missing_name(error: NameError) -> str:
     return error.name or (found[1] if found else "")
 
 
-def variables(mesh: Mesh) -> dict[str, list[int]]:
-    """Return the variables of cells, with the ranks that have each, of those that answer soon."""
+def variables(mesh: Mesh, service: Callable[[], list[str]] = names_here) -> dict[str, list[int]]:
+    """Return the variables of cells, with the ranks that have each, of those that answer soon.
+
+    Args:
+        mesh: the mesh.
+        service: returns the names of a rank.
+    """
     procs = [peer.proc for peer in targets_of(mesh.cells).peers if peer.dead is None]
     ranks_of: dict[str, list[int]] = {}
-    for proc, names in sorted(ask_soon(procs, request(names_here)).items(), key=lambda each: split_proc(each[0])[1]):
+    for proc, names in sorted(ask_soon(procs, request(service)).items(), key=lambda each: split_proc(each[0])[1]):
         for name in names if is_list(names) else ():
             ranks_of.setdefault(name, []).append(split_proc(proc)[1])
     return dict(sorted(ranks_of.items()))

@@ -192,6 +192,13 @@ def _log() -> Parser:
     return parser
 
 
+def _auto() -> Parser:
+    parser = Parser("auto", "run plain cells on ranks, or in the notebook")
+    parser.add_argument("mode", nargs="?", metavar="on|off", help="which of both; without it, say which it is")
+    parser.add_argument("place", nargs="*", metavar="[MESH][SLICE]", help="the ranks, as after %%%%mesh")
+    return parser
+
+
 def _help() -> Parser:
     parser = Parser("help", "show this list, or the arguments of one verb")
     parser.add_argument("verb", nargs="?", metavar="VERB", help="a verb from this list")
@@ -202,6 +209,7 @@ SECTIONS = {
     "Meshes": [
         _up(),
         Parser("table", "show meshes and ranks, like %mesh alone"),
+        _auto(),
         _named("use", "make this the default mesh of cells", "NAME", "the mesh"),
         _down(),
         _one_mesh("restart", "restart a mesh with empty namespaces"),

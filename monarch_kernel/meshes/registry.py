@@ -188,10 +188,19 @@ class Mesh:
             self.recipe.hosts = str(len(procs.hosts))
         return max((count for _, count in self._fill(True)), default=0)
 
+    def lack(self, ranks: list[int]) -> None:
+        """Note that new ranks lack the definitions; from any thread."""
+        self._bare.update(ranks)
+
+    def define(self) -> None:
+        """Run the definitions on ranks that lack them."""
+        if self._bare:
+            self._fill(True)
+
     def _fill(self, define: bool) -> list[tuple[int, int]]:
         """Run the definitions on ranks that lack them, also after an interrupted heal or resize."""
         filled: list[tuple[int, int]] = []
-        for rank in sorted(self._bare):
+        for rank in sorted(tuple(self._bare)):
             try:
                 if rank < len(self.procs):
                     filled.append((rank, self._define(rank) if define else 0))

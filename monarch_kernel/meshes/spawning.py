@@ -23,11 +23,13 @@ from monarch._kernel_api import (
     node_of,
     region_of,
     state_of,
+    targets_of,
 )
 from monarch_kernel.cells.calls import Calls
 from monarch_kernel.cells.running import Running
 from monarch_kernel.cells.stop import Stopped, stop_ranks, uninterrupted
 from monarch_kernel.editing.edit import Editor, actor_classes
+from monarch_kernel.magics.auto import HERE
 from monarch_kernel.magics.header import HeaderError, parse, ranks_of
 from monarch_kernel.meshes.registry import Meshes
 
@@ -91,7 +93,8 @@ class Spawning:
         __tracebackhide__ = True
         before = actor_classes(self._shell)
         shell = self._shell
-        source: str = shell.transform_cell(cell)
+        # In automatic mode too, the class is defined in the notebook.
+        source: str = shell.transform_cell(f"{HERE}\n{cell}")
         flags: int = shell.compile.flags
         _lend(source, shell.user_ns)
         name: str = shell.compile.cache(source, shell.displayhook.prompt_count, raw_code=cell)
@@ -103,7 +106,7 @@ class Spawning:
             )
         cls = new[-1]
         living = self._shell.user_ns.get(order.name)
-        if is_actor_mesh(living) and state_of(living).stopped is None and not node_of(living).closed:
+        if is_actor_mesh(living) and _is_alive(living):
             if not order.anew and self._editor.renew(living, cls):
                 if order.arguments != self._arguments_of.get(state_of(living).key, order.arguments):
                     print(
@@ -180,6 +183,13 @@ class Spawning:
                 f"name ranks by axes, as in [{procs.extent.labels[0]}=0:4:2]"
             )
         return procs.slice(**{procs.extent.labels[0]: slice(chosen[0], chosen[-1] + 1, step)})
+
+
+def _is_alive(actors: ActorMesh) -> bool:
+    """Return whether actors may still be used: nobody has ended them, nor all of their processes."""
+    if state_of(actors).stopped is not None or node_of(actors).closed:
+        return False
+    return any(peer.dead is None for peer in targets_of(actors).peers)
 
 
 def _lend(source: str, variables: dict[str, Any]) -> None:

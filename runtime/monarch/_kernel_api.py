@@ -126,6 +126,7 @@ if TYPE_CHECKING:
     from monarch._notebook.magics.names import why_missing as why_no_magic
     from monarch._notebook.names import defines as defines
     from monarch._notebook.names import names_here as names_here
+    from monarch._notebook.names import values_here as values_here
     from monarch._notebook.namespace import Namespace as Namespace
     from monarch._notebook.reload import forget as forget
     from monarch._notebook.reload import reload_here as reload_here
@@ -218,7 +219,7 @@ _WHERE = {
     "monarch._notebook.execute": "CellError CellResult",
     "monarch._notebook.inside": "run_in_actor",
     "monarch._notebook.magics.names": "LINE_MAGICS=LINE PYTHON_CELL_MAGICS=PYTHON_CELLS why_no_magic=why_missing",
-    "monarch._notebook.names": "defines names_here",
+    "monarch._notebook.names": "defines names_here values_here",
     "monarch._notebook.namespace": "Namespace",
     "monarch._notebook.reload": "forget reload_here renamed restore",
     "monarch._notebook.vitals": "Vitals vitals_here",

@@ -74,7 +74,9 @@ def updates(cell: Cell) -> str:
     return "\n".join(each["data"]["text/plain"] for each in cell.contents("update_display_data"))
 
 
-COST = "; press Stop again to kill and restart (variables and actor state are lost)"
+COST = (
+    "; press Stop again while no cell runs, or use %mesh kill, to kill and restart (variables and actor state are lost)"
+)
 
 
 def said_by_stop(cell: Cell) -> str:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +49,18 @@ def test_death_reports_computing_ranks_as_interrupted(mortal: Notebook) -> None:
     assert "ranks 0,2-3: Interrupted: interrupted because rank 1 died" in cell.text
     before = mortal.mesh("len(log)", "[0]").ok().shown
     assert mortal.mesh("len(log)", "[0]").ok().shown == before
+
+
+def test_queued_cell_of_a_mesh_with_a_death_does_not_run(mortal: Notebook, tmp_path: Path) -> None:
+    """Survivors drop a cell that had not begun when it was reported as interrupted."""
+    pid = int(mortal.mesh("import os\nos.getpid()", "[1]").ok().shown.rpartition(" ")[2])
+    first = mortal.mesh("import os, time\npid = os.getpid()\nprint('runs')\ntime.sleep(600)", "--nowait --out h").ok()
+    first.until(lambda: first.said().get("runs") == ALL)
+    cell = mortal.send(f"%%mesh\nopen(f'{tmp_path}/{{rank}}', 'w').close()")
+    cell.until(lambda: "waiting for cell [" in cell.stream("stderr"))
+    os.kill(pid, signal.SIGKILL)
+    cell.wait()
+    assert "ranks 0,2-3: Interrupted" in cell.text
+    mortal.run("%mesh heal").ok()
+    assert mortal.mesh("world_size").ok().shown == "[ranks 0-3] 4"
+    assert not list(tmp_path.iterdir())

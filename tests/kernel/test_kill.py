@@ -13,7 +13,9 @@ from leaks import Kit
 pytestmark = pytest.mark.slow
 
 COMPUTES = "print('runs', flush=True)\nfor _ in range(40): a @ a @ a @ a"
-COST = "press Stop again to kill and restart (variables and actor state are lost)"
+COST = (
+    "press Stop again while no cell runs, or use %mesh kill, to kill and restart (variables and actor state are lost)"
+)
 
 
 @pytest.fixture

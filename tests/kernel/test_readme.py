@@ -26,7 +26,7 @@ def test_readme_cells_run_as_printed(spec: str, own: Callable[..., Notebook]) ->
     cells = cells_of_readme()
     assert len(cells) >= 6 and cells[0].startswith("%mesh up")
     shown = [book.run(cell.rstrip("\n")).ok().text for cell in cells]
-    assert "[ranks 0-3] Tensor" in shown[1] and "OMP_NUM_THREADS=2" in shown[2] and "4 actors of Trainer" in shown[4]
+    assert "[ranks 0-3] Tensor" in shown[1] and "RUN_NAME=first" in shown[2] and "4 actors of Trainer" in shown[4]
     assert "[0, 1, 2, 3, 4, 5, 6, 7]" in shown[3]
     # Without the import of the cell, in a notebook that has not run it either.
     book.run("del Actor, endpoint").ok()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from types import BuiltinFunctionType, FunctionType, ModuleType
 
 from monarch._actors.table import actors_of
 from monarch._node.current import current_node
 from monarch._node.services.registry import service
 from monarch._notebook.namespace import Namespace
+
+_CODE = (BuiltinFunctionType, FunctionType, ModuleType, type)
 
 
 @service("names.defines", "quick")
@@ -22,3 +25,10 @@ def names_here() -> list[str]:
     found = [each.instance for each in list(actors_of(current_node()).here.values())]
     spaces = [each for each in found if isinstance(each, Namespace)]
     return [name for name, _ in spaces[0].names_of()] if spaces else []
+
+
+@service("names.values_here", "threaded")
+def values_here() -> list[str]:
+    """Service: return those of them that are no modules, functions or classes."""
+    variables = sys.modules["__main__"].__dict__
+    return [name for name in names_here() if not issubclass(type(variables.get(name)), _CODE)]

@@ -1,0 +1,83 @@
+"""Automatic mode: plain cells run on ranks; --here runs a cell in the notebook too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kernels import Notebook
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def auto(notebook: Notebook) -> Iterator[Notebook]:
+    notebook.run("%mesh auto on").ok()
+    yield notebook
+    notebook.run("%mesh auto off").ok()
+
+
+def test_plain_cells_run_on_ranks_and_say_so(auto: Notebook) -> None:
+    cell = auto.run("here = rank + 1\nhere").ok()
+    assert cell.shown.splitlines()[0] == "auto: all 4 ranks of mesh" and "[rank 3] 4" in cell.shown
+    cell = auto.run("here * 2").ok()
+    assert "[rank 3] 8" in cell.shown
+    assert auto.run("%mesh auto off").ok().stream() == "plain cells run in the notebook\n"
+    assert auto.run("'here' in globals()").ok().shown == "False"
+
+
+@pytest.mark.parametrize("code", ["%%here\nprint('local', len(dir()) > 0)", "%%capture\nx = 1", "%mesh", "# nothing"])
+def test_other_cells_stay_in_the_notebook(auto: Notebook, code: str) -> None:
+    cell = auto.run(code).ok()
+    assert "auto:" not in cell.shown and "[rank" not in cell.stream()
+
+
+def test_mode_may_name_ranks_and_meshes(notebook: Notebook) -> None:
+    assert "ranks 1-2 of mesh" in notebook.run("%mesh auto on mesh[1:3]").ok().stream()
+    assert notebook.run("rank").ok().shown.splitlines()[1:] == ["[rank 1] 1", "[rank 2] 2"]
+    assert "ranks 1-2 of mesh; %mesh auto off" in notebook.run("%mesh auto").ok().stream()
+    notebook.run("%mesh auto off").ok()
+
+
+def test_code_of_the_front_end_stays_in_the_notebook(auto: Notebook) -> None:
+    auto.run("from_front_end = 5", silent=True, store_history=False)
+    assert auto.run("%%here\nfrom_front_end").ok().shown == "5"
+
+
+def test_errors_are_those_of_the_cell(auto: Notebook) -> None:
+    cell = auto.run("x = 1\nif rank == 2:\n    x / 0")
+    assert cell.status == "error" and "line 3" in cell.text and "ZeroDivisionError" in cell.text
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("%mesh auto maybe", "expected on or off, got 'maybe'"),
+        ("%mesh auto on nosuch", "no mesh 'nosuch'"),
+        ("%mesh auto on [7]", "no rank 7"),
+        ("%mesh auto off mesh", "a mesh belongs to `on`"),
+    ],
+)
+def test_wrong_lines_are_refused(notebook: Notebook, line: str, text: str) -> None:
+    assert text in notebook.run(line).text
+    assert notebook.run("%mesh auto").ok().stream().startswith("plain cells run in the notebook")
+
+
+def test_here_runs_in_the_notebook_too(notebook: Notebook) -> None:
+    cell = notebook.mesh("def double(x): return 2 * x\nprint('defined')", "--here").ok()
+    assert "[ranks 0-3] defined" in cell.stream().splitlines()
+    assert notebook.run("double(21)").ok().shown == "42"
+    assert notebook.mesh("double(rank)").ok().shown.splitlines()[1] == "[rank 1] 2"
+
+
+def test_cell_that_fails_here_does_not_run_on_ranks(notebook: Notebook) -> None:
+    cell = notebook.mesh("was_run = True\nraise ValueError('local')", "--here")
+    assert cell.status == "error" and "ValueError" in cell.text and "so the ranks have not run it" in cell.text
+    assert notebook.mesh("'was_run' in globals()").ok().shown == "[ranks 0-3] False"
+
+
+def test_here_works_in_automatic_mode(auto: Notebook) -> None:
+    auto.run("%%mesh --here\nboth = 7").ok()
+    assert auto.run("%%here\nboth").ok().shown == "7"
+    assert "[ranks 0-3] 7" in auto.run("both").ok().shown
