@@ -105,7 +105,7 @@ def _side_by_side(groups: list[Group], total: int) -> Bundle:
     if len(groups) == 1:
         return {
             "text/plain": text,
-            "text/html": f"<div>{_badge(groups[0].label(total))} {_html(groups[0].bundle)}</div>",
+            "text/html": f"<div>{_badge(groups[0].label(total))}<div>{_html(groups[0].bundle)}</div></div>",
         }
     cells = "".join(
         f"<div style='{_BOX}'>{_badge(group.label())}<div>{_html(group.bundle)}</div>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -53,6 +54,11 @@ def test_equal_results_are_shown_once_with_their_ranks() -> None:
     assert bundle is not None
     assert bundle["text/plain"].count("{'a': 1}") == 1 and "ranks 0-7" in bundle["text/plain"]
     assert bundle["text/html"].count("&#x27;a&#x27;") == 1
+
+
+def test_picture_stands_below_its_ranks() -> None:
+    page = tagged(2, result("<Figure>", **{"image/png": "AAAA"}))["text/html"]
+    assert re.search(r"rank 2</span><div><img [^>]*AAAA'/></div>", page)
 
 
 def test_unequal_results_are_shown_side_by_side() -> None:
