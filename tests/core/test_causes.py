@@ -50,6 +50,11 @@ def test_protocol_lists_each_cause_with_its_fields() -> None:
     assert listed == {kind.__struct_config__.tag: (kind.__name__, list(kind.__struct_fields__)) for kind in KINDS}
 
 
+def test_overdue_without_grace_was_just_killed() -> None:
+    assert describe(c.Overdue(2.0)) == "did not stop within 2 s and was killed"
+    assert describe(c.Overdue(0.0)) == "was killed"
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_each_cause_has_sentence(kind: type[msgspec.Struct]) -> None:
     values = {"code": 3, "signal": 9, "grace": 2.0, "seconds": 60.0, "how": c.Exited(1)}

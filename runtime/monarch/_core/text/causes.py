@@ -49,7 +49,7 @@ def _of(cause: c.Cause) -> str:
         case c.Stopped():
             return "was stopped"
         case c.Overdue(grace):
-            return f"did not stop within {grace:g} s and was killed"
+            return f"did not stop within {grace:g} s and was killed" if grace else "was killed"
         case c.NotStarted(why):
             return f"could not be started: {why}"
         case c.NotReady(seconds):
