@@ -24,7 +24,7 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv demo lab test test-quick test-gpu chaos check lint types spelling fmt bench clean
+.PHONY: help venv demo lab notebooks test test-quick test-gpu chaos check lint types spelling fmt bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -55,6 +55,10 @@ demo: $(STAMP) ## run the quickstart notebook through the kernel, in the termina
 lab: $(STAMP) ## open the quickstart notebook in JupyterLab
 	@echo "starting JupyterLab"
 	@JUPYTER_PREFER_ENV_PATH=1 $(VENV)/bin/jupyter-lab --notebook-dir=. $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS) notebooks/00_quickstart.ipynb
+
+notebooks: $(STAMP) ## run all notebooks, and store them with their outputs
+	@echo "running the notebooks"
+	@$(PY) notebooks/save.py $(ARGS)
 
 test: $(STAMP) $(RDMA) ## run all tests
 	@echo "running all tests"

@@ -23,6 +23,8 @@ from rich.panel import Panel
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
+
+from stored import cleared
 from story import RAISES, Step, result_of, step_at, steps_of, text_of
 
 HERE = Path(__file__).resolve().parent
@@ -86,7 +88,7 @@ class Show:
 
 def run(console: Console, path: Path, executed: Path, timeout: float) -> int:
     """Run a notebook and report on it; return the exit status."""
-    notebook = nbformat.read(path, as_version=4)
+    notebook = cleared(nbformat.read(path, as_version=4))
     show = Show(console, notebook)
     client = NotebookClient(
         notebook,
