@@ -80,7 +80,12 @@ class Lab:
             command = [sys.executable, "-m", "jupyterlab", *options]
             self.process = subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, cwd=self.root)
         said = places["runtime"] / f"jpserver-{self.process.pid}.json"
-        if not wait_until(lambda: said.exists() or self.process.poll() is not None, GUARD) or not said.exists():
+
+        def is_written() -> bool:
+            """Return whether the server has written its address, not only opened the file."""
+            return said.exists() and said.stat().st_size > 0
+
+        if not wait_until(lambda: is_written() or self.process.poll() is not None, GUARD) or not is_written():
             self.close()
             raise RuntimeError(f"the server does not start:\n{self.log.read_text()}")
         self.url = json.loads(said.read_text())["url"].rstrip("/")
