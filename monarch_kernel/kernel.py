@@ -18,6 +18,7 @@ import monarch_kernel
 from monarch._kernel_api import leave_if_forked, watch_forks
 from monarch_kernel.cells.breakpoints import Breakpoints
 from monarch_kernel.compat import cancels_awaits, runs_cell
+from monarch_kernel.magics.typing_help import TypingHelp
 
 _AGAIN = 0.02
 """Seconds before a Ctrl-C that came too early for the code of a cell is sent again."""
@@ -117,14 +118,31 @@ class MonarchKernel(IPythonKernel):
         finally:
             signal.signal(signal.SIGINT, before)
 
+    def do_complete(self, code: str, cursor_pos: int) -> Any:
+        """Complete a name; in ``%mesh`` lines and ``%%mesh`` cells never by names of the notebook's Python."""
+        completion = self._typing_help().complete(code, cursor_pos)
+        if completion is None:
+            answer: Any = super().do_complete(code, cursor_pos)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            return answer
+        return {
+            "status": "ok",
+            "matches": completion.texts,
+            "cursor_start": completion.start,
+            "cursor_end": completion.end,
+            "metadata": {},
+        }
+
     def do_inspect(self, code: str, cursor_pos: int, detail_level: int = 0, omit_sections: Any = ()) -> Any:
-        """Inspect a name; in a ``%%mesh`` cell, on the rank."""
-        text = _shell(self).monarch_help.inspect(code, cursor_pos)
-        if text is None:
+        """Inspect a name, in a ``%%mesh`` cell on the rank; or show the help for ``%mesh`` and its verbs."""
+        bundle = self._typing_help().inspect(code, cursor_pos)
+        if bundle is None:
             return super().do_inspect(  # pyright: ignore[reportUnknownMemberType]
                 code, cursor_pos, detail_level, omit_sections
             )
-        return {"status": "ok", "found": True, "data": {"text/plain": text}, "metadata": {}}
+        return {"status": "ok", "found": True, "data": bundle, "metadata": {}}
+
+    def _typing_help(self) -> TypingHelp:
+        return _shell(self).monarch_help
 
     def do_is_complete(self, code: str) -> Any:
         """Return whether a cell is complete; a ``%%mesh`` cell is when it ends in an empty line, and its body is."""

@@ -13,7 +13,8 @@ from monarch_kernel.magics.suggest import did_you_mean
 
 _HEAD = re.compile(r"(?P<name>[A-Za-z_]\w*)?\s*(?:\[(?P<where>[^\]]*)\])?\s*(?P<rest>--.*)?", re.S)
 _RANGE = re.compile(r"\s*(-?[0-9]{1,9})?\s*(?::\s*(-?[0-9]{1,9})?\s*(?::\s*([0-9]{1,9})?\s*)?)?\s*")
-_VALUED = ("--timeout", "--out")
+VALUED = ("--timeout", "--out")
+"""Options that take a value."""
 _LONGEST = 1e9
 """Seconds; longer than anybody waits, and within the range of clocks."""
 
@@ -96,14 +97,14 @@ def _options(header: Header, text: str) -> None:
         raise HeaderError(f"cannot understand {text.strip()!r}: {error}") from None
     while words:
         word, equals, value = words.pop(0).partition("=")
-        if equals and word in _VALUED:
+        if equals and word in VALUED:
             words.insert(0, value)
         elif equals or word not in OPTIONS:
             word = word + equals + value
             expected = ": expected one of " + ", ".join(OPTIONS)
             guess = did_you_mean(word, OPTIONS)
             raise HeaderError(f"no option {word!r}{guess or expected}")
-        if word in _VALUED:
+        if word in VALUED:
             if not words:
                 raise HeaderError(f"{word} needs a value: {OPTIONS[word]}")
             value = words.pop(0)

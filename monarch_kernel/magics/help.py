@@ -48,6 +48,12 @@ OTHERS = {
 """Verbs of other programs, with what does that here."""
 
 
+def bundle_of_cells() -> dict[str, str]:
+    """Return the help for the first line of a ``%%mesh`` cell as a MIME bundle."""
+    tables = {"Cells": CELLS, "Options of cells": list(OPTIONS.items())}
+    return {"text/plain": _text(tables), "text/html": _html(tables)}
+
+
 def unknown(verb: str) -> str:
     """Return the error for a verb that does not exist."""
     if verb in OTHERS:

@@ -38,6 +38,7 @@ from monarch_kernel.magics.header import Header, HeaderError, parse
 from monarch_kernel.magics.lines import Verbs
 from monarch_kernel.magics.one_line import is_code
 from monarch_kernel.magics.programs import hand_out, parse_run
+from monarch_kernel.magics.question_marks import explain
 from monarch_kernel.magics.short_forms import asks_for_help
 from monarch_kernel.magics.variables import provide_variables
 from monarch_kernel.meshes.deaths import naming_deaths
@@ -362,3 +363,6 @@ class MeshMagics(Magics):
             self._streams.begin()
             self._streams.attach(need_session(node).output)
         return self._streams
+
+
+explain(MeshMagics.line, MeshMagics.cell)

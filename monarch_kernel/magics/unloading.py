@@ -10,6 +10,7 @@ from monarch._kernel_api import Advice, has_node, shutdown_context, use_advice
 from monarch.actor import default_fault_hook
 from monarch.exceptions import MonarchError
 from monarch_kernel.magics.mesh import MeshMagics
+from monarch_kernel.magics.question_marks import separate
 
 
 def unload(shell: Any) -> None:
@@ -31,6 +32,8 @@ def unload(shell: Any) -> None:
         shell.magics_manager.magics[kind].pop("mesh", None)
     with contextlib.suppress(ValueError):
         shell.Completer.custom_matchers.remove(shell.monarch_help.matcher)
+    with contextlib.suppress(ValueError):
+        shell.input_transformers_cleanup.remove(separate)
     shell.set_custom_exc((), None)
     use_advice(Advice())
     monarch.actor.unhandled_fault_hook = default_fault_hook

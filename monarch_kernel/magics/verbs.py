@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from monarch_kernel.magics.header import HeaderError
+from monarch_kernel.magics.offers import Offer, Offers
 from monarch_kernel.magics.suggest import did_you_mean
 from monarch_kernel.meshes.recipe import DEVICES
 
@@ -30,16 +31,35 @@ class Parser(argparse.ArgumentParser):
         self.verb = verb
         self.summary = summary
         self.arguments: list[argparse.Action] = []
+        self._offers: dict[str, tuple[Offers, Offers]] = {}
+        """Words that completion offers for arguments, by destination: for the first word, and for later ones."""
         layout = partial(argparse.HelpFormatter, width=WIDTH, max_help_position=26)
         super().__init__(
             f"%mesh {verb}", add_help=False, allow_abbrev=False, description=summary, formatter_class=layout
         )
 
-    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
-        """Add an argument, and remember it for help."""
+    def add_argument(
+        self, *names: Any, offers: Offers = (), then: Offers | None = None, **options: Any
+    ) -> argparse.Action:
+        """Add an argument, and remember it for help and completion.
+
+        Args:
+            names: of the argument, as for ``ArgumentParser``, with its options.
+            offers: words that completion offers for it.
+            then: words that completion offers after the first one; the same if omitted.
+        """
         action = super().add_argument(*names, **options)
         self.arguments.append(action)
+        self._offers[action.dest] = (offers, offers if then is None else then)
         return action
+
+    def offers_of(self, action: argparse.Action, later: bool = False) -> Offers:
+        """Return the words that completion offers for the first word of an argument, or for a later one."""
+        return (*self._offers[action.dest][later], *(each for each in action.choices or () if each))
+
+    def option(self, name: str) -> argparse.Action | None:
+        """Return the option of a name, such as ``--procs``; None if there is none."""
+        return next((each for each in self.arguments if name in each.option_strings), None)
 
     def synopsis(self) -> str:
         """Return the verb with its positional arguments."""
@@ -70,7 +90,7 @@ def _up() -> Parser:
     add("--procs", type=int, metavar="N", help="ranks per host, on an axis named procs")
     add("--gpus", type=int, metavar="N", help="ranks per host, on an axis named gpus")
     add("--hosts", default="", metavar="HOSTS", help="host agents to start here, addresses of workers, or a variable")
-    add("--key", default="", metavar="FILE", help="key file of the workers")
+    add("--key", default="", metavar="FILE", help="key file of the workers", offers=(Offer.PATH,))
     add("--env", action="append", default=[], metavar="K=V", help="environment variable of the ranks; may be repeated")
     add("--device", default="", choices=("", *DEVICES), metavar="cpu|cuda", help="device of the ranks")
     add("--roles", default="", metavar="ROLES", help="roles and their ranks, as in train=4,load=2:cpu")
@@ -86,20 +106,24 @@ def _up() -> Parser:
 
 def _one_mesh(verb: str, summary: str) -> Parser:
     parser = Parser(verb, summary)
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the mesh; the one in use if omitted")
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="the mesh; the one in use if omitted", offers=(Offer.MESH,)
+    )
     return parser
 
 
 def _down() -> Parser:
     parser = Parser("down", "end meshes")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="the meshes; the one in use if omitted")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="the meshes; the one in use if omitted", offers=(Offer.MESH,)
+    )
     parser.add_argument("--all", action="store_true", help="end all meshes of this notebook")
     return parser
 
 
-def _named(verb: str, summary: str, metavar: str, help: str) -> Parser:
+def _named(verb: str, summary: str, metavar: str, help: str, offer: Offer) -> Parser:
     parser = Parser(verb, summary)
-    parser.add_argument("name", metavar=metavar, help=help)
+    parser.add_argument("name", metavar=metavar, help=help, offers=(offer,))
     return parser
 
 
@@ -111,47 +135,64 @@ def _list() -> Parser:
 
 def _heal() -> Parser:
     parser = Parser("heal", "replace dead ranks; redefine what cells defined")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="the mesh; with --copy-from also variables to copy")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="the mesh; with --copy-from also variables to copy",
+        offers=(Offer.MESH,), then=(Offer.REMOTE,),
+    )  # fmt: skip
     parser.add_argument("--bare", action="store_true", help="define nothing on the new ranks")
-    parser.add_argument("--copy-from", metavar="RANK", help="copy variables from this rank, or from any: peer")
+    copying = "copy variables from this rank, or from any: peer"
+    parser.add_argument("--copy-from", metavar="RANK", help=copying, offers=(Offer.RANK, "peer"))
     _grow_onto(parser)
     return parser
 
 
 def _kill() -> Parser:
     parser = Parser("kill", "kill ranks now; new ones start in their place")
-    parser.add_argument("words", nargs="*", metavar="RANKS", help="such as 0,2 or [0:2]; the busy ranks if omitted")
+    parser.add_argument(
+        "words", nargs="*", metavar="RANKS", help="such as 0,2 or [0:2]; the busy ranks if omitted",
+        offers=(Offer.MESH,), then=(Offer.RANK,),
+    )  # fmt: skip
     return parser
 
 
 def _resize() -> Parser:
     parser = Parser("resize", "grow or shrink a mesh; remaining ranks keep state")
-    parser.add_argument("words", nargs="*", metavar="AXIS=N", help="new size, as in gpus=6 or 6, after a mesh name")
+    parser.add_argument(
+        "words", nargs="*", metavar="AXIS=N", help="new size, as in gpus=6 or 6, after a mesh name",
+        offers=(Offer.MESH, Offer.SIZE), then=(Offer.SIZE,),
+    )  # fmt: skip
     _grow_onto(parser)
     return parser
 
 
 def _grow_onto(parser: Parser) -> None:
     parser.add_argument("--hosts", default="", metavar="HOSTS", help="hosts for the new ranks, as for up")
-    parser.add_argument("--key", default="", metavar="FILE", help="key file of these hosts")
+    parser.add_argument("--key", default="", metavar="FILE", help="key file of these hosts", offers=(Offer.PATH,))
 
 
 def _definitions() -> Parser:
     parser = Parser("definitions", "list what new ranks run, or drop some of it")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="the mesh; the one in use if omitted")
-    parser.add_argument("change", nargs="*", metavar="drop N|clear", help="drop numbered cells, or all of them")
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="the mesh; the one in use if omitted", offers=(Offer.MESH,)
+    )
+    parser.add_argument(
+        "change", nargs="*", metavar="drop N|clear", help="drop numbered cells, or all of them",
+        offers=("drop", "clear"), then=(),
+    )  # fmt: skip
     return parser
 
 
 def _push() -> Parser:
     parser = Parser("push", "copy variables of the notebook to all ranks")
-    parser.add_argument("names", nargs="+", metavar="NAME", help="a variable of the notebook")
+    parser.add_argument("names", nargs="+", metavar="NAME", help="a variable of the notebook", offers=(Offer.LOCAL,))
     return parser
 
 
 def _pull() -> Parser:
-    parser = _named("pull", "copy a variable from the ranks to the notebook", "NAME", "a variable of the ranks")
-    parser.add_argument("--rank", type=int, metavar="RANK", help="from this rank only; from all if omitted")
+    summary = "copy a variable from the ranks to the notebook"
+    parser = _named("pull", summary, "NAME", "a variable of the ranks", Offer.REMOTE)
+    from_one = "from this rank only; from all if omitted"
+    parser.add_argument("--rank", type=int, metavar="RANK", help=from_one, offers=(Offer.RANK,))
     parser.add_argument("--as", dest="target", metavar="NAME", help="its name in the notebook")
     return parser
 
@@ -170,25 +211,27 @@ def _restore() -> Parser:
 
 
 def _version(parser: Parser, path: str, names: str) -> None:
-    parser.add_argument("path", metavar="PATH", help=path)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=names)
+    parser.add_argument("path", metavar="PATH", help=path, offers=(Offer.FOLDER,))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=names, offers=(Offer.REMOTE,))
 
 
 def _run() -> Parser:
     """Return the parser of ``run``, for help only: what follows the script is the script's."""
     parser = Parser("run", "run a torchrun script on the ranks")
-    parser.add_argument("--on", metavar="MESH", help="mesh and slice, as in a header: --on mesh[0:4]")
-    parser.add_argument("script", metavar="SCRIPT", help="path of the script, or -m MODULE")
-    parser.add_argument("arguments", nargs="*", metavar="ARG", help="arguments of the script")
+    parser.add_argument(
+        "--on", metavar="MESH", help="mesh and slice, as in a header: --on mesh[0:4]", offers=(Offer.MESH,)
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="path of the script, or -m MODULE", offers=(Offer.SCRIPT,))
+    parser.add_argument("arguments", nargs="*", metavar="ARG", help="arguments of the script", offers=(Offer.PATH,))
     return parser
 
 
 def _log() -> Parser:
     parser = Parser("log", "show what the ranks printed")
     parser.add_argument("--tail", type=int, metavar="N", help="the last N lines only")
-    parser.add_argument("--rank", type=int, metavar="RANK", help="what this rank printed")
+    parser.add_argument("--rank", type=int, metavar="RANK", help="what this rank printed", offers=(Offer.RANK,))
     parser.add_argument("--cell", type=int, metavar="N", help="what cell [N] printed")
-    parser.add_argument("--save", default="", metavar="FILE", help="write it to a file instead")
+    parser.add_argument("--save", default="", metavar="FILE", help="write it to a file instead", offers=(Offer.PATH,))
     return parser
 
 
@@ -201,7 +244,7 @@ def _auto() -> Parser:
 
 def _help() -> Parser:
     parser = Parser("help", "show this list, or the arguments of one verb")
-    parser.add_argument("verb", nargs="?", metavar="VERB", help="a verb from this list")
+    parser.add_argument("verb", nargs="?", metavar="VERB", help="a verb from this list", offers=(Offer.VERB,))
     return parser
 
 
@@ -210,19 +253,19 @@ SECTIONS = {
         _up(),
         Parser("table", "show meshes and ranks, like %mesh alone"),
         _auto(),
-        _named("use", "make this the default mesh of cells", "NAME", "the mesh"),
+        _named("use", "make this the default mesh of cells", "NAME", "the mesh", Offer.MESH),
         _down(),
         _one_mesh("restart", "restart a mesh with empty namespaces"),
         _list(),
-        _named("attach", "attach a detached mesh with all its state", "NAME", "the detached mesh"),
+        _named("attach", "attach a detached mesh with all its state", "NAME", "the detached mesh", Offer.DETACHED),
     ],
     "Ranks": [_heal(), _kill(), _resize(), _definitions()],
     "Variables": [_push(), _pull(), _checkpoint(), _restore()],
     "Programs and output": [
         _run(),
         _log(),
-        _named("update", "give live actors the notebook's new class", "NAME", "the mesh of actors"),
-        _named("reload", "reload an edited module here and on all ranks", "MODULE", "the module"),
+        _named("update", "give live actors the notebook's new class", "NAME", "the mesh of actors", Offer.ACTORS),
+        _named("reload", "reload an edited module here and on all ranks", "MODULE", "the module", Offer.MODULE),
         _help(),
     ],
 }

@@ -36,6 +36,7 @@ from monarch_kernel.meshes.registry import Meshes
 _ORDER = re.compile(
     r"spawn\s+(?P<name>[^\s(\[]+)\s*(?:\((?P<arguments>.*)\))?\s*(?:--on[\s=]+(?P<place>[^-].*?))?\s*(?P<anew>--anew)?\s*"
 )
+SPAWN_OPTIONS = tuple(re.findall(r"--\w+", _ORDER.pattern))
 _USAGE = "write %%mesh spawn NAME, %%mesh spawn NAME(ARGUMENTS) or %%mesh spawn NAME --on MESH[SLICE]"
 
 
