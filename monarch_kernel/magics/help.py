@@ -37,7 +37,8 @@ def bundle_of(verb: str | None) -> dict[str, str]:
     rows = [(label(each), str(each.help)) for each in parser.arguments]
     usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
     head = f"<p><code>{html.escape(usage)}</code></p><p>{html.escape(str(parser.description))}</p>"
-    return {"text/plain": parser.format_help().rstrip(), "text/html": head + _html({"": rows})}
+    foot = f"<p>{html.escape(parser.epilog)}</p>" if parser.epilog else ""
+    return {"text/plain": parser.format_help().rstrip(), "text/html": head + _html({"": rows}) + foot}
 
 
 OTHERS = {

@@ -48,6 +48,7 @@ from monarch_kernel.meshes.kill import Killing
 from monarch_kernel.meshes.registry import Mesh, Meshes, choose, ranks_in
 from monarch_kernel.meshes.restarts import Restarts
 from monarch_kernel.meshes.spawning import Spawning, parse_spawn
+from monarch_kernel.meshes.who import Who
 from monarch_kernel.output.bundles import bundles_of_ranks
 from monarch_kernel.output.displays import Displays
 from monarch_kernel.output.render import CellStopped, MeshCellError, error_lines, timeout_text
@@ -89,6 +90,7 @@ class MeshMagics(Magics):
         self._verbs.more.update(auto=self.auto.verb)
         self._verbs.more.update(Elastic(self.meshes, shell.user_ns).verbs())
         self._verbs.more.update(kill=Killing(self.meshes, lambda: self._attach_streams().calls).kill)
+        self._verbs.more.update(who=Who(self.meshes, lambda: self._attach_streams().calls).who)
         self._restarts = Restarts(self.meshes, lambda: self._attach_streams().place().write)
         self._verbs.more.update(Saving(shell, self.meshes).verbs())
         self.keeping = Detaching(shell, self.meshes, self._verbs.do_down)

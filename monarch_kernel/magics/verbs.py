@@ -25,9 +25,10 @@ class Parser(argparse.ArgumentParser):
     Args:
         verb: the word after ``%mesh``.
         summary: what the verb does, in at most 50 characters.
+        details: a paragraph below the arguments.
     """
 
-    def __init__(self, verb: str, summary: str) -> None:
+    def __init__(self, verb: str, summary: str, details: str = "") -> None:
         self.verb = verb
         self.summary = summary
         self.arguments: list[argparse.Action] = []
@@ -35,8 +36,9 @@ class Parser(argparse.ArgumentParser):
         """Words that completion offers for arguments, by destination: for the first word, and for later ones."""
         layout = partial(argparse.HelpFormatter, width=WIDTH, max_help_position=26)
         super().__init__(
-            f"%mesh {verb}", add_help=False, allow_abbrev=False, description=summary, formatter_class=layout
-        )
+            f"%mesh {verb}", add_help=False, allow_abbrev=False, description=summary, formatter_class=layout,
+            epilog=details or None,
+        )  # fmt: skip
 
     def add_argument(
         self, *names: Any, offers: Offers = (), then: Offers | None = None, **options: Any
@@ -182,6 +184,20 @@ def _definitions() -> Parser:
     return parser
 
 
+def _who() -> Parser:
+    parser = Parser(
+        "who", "list variables of ranks, and where they differ",
+        "A variable has a line for the ranks on which it is the same. Compared are type, shape, dtype, device and "
+        "length, and the contents of plain values on the CPU up to 64 KiB. Contents of larger values, of values on "
+        "a GPU and of objects of classes are not compared. Ranks answer while they run a cell.",
+    )  # fmt: skip
+    place = "the mesh and slice, as in mesh[0:2]; all ranks of the one in use if omitted"
+    parser.add_argument("place", nargs="?", metavar="MESH[SLICE]", help=place, offers=(Offer.MESH,))
+    names = "names such as loss or w*; all variables if omitted"
+    parser.add_argument("patterns", nargs="*", metavar="PATTERN", help=names, offers=(Offer.REMOTE,))
+    return parser
+
+
 def _push() -> Parser:
     parser = Parser("push", "copy variables of the notebook to all ranks")
     parser.add_argument("names", nargs="+", metavar="NAME", help="a variable of the notebook", offers=(Offer.LOCAL,))
@@ -260,7 +276,7 @@ SECTIONS = {
         _named("attach", "attach a detached mesh with all its state", "NAME", "the detached mesh", Offer.DETACHED),
     ],
     "Ranks": [_heal(), _kill(), _resize(), _definitions()],
-    "Variables": [_push(), _pull(), _checkpoint(), _restore()],
+    "Variables": [_who(), _push(), _pull(), _checkpoint(), _restore()],
     "Programs and output": [
         _run(),
         _log(),

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from monarch._core.shapes.extent import Point as Point
     from monarch._core.shapes.extent import axes_text as axes_text
     from monarch._core.shapes.ranks import describe_ranks as describe_ranks
+    from monarch._core.shapes.ranks import format_ranks as format_ranks
     from monarch._core.shapes.ranks import parse_ranks as parse_ranks
     from monarch._core.shapes.region import Region as Region
     from monarch._core.shapes.value_mesh import Deferred as Deferred
@@ -134,6 +135,10 @@ if TYPE_CHECKING:
     from monarch._notebook.reload import restore as restore
     from monarch._notebook.vitals import Vitals as Vitals
     from monarch._notebook.vitals import vitals_here as vitals_here
+    from monarch._notebook.who.listing import MOST as MOST_VARIABLES
+    from monarch._notebook.who.listing import Listing as Listing
+    from monarch._notebook.who.listing import Variable as Variable
+    from monarch._notebook.who.listing import variables_here as variables_here
     from monarch._procs.agent.services import AgentRequest as AgentRequest
     from monarch._procs.agent.services import shared_gpus as shared_gpus
     from monarch._procs.agent.services import states as states
@@ -177,7 +182,7 @@ _WHERE = {
     "monarch._core.kinds": "is_a is_dict is_list is_tuple",
     "monarch._core.roster": "split_proc",
     "monarch._core.shapes.extent": "Extent Point axes_text",
-    "monarch._core.shapes.ranks": "describe_ranks parse_ranks",
+    "monarch._core.shapes.ranks": "describe_ranks format_ranks parse_ranks",
     "monarch._core.shapes.region": "Region",
     "monarch._core.shapes.value_mesh": "Deferred ValueMesh",
     "monarch._core.steps": "in_step",
@@ -223,6 +228,7 @@ _WHERE = {
     "monarch._notebook.namespace": "Namespace",
     "monarch._notebook.reload": "forget reload_here renamed restore",
     "monarch._notebook.vitals": "Vitals vitals_here",
+    "monarch._notebook.who.listing": "MOST_VARIABLES=MOST Listing Variable variables_here",
     "monarch._procs.agent.services": "AgentRequest shared_gpus states",
     "monarch._procs.os.gpus": "visible_gpus",
     "monarch._procs.session_folder": "host_of",

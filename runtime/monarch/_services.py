@@ -28,4 +28,5 @@ SERVICES = {
     "unjoined": "monarch._supervision.unjoined",
     "variables": "monarch._notebook.checkpoint",
     "vitals": "monarch._notebook.vitals",
+    "who": "monarch._notebook.who.listing",
 }

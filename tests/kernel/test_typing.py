@@ -87,6 +87,8 @@ def shift_tab(book: Notebook, line: str) -> dict[str, str]:
         ("%mesh pull ten", ["tensor_x"]),
         ("%mesh pull on", ["only_two"]),
         ("%mesh pull tensor_x ", ["--rank", "--as"]),
+        ("%mesh who ", ["mesh", "only_two", "tensor_x"]),
+        ("%mesh who mesh on", ["only_two"]),
         ("%mesh pull nothing_like_it", []),
         ("%mesh push l", ["layers", "learning_rate"]),
         ("%mesh push layers l", ["learning_rate"]),

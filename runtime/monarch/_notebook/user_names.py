@@ -11,4 +11,6 @@ _MADE = {"_exit_code", "get_ipython"}
 
 def user_names(variables: dict[str, Any]) -> list[str]:
     """Return the names that cells have defined, sorted."""
-    return sorted(name for name in variables if name not in given | _MADE and not name.startswith("_"))
+    hidden = given | _MADE
+    # A list at once, since a cell may define others meanwhile.
+    return sorted(name for name in list(variables) if name not in hidden and not name.startswith("_"))
