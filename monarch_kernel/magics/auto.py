@@ -22,7 +22,7 @@ class Auto:
         find: returns which ranks a header names, in words.
 
     Raises:
-        HeaderError: by ``find``, if there is no such mesh.
+        HeaderError: by ``find``, if the mesh does not exist.
     """
 
     def __init__(self, shell: Any, find: Callable[[str], str]) -> None:

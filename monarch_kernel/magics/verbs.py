@@ -253,8 +253,12 @@ def _log() -> Parser:
 
 def _auto() -> Parser:
     parser = Parser("auto", "run plain cells on ranks, or in the notebook")
-    parser.add_argument("mode", nargs="?", metavar="on|off", help="which of both; without it, say which it is")
-    parser.add_argument("place", nargs="*", metavar="[MESH][SLICE]", help="the ranks, as after %%%%mesh")
+    parser.add_argument(
+        "mode", nargs="?", metavar="on|off", help="which of both; without it, say which it is", offers=("on", "off")
+    )
+    parser.add_argument(
+        "place", nargs="*", metavar="[MESH][SLICE]", help="the ranks, as in the first line of a cell", offers=(Offer.MESH,)
+    )
     return parser
 
 
