@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
@@ -68,10 +69,11 @@ class WaitingLine:
 
     def _of_call(self, call: Gather[Any], behind: set[tuple[str, str]], several: bool) -> str:
         left = [peer.proc for peer in call.waits_for()]
+        since = _since(self._calls.seconds(call))
         waiting = {proc for proc in left if (call.actor, proc) in behind}
         groups = [
-            (set(left) - waiting, f"running for {_rounded(self._calls.seconds(call))}"),
-            (waiting, f"waiting for {_rounded(self._calls.seconds(call))}"),
+            (set(left) - waiting, f"running for {since}"),
+            (waiting, f"waiting for {since}"),
             ({peer.proc for peer in call.targets} - set(left), "finished"),
         ]
         parts = [f"{describe_ranks(split_proc(proc)[1] for proc in procs)} {what}" for procs, what in groups if procs]
@@ -84,8 +86,8 @@ class WaitingLine:
         kind = "update_display_data" if name else "display_data"
         name = name or secrets.token_hex(8)
         self._shown[cell] = name, text
-        html = f"<span style='{_STYLE}'>{text}</span>" if text else ""
-        data = {"text/plain": text, "text/html": html}
+        # An empty bundle takes no room in JupyterLab, an empty text a line.
+        data = {"text/plain": text, "text/html": f"<span style='{_STYLE}'>{text}</span>"} if text else {}
         self._send(kind, {"data": data, "metadata": {MARK: True}, "transient": {"display_id": name}}, parent)
 
     def _wipe(self, cell: str, parent: Any) -> None:
@@ -93,7 +95,11 @@ class WaitingLine:
             self._show(cell, parent, "")
 
 
-def _rounded(seconds: float) -> str:
-    """Return a time whose text changes less often the longer it is."""
+def _since(seconds: float) -> str:
+    """Return how long ago something began, and when: a front end that is closed meanwhile keeps an old state.
+
+    The text changes less often the longer it is.
+    """
     step = 1 if seconds < 60 else 10 if seconds < 3600 else 60
-    return duration_text(seconds // step * step)
+    begun = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
+    return f"{duration_text(seconds // step * step)} (since {begun})"

@@ -226,3 +226,19 @@ def test_quickstart_runs_in_the_browser(opened: Open, lab: Lab) -> None:
     book.evaluate("book.content.scrollToItem(args[0])", cells.index("error"))
     book.output(cells.index("error")).get_by_text("failed on ranks 2-3").first.wait_for(timeout=10_000)
     book.shot("quickstart-error")
+
+
+def test_line_about_running_ranks_leaves_no_gap(opened: Open) -> None:
+    book = opened("%mesh up 2", "%%mesh\nimport time\nif rank == 1: time.sleep(3)\nrank", "%%mesh\nrank")
+    for number in (0, 2):
+        book.run(number)
+        book.idle()
+    book.run(1)
+    book.wait(lambda: "rank 1 running for" in book.text(1), "the line")
+    assert "rank 0 finished" in book.text(1)
+    book.shot("waiting")
+    book.idle()
+    assert "running" not in book.text(1)
+    heights = [book.output(number).evaluate("e => e.getBoundingClientRect().height") for number in (1, 2)]
+    assert heights[0] == heights[1], "the same result takes the same room"
+    book.shot("waiting-over")
