@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,7 +77,10 @@ class Hints:
             verb = "defines" if len(holders) == 1 else "define"
             use = f"%mesh use {mesh.name}, then " if mesh.name != self._meshes.used else ""
             one = f" --rank {holders[0]}" if len(holders) < len(mesh.cells) else ""
-            return f"{where} {verb} {name!r}: copy it with {use}%mesh pull {name}{one}, or use it in a %%mesh cell"
+            module = f"; if it is the module {name}, import it here" if name in sys.modules else ""
+            return (
+                f"{where} {verb} {name!r}: copy it with {use}%mesh pull {name}{one}, or use it in a %%mesh cell{module}"
+            )
         return ""
 
 

@@ -31,6 +31,8 @@ def bundle_of(verb: str | None) -> dict[str, str]:
     if verb is None:
         tables = _overview()
         return {"text/plain": f"{_LEAD}\n\n{_text(tables)}", "text/html": f"<p>{_code(_LEAD)}</p>{_html(tables)}"}
+    if verb in ("spawn", "cells"):
+        return bundle_of_cells()
     parser = PARSERS.get(verb)
     if parser is None:
         raise Usage(unknown(verb))
@@ -55,13 +57,22 @@ def bundle_of_cells() -> dict[str, str]:
     return {"text/plain": _text(tables), "text/html": _html(tables)}
 
 
-def unknown(verb: str) -> str:
-    """Return the error for a verb that does not exist."""
+def unknown(verb: str, line: str = "") -> str:
+    """Return the error for a verb that does not exist.
+
+    Args:
+        verb: the word after ``%mesh``.
+        line: all that follows ``%mesh``, which may be meant as code.
+    """
+    if line.lstrip().startswith("["):
+        return f"%mesh {line.strip()}: ranks belong in the first line of a cell, as in %%mesh [0]"
     if verb in OTHERS:
         return f"unknown verb {verb!r} after %mesh; {OTHERS[verb]}"
     guess = did_you_mean(verb, PARSERS)
     if guess:
         return f"unknown verb {verb!r} after %mesh{guess}"
+    if len(line.split()) > 1:
+        return f"%mesh {line.strip()}: neither a verb nor a line of Python; %mesh help lists the verbs"
     return f"unknown verb {verb!r} after %mesh: expected one of {', '.join(PARSERS)}; %mesh help explains them"
 
 

@@ -64,7 +64,7 @@ class Verbs:
         verb = words.pop(0) if words else "table"
         action = self.more.get(verb) or getattr(self, f"do_{verb}", None)
         if action is None:
-            raise Usage(unknown(verb))
+            raise Usage(unknown(verb, line))
         return action(words)
 
     def do_help(self, words: list[str]) -> None:

@@ -257,7 +257,11 @@ def _auto() -> Parser:
         "mode", nargs="?", metavar="on|off", help="which of both; without it, say which it is", offers=("on", "off")
     )
     parser.add_argument(
-        "place", nargs="*", metavar="[MESH][SLICE]", help="the ranks, as in the first line of a cell", offers=(Offer.MESH,)
+        "place",
+        nargs="*",
+        metavar="[MESH][SLICE]",
+        help="the ranks, as in the first line of a cell",
+        offers=(Offer.MESH,),
     )
     return parser
 

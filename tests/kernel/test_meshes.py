@@ -110,7 +110,10 @@ def test_mesh_down_keeps_hosts_of_the_notebook(own: Callable[..., Notebook], lea
         ("use nix", "no mesh 'nix'; running: mesh"),
         ("down nix", "no mesh 'nix'"),
         ("down a b", "no mesh 'a'; running: mesh"),
-        ("nix on", "unknown verb 'nix' after %mesh: expected one of up, "),
+        ("nix on", "%mesh nix on: neither a verb nor a line of Python; %mesh help lists the verbs"),
+        ("x +", "%mesh x +: neither a verb nor a line of Python"),
+        ("[0] rank", "%mesh [0] rank: ranks belong in the first line of a cell, as in %%mesh [0]"),
+        ("status", "%mesh alone shows the meshes and their ranks"),
         ("help nix", "unknown verb 'nix'"),
     ],
 )
