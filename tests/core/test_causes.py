@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from monarch._core import causes as c
 from monarch._core.text.causes import describe, describe_all
+from monarch._node.gather import last_lines
 from monarch._wire import messages as m
 
 PROTOCOL = (Path(__file__).resolve().parents[2] / "docs" / "wire-protocol.md").read_text(encoding="utf-8")
@@ -79,3 +80,9 @@ def test_sentence_about_several_processes_is_plural() -> None:
 def test_line_belongs_to_death_when_restart_failed() -> None:
     cause = c.NotRestarted(c.Exited(3), "no room")
     assert describe(cause, AT) == "exited with code 3 at cell [3] line 5, and could not be restarted: no room"
+
+
+def test_last_lines_have_the_last_state_of_a_progress_bar() -> None:
+    text = b"before\n\r 10%|#   | 1/10\r 20%|##  | 2/10\r\nTraceback\n"
+    dead = m.Dead("a/b.0", c.Exited(1), False, [("stdout", 0, b"out\n"), ("stderr", 0, text)])
+    assert last_lines(dead) == ["before", " 20%|##  | 2/10", "Traceback"]

@@ -404,9 +404,10 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def last_lines(dead: Dead) -> list[str]:
-    """Return the last stderr lines of a proc, at most ``TAIL_LINES``."""
+    """Return the last stderr lines of a proc, at most ``TAIL_LINES``; of a progress bar, its last state."""
     count = TAIL_LINES()
     for stream, _, data in dead.tails:
         if stream == "stderr":
-            return data.decode(errors="replace").rstrip().splitlines()[-count:] if count else []
+            lines = data.decode(errors="replace").rstrip().split("\n")
+            return [line.rstrip("\r").rpartition("\r")[2] for line in lines][-count:] if count else []
     return []
