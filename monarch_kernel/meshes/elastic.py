@@ -65,12 +65,17 @@ class Elastic:
         source = self._source(mesh, arguments.copy_from)
         if arguments.hosts:
             mesh.hosts.add(arguments.hosts, arguments.key, self._names)
+        failed = {state_of(actors).name: sorted(state_of(actors).failed) for actors in mesh.actors()}
         new = mesh.heal(not arguments.bare)
+        again = [f"{name} on {describe_ranks(ranks)}" for name, ranks in failed.items() if ranks]
+        if again:
+            print(f"recreated failed actors: {', '.join(again)}; their state is lost")
         # Without a death, the ranks that a restart, a kill or an earlier heal has replaced.
         bare = [rank for rank, _ in new] or sorted(set(mesh.replaced.after) - {source})
         copying = arguments.copy_from is not None and bool(bare)
         if not new and not copying:
-            print(f"all ranks of mesh {mesh.name!r} are alive; nothing to heal")
+            if not again:
+                print(f"all ranks of mesh {mesh.name!r} are alive; nothing to heal")
             return
         copied = mesh.copy(bare, source, variables) if copying else None
         print_new(mesh, new, "" if copying else "; other variables are lost")

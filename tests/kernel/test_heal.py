@@ -153,3 +153,18 @@ def test_heal_reports_a_failing_definition(mortal: Notebook) -> None:
     cell = mortal.run("%mesh heal")
     assert cell.status == "error" and "rank 1 was replaced" in cell.text and "NameError" in cell.text
     assert mortal.mesh("rank", "[1]").ok().shown == "[rank 1] 1"
+
+
+def test_heal_says_which_failed_actors_it_has_recreated(notebook: Notebook) -> None:
+    notebook.run(
+        "%%mesh spawn brittle\nfrom monarch.actor import Actor, endpoint\nclass Brittle(Actor):\n"
+        "    @endpoint\n    def fail(self): raise ValueError('broken')\n    @endpoint\n    def one(self): return 1"
+    ).ok()
+    notebook.run("brittle.slice(procs=slice(1, 3)).fail.broadcast()").ok()
+    cell = notebook.run("brittle.one.call().get()")
+    assert cell.status == "error" and "has already failed" in cell.text
+    said = notebook.run("%mesh heal").ok().stream("stdout")
+    assert said == "recreated failed actors: brittle on ranks 1-2; their state is lost\n"
+    assert "1" in notebook.run("brittle.one.call().get()").ok().shown
+    assert "nothing to heal" in notebook.run("%mesh heal").ok().stream()
+    notebook.run("brittle.stop().get()").ok()
