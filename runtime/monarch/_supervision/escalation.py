@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,9 @@ from monarch.exceptions import SupervisionError
 
 def default_fault_hook(failure: MeshFailure) -> None:
     """Print the failure on stderr; later calls to the mesh raise."""
-    print(describe_unhandled(failure), file=sys.stderr, flush=True)
+    # The program may have closed its stderr.
+    with contextlib.suppress(OSError, ValueError):
+        print(describe_unhandled(failure), file=sys.stderr, flush=True)
 
 
 def describe_unhandled(failure: MeshFailure) -> str:
