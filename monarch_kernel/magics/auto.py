@@ -63,10 +63,11 @@ class Auto:
         else:
             print(f"plain cells run on {self._find(self._header)}; %mesh auto off ends this")
 
-    def mark(self, where: str) -> None:
-        """Show that a plain cell runs on ranks."""
+    def mark(self) -> None:
+        """Show that a plain cell runs on ranks; nothing for other cells."""
         if self._marks:
             self._marks = False
+            where = self._find(self._header or "")
             html = f"<span style='{_BADGE}'>auto: {where}</span>"
             self._shell.display_pub.publish({"text/plain": f"auto: {where}", "text/html": html})
 

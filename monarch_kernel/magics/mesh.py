@@ -33,7 +33,7 @@ from monarch_kernel.cells.stop import Stopped
 from monarch_kernel.cells.stopping import Stopping
 from monarch_kernel.compat import cell_magic, line_magic, no_var_expand
 from monarch_kernel.editing.edit import Editor
-from monarch_kernel.magics.auto import Auto
+from monarch_kernel.magics.auto import HERE, Auto
 from monarch_kernel.magics.header import Header, HeaderError, parse
 from monarch_kernel.magics.lines import Verbs
 from monarch_kernel.magics.one_line import is_code
@@ -125,7 +125,7 @@ class MeshMagics(Magics):
         header = parse(line)
         mesh, actors = self.addressed(header.name)
         self._attach_streams()
-        self.auto.mark(self._ranks_of(line))
+        self.auto.mark()
         if header.here:
             self._run_here(cell)
         if mesh is not None:
@@ -173,7 +173,7 @@ class MeshMagics(Magics):
 
     def _run_here(self, cell: str) -> None:
         """Run a cell in the notebook too; raise if it fails, so that the ranks do not run it."""
-        if not self.shell.run_cell(f"%%here\n{cell}", silent=True).success:
+        if not self.shell.run_cell(f"{HERE}\n{cell}", silent=True).success:
             raise HeaderError("the cell failed in the notebook, so the ranks have not run it")
 
     def addressed(self, name: str | None) -> tuple[Mesh | None, ActorMesh]:

@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
         return (*self._offers[action.dest][later], *(each for each in action.choices or () if each))
 
     def option(self, name: str) -> argparse.Action | None:
-        """Return the option of a name, such as ``--procs``; None if there is none."""
+        """Return the option of a name, such as ``--procs``, or None."""
         return next((each for each in self.arguments if name in each.option_strings), None)
 
     def synopsis(self) -> str:

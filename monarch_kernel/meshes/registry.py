@@ -11,6 +11,7 @@ from typing import Any
 from monarch._kernel_api import (
     ActorMesh,
     CellResult,
+    CellVariables,
     Channel,
     Future,
     Liveness,
@@ -413,6 +414,7 @@ class Meshes:
             self.used = next(iter(self.by_name), None)
         if self._variables.get(mesh.name) is mesh.procs:
             del self._variables[mesh.name]
+        current_node().part(CellVariables).by_uid.pop(state_of(mesh.procs).procs.uid, None)
         mesh.end()
         return mesh
 

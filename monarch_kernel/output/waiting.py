@@ -61,9 +61,7 @@ class WaitingLine:
 
     def text(self, calls: Sequence[Gather[Any]]) -> str:
         """Describe which ranks have not answered, and for how long."""
-        behind = {
-            (each, proc) for ahead in self._calls.ahead(calls) for each in [ahead.call.actor] for proc in ahead.procs
-        }
+        behind = {(each.call.actor, proc) for each in self._calls.ahead(calls) for proc in each.procs}
         several = len({call.mesh for call in calls}) > 1
         return "; ".join(dict.fromkeys(self._of_call(call, behind, several) for call in calls))
 
